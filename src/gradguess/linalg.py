@@ -1,0 +1,333 @@
+"""Bases, triangular factors and matrix polynomials: pure functions on tensors, batched.
+
+Everything here is deterministic given its arguments, writes to none of them, and keeps their dtype and device.
+Dependent, zero and missing directions never raise and never give NaN: they come back as zero columns, so that a
+caller who draws `V z` draws from the directions that exist.
+
+A function that waits for the device (an eigenvalue routine does) says so; the others can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "batched_top_singular",
+    "batched_top_subspace",
+    "newton_schulz",
+    "orthonormal_columns",
+    "semidefinite_cholesky",
+    "top_right_singular_vectors",
+    "triangular_apply",
+]
+
+Product = Callable[[Tensor], Tensor]
+
+
+def semidefinite_cholesky(C: Tensor, rtol: float | None = None) -> tuple[Tensor, Tensor]:
+    """Lower factor of positive semi-definite matrices that may be singular, or zero.
+
+    A column whose remaining pivot is at most `rtol` times the largest diagonal entry of its matrix depends on the
+    columns before it: there `L` gets a one on the diagonal and zeros below, and `alive` is False. For `C = YᵀY`
+    the columns of `Y L^{-T}` are then orthonormal where alive, and the (negligible) residual elsewhere; the
+    caller zeroes it with the mask. `L Lᵀ = C` holds up to the dropped pivots when `alive` is all True.
+
+    Accuracy: with `rtol` at its default, `100 k eps`, the orthonormality error is at most about 1e-2 (one
+    pass; see `orthonormal_columns` for two) and about `eps` where the columns are well conditioned.
+    Cost: `k³/3` operations per matrix. On the CPU LAPACK factors the batch, and only matrices with a dropped
+    pivot go through the loop; elsewhere the loop runs `k` times over the batch without waiting for the device.
+
+    Args:
+        C: (B, k, k), symmetric.
+        rtol: relative size of a pivot that counts as zero.
+
+    Returns:
+        `L` (B, k, k) and `alive` (B, k), bool.
+    """
+    k = C.shape[-1]
+    rtol = 100 * k * torch.finfo(C.dtype).eps if rtol is None else rtol
+    floor = rtol * C.diagonal(dim1=-2, dim2=-1).amax(-1)  # (B,)
+    if C.device.type != "cpu":
+        return _dropping_cholesky(C, floor)
+    L, info = torch.linalg.cholesky_ex(C)
+    alive = L.diagonal(dim1=-2, dim2=-1).square() > floor[:, None]
+    whole = alive.all(-1) & (info == 0)
+    if whole.all():
+        return L, alive
+    (rest,) = torch.where(~whole)
+    L[rest], alive[rest] = _dropping_cholesky(C[rest], floor[rest])
+    return L, alive
+
+
+def _dropping_cholesky(C: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
+    """Right-looking Cholesky, batch innermost, that drops pivots not above `floor` (B,)."""
+    k = C.shape[-1]
+    rest = C.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)  # (k, k, B), what is still to be factored
+    L = torch.zeros_like(rest)
+    alive = torch.empty_like(rest[0], dtype=torch.bool)
+    for j in range(k):
+        alive[j] = rest[j, j] > floor
+        scale = torch.where(alive[j], rest[j, j], 1.0).rsqrt() * alive[j]
+        column = torch.where(alive[j], rest[j:, j] * scale, 0.0)
+        L[j:, j] = column
+        L[j, j] += ~alive[j]
+        rest[j + 1 :, j + 1 :].addcmul_(column[1:, None], column[None, 1:], value=-1)
+    return L.permute(2, 0, 1).contiguous(), alive.mT.contiguous()
+
+
+def triangular_apply(L: Tensor, z: Tensor, transpose: bool = True) -> Tensor:
+    """`L^{-T} z` (or `L^{-1} z`) for every matrix of a batch and every right-hand side.
+
+    Cost: `k²` operations per right-hand side.
+
+    Args:
+        L: (B, k, k), lower triangular, as `semidefinite_cholesky` returns it.
+        z: (B, k) or (n, B, k).
+        transpose: solve with `Lᵀ` instead of `L`.
+
+    Returns:
+        the solutions, of the shape of `z`.
+    """
+    columns = z[..., None] if z.ndim == 2 else z.permute(1, 2, 0)  # (B, k, 1 or n)
+    matrix = L.mT if transpose else L
+    x = torch.linalg.solve_triangular(matrix, columns, upper=transpose)
+    return x[..., 0] if z.ndim == 2 else x.permute(2, 0, 1)
+
+
+def orthonormal_columns(A: Tensor, rtol: float | None = None, passes: int = 3) -> Tensor:
+    """Orthonormal bases of the column spans, in Gram–Schmidt order; zero columns where a column is dependent.
+
+    Cholesky QR of the unit-norm columns, `passes` times. A column that one pass finds dependent keeps its
+    residual, is scaled to norm one and tried again in the next; it is dropped for good when what is left of it is
+    below `rtol` of the column (of the largest column, for a column that is small from the start).
+
+    Accuracy: `|QᵀQ - I| ~ k eps`, and the span is that of modified Gram–Schmidt, for columns that keep more than
+    `rtol`, by default `10 (k + √d) eps`. Two passes do for a condition number below `1e2` (float32) or `1e6` (float64).
+    Cost: `4 d k²` operations a pass. Reference: Yamamoto et al. 2015, *Roundoff error analysis of CholeskyQR2*.
+
+    Args:
+        A: (B, d, k) or (d, k).
+
+    Returns:
+        Q, of the shape of `A`.
+    """
+    if A.ndim == 2:
+        return orthonormal_columns(A[None], rtol, passes)[0]
+    d, k = A.shape[-2:]
+    rtol = 10 * (k + d**0.5) * torch.finfo(A.dtype).eps if rtol is None else rtol
+    A = A / _positive(A.abs().amax((-2, -1), keepdim=True))  # no overflow in the squares
+    left = torch.linalg.vector_norm(A, dim=-2, keepdim=True)  # (B, 1, k), what is left of each column
+    left = left / _positive(left.amax(-1, keepdim=True))
+    Q = A
+    alive = left > rtol
+    for _ in range(passes):
+        Q = _unit_columns(Q) * alive
+        L, kept = semidefinite_cholesky(Q.mT @ Q)
+        Q = torch.linalg.solve_triangular(L.mT, Q, upper=True, left=False)
+        size = torch.linalg.vector_norm(Q, dim=-2, keepdim=True)
+        left = torch.where(kept[:, None], left, torch.minimum(left, size))
+        alive = alive & (left > rtol)
+    return Q * (alive & kept[:, None])
+
+
+def _positive(x: Tensor) -> Tensor:
+    """`x`, with ones for zeros: a divisor."""
+    return torch.where(x > 0, x, 1.0)
+
+
+def _unit_columns(A: Tensor) -> Tensor:
+    """The columns scaled to norm one; zero columns stay zero."""
+    return A / _positive(torch.linalg.vector_norm(A, dim=-2, keepdim=True))
+
+
+def top_right_singular_vectors(A: Tensor, k: int, warm: Tensor | None = None, iterations: int = 4) -> Tensor:
+    """The right singular vectors of the `k` largest singular values of one matrix, largest first.
+
+    Without `warm`: exact, from the eigenvectors of the smaller of `AᵀA` and `AAᵀ`, scaled and in float64.
+    With `warm`: `batched_top_subspace` from those columns, `iterations` products with `AᵀA` of that many
+    columns; no eigenvalue problem of size `d`.
+    Directions beyond `min(m, d)` or beyond the numerical rank (relative size `max(m, d) eps`, not below 1e-7) are zero columns.
+
+    Accuracy: without `warm`, float64 rounding over the relative gap to the next squared singular value. With it,
+    see `batched_top_subspace`.
+    Cost: `m d min(m, d)` and an `eigh` of size `min(m, d)`; with `warm`, `4 m d p` an iteration for `p` columns.
+    Waits for the device.
+
+    Args:
+        A: (m, d).
+        k: how many directions, at least 1.
+        warm: (d, p), a basis from before; more columns than `k` converge faster.
+
+    Returns:
+        V: (d, k).
+    """
+    m, d = A.shape
+    rtol = max(max(m, d) * torch.finfo(A.dtype).eps, 1e-7)
+    if warm is not None:
+        start = warm[None]
+        V, values = batched_top_subspace(lambda X: A.mT @ (A @ X), start, k, iterations)
+        return V[0] * (values[0] > rtol**2 * values[0, 0])
+    S = (A / _positive(A.abs().amax())).double()
+    if m < d:
+        values, U = torch.linalg.eigh(S @ S.mT)
+        V = orthonormal_columns(S.mT @ U.flip(-1)[:, :k])
+    else:
+        values, V = torch.linalg.eigh(S.mT @ S)
+        V = V.flip(-1)[:, :k]
+    top = values.flip(-1)[:k]
+    V = V * (top > rtol**2 * top[0])
+    return _pad_columns(V, k).to(A.dtype)
+
+
+def _pad_columns(V: Tensor, k: int) -> Tensor:
+    """`V` with zero columns on the right until there are `k`."""
+    return torch.nn.functional.pad(V, (0, k - V.shape[-1]))
+
+
+def batched_top_singular(
+    matmul: Product,
+    rmatmul: Product,
+    batch: int,
+    m: int,
+    d: int,
+    k: int,
+    steps: int,
+    generator: torch.Generator,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The `k` largest singular values of `batch` different matrices, known only by their products.
+
+    Golub–Kahan bidiagonalisation from a random vector per matrix; the right vectors are reorthogonalised in
+    full, which keeps the left ones orthogonal too (Simon and Zha 2000), so that only the right ones are stored. Where the
+    Krylov space ends early (low rank, repeated singular values) it goes on with a new random direction.
+
+    Accuracy: singular values from below. With 8 to 10 steps per value the leading ones of a matrix without
+    spectral gap are right to about 1e-3, and sooner with a gap; exact when `steps` reaches `min(m, d)`.
+    Cost: `steps` products with each of `A`, `Aᵀ`; `8 d steps²` operations per matrix to reorthogonalise, and `batch` SVDs of
+    size `steps`, which wait for the device.
+
+    Args:
+        matmul: (B, d) -> (B, m), each row times its own matrix `A_b`.
+        rmatmul: (B, m) -> (B, d), each row times `A_bᵀ`.
+        generator: source of the start vectors, on `device`.
+
+    Returns:
+        singular values (B, k), descending, and right singular vectors (B, d, k); zeros beyond the rank.
+    """
+    steps = min(max(steps, k), d)
+    noise = torch.randn(steps, batch, d, generator=generator, dtype=dtype, device=device or generator.device)
+    tiny = 10 * max(m, d) ** 0.5 * torch.finfo(dtype).eps
+    V = noise.new_zeros(batch, d, steps)
+    bidiagonal = noise.new_zeros(batch, steps, steps)
+    scale = noise.new_zeros(batch, 1)  # the largest entry so far: what counts as zero
+    u, beta, r = noise.new_zeros(batch, m), noise.new_zeros(batch, 1), noise.new_zeros(batch, d)
+    for j in range(steps):
+        r = torch.where(beta > tiny * scale, r, noise[j])  # goes on, or starts anew
+        beta = torch.where(beta > tiny * scale, beta, 0.0)
+        v = _unit_against(V[..., :j], r, tiny)
+        V[..., j] = v
+        u = matmul(v) - beta * u
+        alpha = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+        scale = torch.maximum(scale, torch.maximum(alpha, beta))
+        alpha = torch.where(alpha > tiny * scale, alpha, 0.0)
+        u = torch.where(alpha > 0, u / _positive(alpha), 0.0)
+        bidiagonal[:, j, j] = alpha[:, 0]
+        if j:
+            bidiagonal[:, j - 1, j] = beta[:, 0]
+        r = rmatmul(u) - alpha * v
+        r = r - _project(V[..., : j + 1], r)
+        beta = torch.linalg.vector_norm(r, dim=-1, keepdim=True)
+    _, values, Zh = torch.linalg.svd(bidiagonal)
+    values = values[:, :k] * (values[:, :k] > tiny * scale)
+    vectors = (V @ Zh.mT[..., :k]) * (values[:, None] > 0)
+    return _pad_columns(values, k), _pad_columns(vectors, k)
+
+
+def _project(V: Tensor, r: Tensor) -> Tensor:
+    """`V Vᵀ r` for (B, d, j) and (B, d)."""
+    return (V @ (V.mT @ r[..., None]))[..., 0]
+
+
+def _unit_against(V: Tensor, r: Tensor, tiny: float) -> Tensor:
+    """`r` of norm one and orthogonal to the columns of `V`; zero where `V` already spans it."""
+    r = r / _positive(torch.linalg.vector_norm(r, dim=-1, keepdim=True))
+    r = r - _project(V, r)
+    size = torch.linalg.vector_norm(r, dim=-1, keepdim=True)
+    r = torch.where(size > tiny, r / _positive(size), 0.0)
+    return r - _project(V, r)
+
+
+def batched_top_subspace(
+    gram_product: Product, start: Tensor, k: int, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """Top-k eigenvectors of `batch` positive semi-definite matrices, known only by their products.
+
+    Block subspace iteration with Rayleigh–Ritz.
+
+    Args:
+        gram_product: (B, d, p) -> (B, d, p), `X -> W̃ᵀ W̃ X` with each sample's own `W̃`.
+        start: (B, d, p), columns to start from: random, or the basis of an earlier step.
+        k: how many directions, at least 1.
+        iterations: products with the block.
+
+    Returns:
+        V (B, d, k), orthonormal, largest eigenvalue first, and the eigenvalues (B, k); zero beyond the rank.
+    """
+    X = orthonormal_columns(start)
+    for _ in range(iterations - 1):
+        X = orthonormal_columns(gram_product(X))
+    return _rayleigh_ritz(X, gram_product(X), k)
+
+
+def _rayleigh_ritz(Q: Tensor, GQ: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The top-k Ritz pairs of `G` in the span of orthonormal `Q` (zero columns allowed)."""
+    H = Q.mT @ GQ
+    H = (H + H.mT) / 2
+    scale = _positive(H.abs().amax((-2, -1), keepdim=True))
+    values, Z = torch.linalg.eigh(H / scale)
+    values = values.flip(-1)[..., :k]
+    floor = 10 * Q.shape[-1] * torch.finfo(Q.dtype).eps * values[..., :1]
+    values = torch.where(values > floor, values, 0.0)
+    V = (Q @ Z.flip(-1)[..., :k]) * (values[..., None, :] > 0)
+    return _pad_columns(V, k), _pad_columns(values * scale[..., 0], k)
+
+
+def newton_schulz(A: Tensor, coefficients: Sequence[float] | Tensor, steps: int) -> Tensor:
+    """`p` applied `steps` times, `p(A) = Σ_j a_j A (AᵀA)^j`: the same as `p` on the singular values.
+
+    Works on the smaller of `AᵀA` and `AAᵀ`.
+
+    Accuracy: rounding, amplified by the slope of `p` (below 3 for the shipped sets).
+    Cost: one Gram product, two products of the small side and one application a step for degree 7; for `n × n`
+    `8 n³` operations a step. Reference: the Newton–Schulz equation of the paper; Kovarik 1970.
+
+    Args:
+        A: (..., m, d), singular values in the range where `p` was fitted, [0, 1].
+        coefficients: `a_0, a_1, ...`, floats; or a tensor (..., number of them), one set per matrix.
+        steps: how often `p` is applied.
+
+    Returns:
+        of the shape of `A`.
+    """
+    m, d = A.shape[-2:]
+    a = coefficients.unbind(-1) if isinstance(coefficients, Tensor) else coefficients
+    for _ in range(steps):
+        P = _polynomial(A @ A.mT if m < d else A.mT @ A, a)
+        A = P @ A if m < d else A @ P
+    return A
+
+
+def _polynomial(G: Tensor, a: Sequence[float | Tensor]) -> Tensor:
+    """`Σ_j a_j G^j` by Horner's rule."""
+    *others, last = (c[..., None] if isinstance(c, Tensor) else c for c in a)
+    P = torch.zeros_like(G)
+    P.diagonal(dim1=-2, dim2=-1).add_(last)
+    for i, c in enumerate(reversed(others)):
+        P = (last[..., None] if isinstance(last, Tensor) else last) * G if i == 0 else P @ G
+        P.diagonal(dim1=-2, dim2=-1).add_(c)
+    return P
