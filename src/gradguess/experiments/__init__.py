@@ -1,0 +1,1 @@
+"""Data, models and training runs: everything that reproduces the paper. Imports the library, never the reverse."""

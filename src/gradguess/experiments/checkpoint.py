@@ -1,0 +1,73 @@
+"""Checkpoints: tensors in safetensors, everything else in JSON, no pickle, and the two always belong together.
+
+The tensors of epoch n go to `checkpoint-n.safetensors`; then `checkpoint.json`, which names that file and its
+digest, is replaced in one step; then older tensor files go. A kill between any two of these leaves a whole pair.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gradguess.errors import GradguessError
+from gradguess.experiments.files import explained, read_json, write_atomic, write_json
+
+INDEX = "checkpoint.json"
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ModuleNotFoundError as error:
+        raise GradguessError("checkpoints need safetensors: pip install 'gradguess[cli]'") from error
+    return safetensors.torch
+
+
+def digest(data: bytes) -> str:
+    """SHA-256, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _seal(state: dict[str, Any]) -> str:
+    """A digest of the index itself, so that an edit by hand is noticed."""
+    return digest(json.dumps({**state, "seal": ""}, sort_keys=True).encode())
+
+
+def save(directory: Path, tensors: dict[str, Tensor], state: dict[str, Any], epoch: int) -> None:
+    """Make (`tensors`, `state`) the checkpoint of `directory`."""
+    name = f"checkpoint-{epoch}.safetensors"
+    data = _safetensors().save({key: value.detach().cpu().contiguous() for key, value in tensors.items()})
+    write_atomic(directory / name, data)
+    index = {"schema": 1, "tensors": name, "digest": digest(data), "epoch": epoch, **state, "seal": ""}
+    index["seal"] = _seal(index)
+    write_json(directory / INDEX, index)
+    for old in directory.glob("checkpoint-*.safetensors"):
+        if old.name != name:
+            old.unlink(missing_ok=True)
+
+
+def load(directory: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The checkpoint of `directory`, or None where there is none yet; damage is an error that says so."""
+    if not (directory / INDEX).exists():
+        return None
+    index = read_json(directory / INDEX, "checkpoint")
+    if index.get("seal") != _seal(index):
+        raise _damaged(directory / INDEX, "was edited, or written by another version")
+    path = directory / str(index["tensors"])
+    if not path.is_file():
+        raise _damaged(path, "is missing")
+    with explained(path):
+        data = path.read_bytes()
+    if digest(data) != index["digest"]:
+        raise _damaged(path, "is truncated or was changed")
+    return _safetensors().load(data), index
+
+
+def _damaged(path: Path, what: str) -> GradguessError:
+    return GradguessError(
+        f"checkpoint {path} {what}. It cannot be continued: restore it, or delete {path.parent} to start afresh."
+    )

@@ -1,0 +1,143 @@
+"""What is run: one frozen record per training run, the same for every method."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gradguess.errors import InputError
+from gradguess.experiments.names import unknown
+
+FIXED_CHOICES = {
+    "solver": ("svd", "subspace", "shared"),
+    "memory": ("store", "replay"),
+    "dtype": ("float32", "float64", "bfloat16"),
+    "schedule": ("constant", "cosine"),
+}
+AT_LEAST_ONE = ("width", "depth", "epochs", "batch", "refresh", "every", "eval_every", "ns_steps", "sweeps")
+AT_LEAST_ZERO = ("seed", "weight_decay", "diagnose", "rate", "sigma")
+
+
+def option(default: Any, text: str) -> Any:
+    """A field with the text that the command line shows for it."""
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run. The defaults are the paper's setting; equal records give equal results.
+
+    >>> TrainConfig(method="wt", width=512).key
+    'wt-w512-s0'
+    >>> TrainConfig(k=25, seed=1).key
+    'wperp-w128-s1-k25'
+    """
+
+    data: str = option("mnist1d", "dataset")
+    model: str = option("mlp", "network")
+    method: str = option("wperp", "how gradients are guessed")
+    width: int = option(128, "units per hidden layer")
+    depth: int = option(3, "hidden layers")
+    activation: str = option("relu", "elementwise function")
+    bias: bool = option(False, "give the layers biases")
+    epochs: int = option(300, "passes over the training data")
+    lr: float = option(1e-4, "learning rate of AdamW")
+    weight_decay: float = option(0.01, "weight decay of AdamW")
+    schedule: str = option("constant", "learning rate over time: constant or cosine")
+    batch: int = option(512, "samples per step")
+    seed: int = option(0, "seed of initialisation, shuffling and guesses")
+    k: int | str = option(10, "dimension of the guessing space, or 'rank'")
+    solver: str = option("shared", "how W⊥ finds its basis: svd, subspace or shared")
+    refresh: int = option(50, "steps between two refreshes of a cached basis")
+    ns_steps: int = option(5, "Newton-Schulz steps of wperp-ns")
+    sigma: float = option(1e-5, "damping of wp")
+    tangents: int | str = option(1, "directions per step, or 'per-site'")
+    memory: str = option("store", "store activations, or replay the pass")
+    sites: str = option("auto", "where gradients are guessed: auto, leaf or branch")
+    rate: float = option(0.3, "learning rate of the feedback matrices")
+    every: int = option(1, "steps between two tangent passes (feedback)")
+    fraction: float = option(1.0, "part of the batch in a tangent pass (feedback)")
+    sweeps: int = option(1, "sweeps of the chain (feedback-chained)")
+    dtype: str = option("float32", "float32, float64 or bfloat16")
+    device: str = option("cpu", "device of PyTorch, such as cpu or cuda")
+    eval_every: int = option(10, "epochs between two evaluations")
+    diagnose: int = option(0, "epochs between two diagnoses of the guess; 0: never")
+
+    def __post_init__(self) -> None:
+        for name in ("k", "tangents"):  # the command line hands over text
+            value = getattr(self, name)
+            if isinstance(value, str) and value.lstrip("-").isdigit():
+                object.__setattr__(self, name, int(value))
+        _check(self)
+
+    @property
+    def key(self) -> str:
+        """A name for the run, readable and unique: method, width, seed, then whatever is not the default."""
+        parts = [self.method, f"w{self.width}", f"s{self.seed}"]
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if item.name not in ("method", "width", "seed") and value != item.default:
+                parts.append(
+                    f"{item.name.replace('_', '')}{value:g}"
+                    if isinstance(value, float)
+                    else f"{item.name}{value}"
+                )
+        return "-".join(parts).replace("/", "_").replace(":", "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
+        """The record with these fields; fields that are not given keep their defaults."""
+        known = [item.name for item in dataclasses.fields(cls)]
+        for name in values:
+            if name not in known:
+                raise unknown("option", name, known)
+        return cls(**values)
+
+
+def differences(ours: TrainConfig, theirs: dict[str, Any]) -> list[str]:
+    """One line for each field in which a stored configuration is another than `ours`."""
+    mine = ours.as_dict()
+    return [
+        f"{name}: {theirs.get(name, 'absent')!r} there, {mine.get(name, 'absent')!r} here"
+        for name in sorted(mine.keys() | theirs.keys())
+        if theirs.get(name, "absent") != mine.get(name, "absent")
+    ]
+
+
+def _choices() -> dict[str, Iterable[str]]:
+    """The registries, imported here so that reading the options costs no import of the library."""
+    from gradguess.experiments.data import DATASETS
+    from gradguess.experiments.methods import METHODS
+    from gradguess.experiments.models import ACTIVATIONS, MODELS
+
+    return {"data": DATASETS, "model": MODELS, "method": METHODS, "activation": ACTIVATIONS, **FIXED_CHOICES}
+
+
+def _check(config: TrainConfig) -> None:
+    for name, known in _choices().items():
+        if getattr(config, name) not in known:
+            raise unknown(name, str(getattr(config, name)), known)
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if isinstance(item.default, float) and isinstance(value, int) and not isinstance(value, bool):
+            object.__setattr__(config, item.name, float(value))
+        elif type(value) is not type(item.default) and item.name not in ("k", "tangents"):
+            raise InputError(f"{item.name} must be {type(item.default).__name__}, found {value!r}.")
+    for names, least in ((AT_LEAST_ONE, 1), (AT_LEAST_ZERO, 0)):
+        for name in names:
+            if not getattr(config, name) >= least:
+                raise InputError(f"{name} must be at least {least}, found {getattr(config, name)!r}.")
+    if not (0 < config.lr < float("inf")):
+        raise InputError(f"lr must be positive and finite, found {config.lr!r}.")
+    if not (0 < config.fraction <= 1):
+        raise InputError(f"fraction must lie in (0, 1], found {config.fraction!r}.")
+    if config.k != "rank" and not (isinstance(config.k, int) and config.k >= 1):
+        raise InputError(f"k must be at least 1, or 'rank', found {config.k!r}.")
+    if isinstance(config.tangents, int) and config.tangents < 1:
+        raise InputError(f"tangents must be at least 1, found {config.tangents!r}.")

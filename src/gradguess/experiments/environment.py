@@ -1,0 +1,66 @@
+"""Where a result was measured: versions, device, memory."""
+
+from __future__ import annotations
+
+import platform
+import resource
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+STATUS = Path("/proc/self/status")
+
+
+def package_version() -> str:
+    """The installed version of gradguess, or `source` when it runs from a bare source tree."""
+    try:
+        return version("gradguess")
+    except PackageNotFoundError:
+        return "source"
+
+
+def describe(device: str) -> dict[str, Any]:
+    """The environment record of a result."""
+    cuda = torch.device(device).type == "cuda"
+    return {
+        "gradguess": package_version(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name(device) if cuda else torch.device(device).type,
+        "threads": torch.get_num_threads(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _kilobytes(field: str) -> int:
+    for line in STATUS.read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1])
+    raise ValueError(field)
+
+
+class PeakMemory:
+    """Growth of the peak memory since construction, in MB: allocated tensors on a GPU, resident set on a CPU."""
+
+    def __init__(self, device: str) -> None:
+        self.cuda = torch.device(device).type == "cuda"
+        self.device = device
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats(device)
+            return
+        try:  # Linux can forget the peak of what ran before in this process
+            Path("/proc/self/clear_refs").write_text("5")
+            self.start = _kilobytes("VmRSS")
+        except (OSError, ValueError):
+            self.start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def megabytes(self) -> float:
+        if self.cuda:
+            return torch.cuda.max_memory_allocated(self.device) / 2**20
+        try:
+            peak = _kilobytes("VmHWM")
+        except (OSError, ValueError):
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return max(0, peak - self.start) / 2**10

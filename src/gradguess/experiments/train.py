@@ -1,0 +1,284 @@
+"""One training loop for every method, resumable at any epoch and bit-equal after any kill."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import gradguess as gg
+from gradguess.errors import GradguessError, InputError
+from gradguess.experiments import checkpoint, environment
+from gradguess.experiments.config import TrainConfig, differences
+from gradguess.experiments.data import Dataset, load
+from gradguess.experiments.files import exclusive, read_json, write_json
+from gradguess.experiments.methods import guess_for
+from gradguess.experiments.metrics import MetricsLog
+from gradguess.experiments.models import MODELS
+
+Row = dict[str, Any]
+SPLITS = ("train", "test")
+EVALUATED = ("epoch", "train_loss", "test_loss", "train_accuracy", "test_accuracy", "seconds")
+per_sample_loss = nn.CrossEntropyLoss(reduction="none")
+
+
+def train(
+    config: TrainConfig, out: str | Path | None = None, on_epoch: Callable[[Row], None] | None = None
+) -> Row:
+    """Run `config` and return its result record (see `result`).
+
+    With `out`, the run lives in that directory: a finished one is read back, an interrupted one goes on from its
+    last epoch, one of another configuration is refused. Without, nothing is written. `on_epoch` sees each row.
+    """
+    if out is None:
+        return _Run(config, None).go(on_epoch)
+    directory = Path(out)
+    with exclusive(directory):
+        finished = claim(directory, config)
+        return finished if finished is not None else _Run(config, directory).go(on_epoch)
+
+
+def claim(directory: Path, config: TrainConfig) -> Row | None:
+    """Mark `directory` as the home of `config`; its result if it is finished; an error if it is another's."""
+    path = directory / "config.json"
+    if not path.exists():
+        if strangers := [
+            item.name for item in directory.iterdir() if item.name in ("result.json", checkpoint.INDEX)
+        ]:
+            raise GradguessError(
+                f"{directory} holds {strangers[0]} but no config.json; choose another --out."
+            )
+        write_json(path, config.as_dict())
+    found = differences(config, read_json(path, "configuration"))
+    if found:
+        raise GradguessError(
+            f"{directory} belongs to another configuration ({'; '.join(found)}). Choose another --out."
+        )
+    done = directory / "result.json"
+    return read_json(done, "result") if done.exists() else None
+
+
+def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
+    """The network of `config`, drawn on the CPU so that every device starts from the same weights."""
+    generator = torch.Generator().manual_seed(config.seed)
+    model = MODELS[config.model](
+        data.inputs,
+        config.width,
+        config.depth,
+        data.classes,
+        config.bias,
+        config.activation,
+        generator=generator,
+    )
+    return model.to(config.device, getattr(torch, config.dtype))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Dataset) -> Row:
+    """Mean loss and accuracy on both splits, each whole."""
+    scores: Row = {}
+    was_training = model.training
+    model.eval()
+    for split in SPLITS:
+        x, y = getattr(data, f"x_{split}"), getattr(data, f"y_{split}")
+        outputs = model(x)
+        scores[f"{split}_loss"] = per_sample_loss(outputs, y).mean().item()
+        scores[f"{split}_accuracy"] = (outputs.argmax(-1) == y).sum().item() / len(y)
+    model.train(was_training)
+    return scores
+
+
+def learning_rate(config: TrainConfig, progress: float) -> float:
+    """The rate when the part `progress` of all steps is done."""
+    return config.lr if config.schedule == "constant" else config.lr * (1 + math.cos(math.pi * progress)) / 2
+
+
+class _Run:
+    """The state of a run: all that a checkpoint must hold, and nothing else that changes."""
+
+    def __init__(self, config: TrainConfig, directory: Path | None) -> None:
+        self.config, self.directory = config, directory
+        _check_device(config.device)
+        self.data = load(config.data).to(config.device, getattr(torch, config.dtype))
+        self.model = build_model(config, self.data)
+        self.guess = guess_for(config)
+        self.forward = gg.ForwardGradient(
+            self.model,
+            self.guess,
+            tangents=config.tangents,
+            memory=config.memory,
+            sites=config.sites,
+            seed=config.seed,
+        )
+        self.optimiser = torch.optim.AdamW(
+            self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay
+        )
+        self.shuffle = torch.Generator().manual_seed(config.seed)
+        self.log = MetricsLog(directory / "metrics.jsonl" if directory else None)
+        self.epoch, self.peak_mb = 0, 0.0
+
+    def go(self, on_epoch: Callable[[Row], None] | None) -> Row:
+        self.resume()
+        memory = environment.PeakMemory(self.config.device)
+        while self.epoch < self.config.epochs:
+            row = self.run_epoch()
+            self.peak_mb = max(self.peak_mb, memory.megabytes())
+            self.log.append(row)
+            self.save()
+            if on_epoch:
+                on_epoch(row)
+        record = result(self.config, self.log.rows, self.peak_mb)
+        if self.directory:
+            write_json(self.directory / "result.json", record)
+        return record
+
+    def run_epoch(self) -> Row:
+        """All steps of one epoch, then what is measured after it."""
+        config, x, y = self.config, self.data.x_train, self.data.y_train
+        order = torch.randperm(len(x), generator=self.shuffle).to(x.device)
+        batches = order.split(config.batch)
+        total = torch.zeros((), dtype=torch.float64, device=x.device)
+        start = time.perf_counter()
+        for step, batch in enumerate(batches):
+            self.set_rate((self.epoch + step / len(batches)) / config.epochs)
+            self.optimiser.zero_grad()
+            loss = self.forward(per_sample_loss, x[batch], y[batch])
+            self.optimiser.step()
+            total += loss.detach() * len(batch)
+        loss_sum = total.item()  # waits for the device, so the clock is right
+        seconds = time.perf_counter() - start
+        self.epoch += 1
+        row = {"epoch": self.epoch, "loss": loss_sum / len(x), "step_ms": 1e3 * seconds / len(batches)}
+        row.update(self.measurements())
+        before = self.log.rows[-1]["seconds"] if self.log.rows else 0.0
+        return {**row, "seconds": before + time.perf_counter() - start}
+
+    def measurements(self) -> Row:
+        last = self.epoch == self.config.epochs
+        row: Row = {}
+        if last or self.epoch % self.config.eval_every == 0:
+            row.update(evaluate(self.model, self.data))
+        if self.config.diagnose and (last or self.epoch % self.config.diagnose == 0):
+            row["diagnostics"] = self.diagnose()
+        return row
+
+    def diagnose(self) -> Row:
+        """Bias, variance and the rest per site, on the first batch of the training data.
+
+        From a generator of its own, so that looking at a run does not change it.
+        """
+        size = self.config.batch
+        generator = torch.Generator(self.config.device).manual_seed(self.config.seed)
+        report = gg.diagnose(
+            self.model,
+            self.guess,
+            per_sample_loss,
+            self.data.x_train[:size],
+            self.data.y_train[:size],
+            generator=generator,
+        )
+        return {site: plain(entry) for site, entry in report.items()}
+
+    def set_rate(self, progress: float) -> None:
+        if self.config.schedule != "constant":
+            for group in self.optimiser.param_groups:
+                group["lr"] = learning_rate(self.config, progress)
+
+    def save(self) -> None:
+        if self.directory is None:
+            return
+        state = {"metrics": self.log.position, "peak_mb": self.peak_mb}
+        checkpoint.save(self.directory, self.tensors(), state, self.epoch)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on, as one flat dictionary."""
+        tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
+        for number, slots in self.optimiser.state_dict()["state"].items():
+            tensors.update({f"optimiser/{number}/{name}": value for name, value in slots.items()})
+        tensors.update({f"forward/{name}": value for name, value in self.forward.state_dict().items()})
+        tensors["generator/shuffle"] = self.shuffle.get_state()
+        return tensors
+
+    def resume(self) -> None:
+        """Take up the last checkpoint, if the directory has one."""
+        stored = checkpoint.load(self.directory) if self.directory else None
+        if stored is None:
+            self.log.restore(None)
+            return
+        tensors, state = stored
+        self.log.restore(state["metrics"])
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimiser": {}, "forward": {}, "generator": {}}
+        for key, value in tensors.items():
+            part, _, name = key.partition("/")
+            parts[part][name] = value
+        self.model.load_state_dict(parts["model"])
+        self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": _slots(parts["optimiser"])})
+        self.forward.load_state_dict(parts["forward"])
+        self.shuffle.set_state(parts["generator"]["shuffle"])
+        self.epoch, self.peak_mb = state["epoch"], state["peak_mb"]
+
+
+def _slots(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    slots: dict[int, dict[str, Tensor]] = {}
+    for key, value in flat.items():
+        number, _, name = key.partition("/")
+        slots.setdefault(int(number), {})[name] = value
+    return slots
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def plain(entry: Any) -> Row:
+    """A per-site report as numbers and lists that JSON can hold."""
+    names = (
+        "bias",
+        "variance",
+        "covariance_norm",
+        "cosine",
+        "rank",
+        "gradient_norm",
+        "overlap",
+        "singular_values",
+    )
+    row: Row = {}
+    for name in names:
+        value = getattr(entry, name, None)
+        if isinstance(value, Tensor):
+            value = value.tolist()
+        elif isinstance(value, tuple):
+            value = list(value)
+        if value is not None:
+            row[name] = value
+    return row
+
+
+def result(config: TrainConfig, rows: list[Row], peak_mb: float) -> Row:
+    """The record of a finished run: schema 1, which the report reads."""
+    history = [{name: row[name] for name in EVALUATED} for row in rows if "test_loss" in row]
+    metrics = {name: history[-1][name] for name in EVALUATED if name not in ("epoch", "seconds")}
+    metrics["step_ms"] = statistics.median(row["step_ms"] for row in rows)
+    metrics["epochs"] = len(rows)
+    metrics["seconds"] = rows[-1]["seconds"]
+    metrics["peak_memory_mb"] = peak_mb
+    return {
+        "schema": 1,
+        "key": config.key,
+        "config": config.as_dict(),
+        "metrics": metrics,
+        "history": history,
+        "diagnostics": [
+            {"epoch": row["epoch"], "sites": row["diagnostics"]} for row in rows if "diagnostics" in row
+        ],
+        "environment": environment.describe(config.device),
+    }
