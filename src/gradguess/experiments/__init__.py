@@ -1,1 +1,1 @@
-"""Data, models and training runs: everything that reproduces the paper. Imports the library, never the reverse."""
+"""Data, models and training runs: what reproduces the paper. Imports the library, never the reverse."""

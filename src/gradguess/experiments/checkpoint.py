@@ -1,7 +1,7 @@
-"""Checkpoints: tensors in safetensors, everything else in JSON, no pickle, and the two always belong together.
+"""Checkpoints: tensors in safetensors, the rest in JSON, no pickle, and the two always belong together.
 
 The tensors of epoch n go to `checkpoint-n.safetensors`; then `checkpoint.json`, which names that file and its
-digest, is replaced in one step; then older tensor files go. A kill between any two of these leaves a whole pair.
+digest, is replaced in one step; then older tensor files go. A kill between any two leaves a whole pair.
 """
 
 from __future__ import annotations
@@ -69,5 +69,6 @@ def load(directory: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
 
 def _damaged(path: Path, what: str) -> GradguessError:
     return GradguessError(
-        f"checkpoint {path} {what}. It cannot be continued: restore it, or delete {path.parent} to start afresh."
+        f"checkpoint {path} {what}. It cannot be continued: restore it, "
+        f"or delete {path.parent} to start afresh."
     )

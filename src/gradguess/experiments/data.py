@@ -73,13 +73,13 @@ def global_rng_untouched() -> Iterator[None]:
 
 
 def make_mnist1d() -> Arrays:
-    """MNIST-1D by its authors' generator with default arguments: 4000 + 1000 signals of 40 numbers, 10 classes."""
+    """MNIST-1D by its authors' generator, default arguments: 4000 + 1000 signals of 40 numbers."""
     try:
         from mnist1d.data import make_dataset
     except ModuleNotFoundError as error:
         raise GradguessError(
-            f"MNIST-1D needs the package {error.name!r}: pip install 'gradguess[data]', or put mnist1d.npz in the "
-            "directory named by GRADGUESS_DATA."
+            f"MNIST-1D needs the package {error.name!r}: pip install 'gradguess[data]', or put mnist1d.npz "
+            "in the directory named by GRADGUESS_DATA."
         ) from error
     with global_rng_untouched():  # the generator seeds both
         made = make_dataset()

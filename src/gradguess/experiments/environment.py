@@ -42,7 +42,7 @@ def _kilobytes(field: str) -> int:
 
 
 class PeakMemory:
-    """Growth of the peak memory since construction, in MB: allocated tensors on a GPU, resident set on a CPU."""
+    """Growth of the peak memory since construction, in MB: tensors on a GPU, resident set on a CPU."""
 
     def __init__(self, device: str) -> None:
         self.cuda = torch.device(device).type == "cuda"

@@ -1,7 +1,7 @@
 """Files that are either whole or absent, and directories with one owner.
 
-A run may be killed at any instruction. So a file is written beside its final name and renamed (readers see the
-old or the new content, never half), and a directory is locked while a process writes to it.
+A run may be killed at any instruction. So a file is written beside its final name and renamed (readers see
+the old or the new content, never half), and a directory is locked while a process writes to it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def explained(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise GradguessError(
-                f"the disk is full: {path} could not be written. Free some space and run the same command again; "
-                "it goes on from the last checkpoint."
+                f"the disk is full: {path} could not be written. Free some space and run the same command "
+                "again; it goes on from the last checkpoint."
             ) from error
         raise GradguessError(f"{path}: {error.strerror or error}") from error
 
@@ -66,7 +66,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Own `directory` for the duration; a second process is refused. The kernel drops the lock of a killed one."""
+    """Own `directory` meanwhile; a second process is refused. The kernel drops the lock of a killed one."""
     path = directory / ".lock"
     with explained(path):
         directory.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def subspace_size(config: TrainConfig) -> int:
-    """`k="rank"` asks for the whole image of the Jacobian: no rank exceeds the width, and guesses clip `k` to it."""
+    """`k="rank"` asks for the whole image of the Jacobian: no rank exceeds the width; guesses clip `k`."""
     return config.width if config.k == "rank" else int(config.k)
 
 

@@ -1,4 +1,4 @@
-"""The per-epoch log of a run: JSON lines, only ever appended, checked against the checkpoint on resumption."""
+"""The per-epoch log of a run: JSON lines, appended, and checked against the checkpoint on resumption."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class MetricsLog:
         kept = data[:length]
         if position and hashlib.sha256(kept).hexdigest() != position["digest"]:
             raise GradguessError(
-                f"{self.path} is truncated or was edited: it does not match its checkpoint. Restore it, or delete "
-                f"{self.path.parent} to start afresh."
+                f"{self.path} is truncated or was edited: it does not match its checkpoint. Restore it, "
+                f"or delete {self.path.parent} to start afresh."
             )
         with explained(self.path), self.path.open("ab") as file:
             file.truncate(length)

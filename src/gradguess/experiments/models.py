@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -45,7 +46,7 @@ def mlp(
         generator = torch.Generator().manual_seed(0)
     sizes = [inputs] + [width] * depth
     layers: list[nn.Module] = []
-    for below, above in zip(sizes, sizes[1:], strict=False):
+    for below, above in itertools.pairwise(sizes):
         layers += [linear(below, above, bias, generator), make()]
     return nn.Sequential(*layers, linear(sizes[-1], classes, bias, generator))
 

@@ -1,4 +1,4 @@
-"""Registries are plain dictionaries; this is how a name is looked up in one, with help for a slip of the finger."""
+"""Registries are plain dictionaries; a name is looked up here, with help for a slip of the finger."""
 
 from __future__ import annotations
 

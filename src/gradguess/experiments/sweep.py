@@ -2,9 +2,9 @@
 
     python -m gradguess.experiments.sweep CONFIGS.json OUT_DIR --workers 8
 
-`CONFIGS.json` is a list of objects with fields of `TrainConfig`; what is left out keeps its default. Each result is
-a line of `OUT_DIR/results.jsonl` as soon as it ends, so a killed sweep keeps what was finished, and the same command
-runs only what is missing. A run that fails is a line of `OUT_DIR/errors.jsonl` and does not stop the others.
+`CONFIGS.json` is a list of objects with fields of `TrainConfig`; what is left out keeps its default. Each
+result is a line of `OUT_DIR/results.jsonl` as soon as it ends, so a killed sweep keeps what was finished, and
+the same command runs only what is missing. A run that fails is a line of `errors.jsonl`; the others go on.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def _say(record: dict[str, Any], number: int, total: int, seconds: float) -> Non
         text = f"FAILED: {record['error'].splitlines()[0] if record['error'] else 'no message'}"
     else:
         metrics = record["metrics"]
-        text = f"train {metrics['train_accuracy']:.3f} test {metrics['test_accuracy']:.3f} {metrics['seconds']:.0f} s"
+        accuracies = f"train {metrics['train_accuracy']:.3f} test {metrics['test_accuracy']:.3f}"
+        text = f"{accuracies} {metrics['seconds']:.0f} s"
     print(f"[{number}/{total} {seconds:.0f} s] {record['key']}: {text}", flush=True)
 
 

@@ -33,8 +33,9 @@ def train(
 ) -> Row:
     """Run `config` and return its result record (see `result`).
 
-    With `out`, the run lives in that directory: a finished one is read back, an interrupted one goes on from its
-    last epoch, one of another configuration is refused. Without, nothing is written. `on_epoch` sees each row.
+    With `out`, the run lives in that directory: a finished one is read back, an interrupted one goes on from
+    its last epoch, one of another configuration is refused. Without, nothing is written. `on_epoch` sees each
+    row of the log.
     """
     if out is None:
         return _Run(config, None).go(on_epoch)
