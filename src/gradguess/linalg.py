@@ -101,46 +101,42 @@ def orthonormal_columns(A: Tensor, rtol: float | None = None, passes: int = 3) -
     """Orthonormal bases of the column spans, in Gram–Schmidt order; zero columns where a column is dependent.
 
     Cholesky QR of the unit-norm columns, `passes` times. A column that one pass finds dependent keeps its
-    residual, is scaled to norm one and tried again in the next; it is dropped for good when what is left of it is
-    below `rtol` of the column (of the largest column, for a column that is small from the start).
+    residual, is scaled to norm one and tried again in the next. It is dropped for good when what is left of it
+    is below `rtol` of the column (of the largest column, for a column that is small from the start).
 
-    Accuracy: `|QᵀQ - I| ~ k eps`, and the span is that of modified Gram–Schmidt, for columns that keep more than
-    `rtol`, by default `10 (k + √d) eps`. Two passes do for a condition number below `1e2` (float32) or `1e6` (float64).
+    Accuracy: `|QᵀQ - I| ~ k eps`, and the span of modified Gram–Schmidt, for columns that keep more than `rtol`,
+    by default `10 (k + √d) eps`. Two passes do for condition numbers below 1e2 (float32) or 1e6 (float64).
     Cost: `4 d k²` operations a pass. Reference: Yamamoto et al. 2015, *Roundoff error analysis of CholeskyQR2*.
 
     Args:
-        A: (B, d, k) or (d, k).
+        A: (B, d, k) or (d, k); fastest where it is the transpose of a contiguous (B, k, d).
 
     Returns:
-        Q, of the shape of `A`.
+        Q, of the shape of `A`, the transpose of a contiguous tensor.
     """
     if A.ndim == 2:
         return orthonormal_columns(A[None], rtol, passes)[0]
     d, k = A.shape[-2:]
     rtol = 10 * (k + d**0.5) * torch.finfo(A.dtype).eps if rtol is None else rtol
-    A = A / _positive(A.abs().amax((-2, -1), keepdim=True))  # no overflow in the squares
-    left = torch.linalg.vector_norm(A, dim=-2, keepdim=True)  # (B, 1, k), what is left of each column
-    left = left / _positive(left.amax(-1, keepdim=True))
-    Q = A
+    R = A.mT.contiguous()  # (B, k, d): the columns lie as rows, which every product below prefers
+    R = R / _positive(R.abs().amax((-2, -1), keepdim=True))  # no overflow in the squares
+    left = torch.linalg.vector_norm(R, dim=-1, keepdim=True)  # (B, k, 1), what is left of each column
+    left = left / _positive(left.amax(-2, keepdim=True))
+    eye = torch.eye(k, dtype=A.dtype, device=A.device).expand(len(A), k, k)
     alive = left > rtol
     for _ in range(passes):
-        Q = _unit_columns(Q) * alive
-        L, kept = semidefinite_cholesky(Q.mT @ Q)
-        Q = torch.linalg.solve_triangular(L.mT, Q, upper=True, left=False)
-        size = torch.linalg.vector_norm(Q, dim=-2, keepdim=True)
-        left = torch.where(kept[:, None], left, torch.minimum(left, size))
+        R = R * (alive / _positive(torch.linalg.vector_norm(R, dim=-1, keepdim=True)))
+        L, kept = semidefinite_cholesky(R @ R.mT)
+        R = torch.linalg.solve_triangular(L, eye, upper=False) @ R
+        size = torch.linalg.vector_norm(R, dim=-1, keepdim=True)
+        left = torch.where(kept[..., None], left, left * size)
         alive = alive & (left > rtol)
-    return Q * (alive & kept[:, None])
+    return (R * (alive & kept[..., None])).mT
 
 
 def _positive(x: Tensor) -> Tensor:
     """`x`, with ones for zeros: a divisor."""
     return torch.where(x > 0, x, 1.0)
-
-
-def _unit_columns(A: Tensor) -> Tensor:
-    """The columns scaled to norm one; zero columns stay zero."""
-    return A / _positive(torch.linalg.vector_norm(A, dim=-2, keepdim=True))
 
 
 def top_right_singular_vectors(A: Tensor, k: int, warm: Tensor | None = None, iterations: int = 4) -> Tensor:
@@ -265,35 +261,71 @@ def _unit_against(V: Tensor, r: Tensor, tiny: float) -> Tensor:
 def batched_top_subspace(
     gram_product: Product, start: Tensor, k: int, iterations: int
 ) -> tuple[Tensor, Tensor]:
-    """Top-k eigenvectors of `batch` positive semi-definite matrices, known only by their products.
+    """Top-k eigenvectors of `B` positive semi-definite matrices, known only by their products.
 
-    Block subspace iteration with Rayleigh–Ritz.
+    Rayleigh–Ritz in the block Krylov space `[X, G X, ..., G^(iterations - 1) X]`, its basis fully
+    orthogonalised (block Lanczos). Where the space ends early (low rank, repeated eigenvalues, a start that
+    has converged) fixed random directions continue it.
 
     Args:
         gram_product: (B, d, p) -> (B, d, p), `X -> W̃ᵀ W̃ X` with each sample's own `W̃`.
         start: (B, d, p), columns to start from: random, or the basis of an earlier step.
         k: how many directions, at least 1.
-        iterations: products with the block.
+        iterations: products with a block of `p` columns; `p * iterations` should be well above `k`.
 
     Returns:
         V (B, d, k), orthonormal, largest eigenvalue first, and the eigenvalues (B, k); zero beyond the rank.
     """
-    X = orthonormal_columns(start)
-    for _ in range(iterations - 1):
-        X = orthonormal_columns(gram_product(X))
-    return _rayleigh_ritz(X, gram_product(X), k)
+    batch, d, p = start.shape
+    iterations = min(iterations, -(-d // p))
+    X = orthonormal_columns(start, passes=2).mT  # (B, p, d): vectors are rows throughout
+    noise = _fixed_noise(iterations, p, start)
+    Q = X.new_zeros(batch, p * iterations, d)
+    H = X.new_zeros(batch, p * iterations, p * iterations)
+    for j in range(iterations):
+        new = slice(j * p, (j + 1) * p)
+        Q[:, new] = X
+        Y = gram_product(X.mT).mT
+        # once along the two last blocks, where all but rounding lies, and once along all of them
+        for old in (slice(max(j - 1, 0) * p, (j + 1) * p), slice(0, (j + 1) * p)):
+            along = Y @ Q[:, old].mT
+            H[:, new, old] += along
+            Y = Y - along @ Q[:, old]
+        if j + 1 < iterations:
+            X = _next_block(Y, Q[:, old], H, noise[j + 1])
+    return _ritz(Q, H, k)
 
 
-def _rayleigh_ritz(Q: Tensor, GQ: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The top-k Ritz pairs of `G` in the span of orthonormal `Q` (zero columns allowed)."""
-    H = Q.mT @ GQ
-    H = (H + H.mT) / 2
+def _fixed_noise(blocks: int, p: int, like: Tensor) -> Tensor:
+    """White noise (blocks, p, d), the same in every call and for every sample."""
+    generator = torch.Generator(like.device).manual_seed(0)
+    return torch.randn(blocks, p, like.shape[-2], generator=generator, dtype=like.dtype, device=like.device)
+
+
+def _next_block(residual: Tensor, basis: Tensor, H: Tensor, noise: Tensor) -> Tensor:
+    """Orthonormal rows (B, p, d) that continue the basis (B, j, d): the residual, noise where it has vanished."""
+    tiny = 10 * basis.shape[-1] ** 0.5 * torch.finfo(basis.dtype).eps
+    scale = H.diagonal(dim1=-2, dim2=-1).abs().amax(-1)[:, None, None]
+    ended = torch.linalg.vector_norm(residual, dim=-1, keepdim=True) <= tiny * scale
+    rows = torch.where(ended, noise, residual / _positive(scale))
+    rows = orthonormal_columns(rows.mT, passes=2).mT
+    if not ended.any():
+        return rows
+    for _ in range(2):  # a basis that is full leaves only rounding of the noise: the first pass shows it
+        rows = rows - (rows @ basis.mT) @ basis
+        rows = rows * (torch.linalg.vector_norm(rows, dim=-1, keepdim=True) > tiny)
+        rows = orthonormal_columns(rows.mT, passes=2).mT
+    return rows
+
+
+def _ritz(Q: Tensor, H: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The top-k Ritz pairs from orthonormal rows `Q` (B, s, d) and the lower triangle `H` of `Q G Qᵀ`."""
     scale = _positive(H.abs().amax((-2, -1), keepdim=True))
-    values, Z = torch.linalg.eigh(H / scale)
+    values, Z = torch.linalg.eigh(H / scale, UPLO="L")
     values = values.flip(-1)[..., :k]
-    floor = 10 * Q.shape[-1] * torch.finfo(Q.dtype).eps * values[..., :1]
+    floor = 10 * Q.shape[-1] ** 0.5 * torch.finfo(Q.dtype).eps * values[..., :1]
     values = torch.where(values > floor, values, 0.0)
-    V = (Q @ Z.flip(-1)[..., :k]) * (values[..., None, :] > 0)
+    V = (Z.flip(-1)[..., :k].mT @ Q).mT * (values[..., None, :] > 0)
     return _pad_columns(V, k), _pad_columns(values * scale[..., 0], k)
 
 
