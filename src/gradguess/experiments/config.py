@@ -16,7 +16,7 @@ FIXED_CHOICES = {
     "dtype": ("float32", "float64", "bfloat16"),
     "schedule": ("constant", "cosine"),
 }
-AT_LEAST_ONE = ("width", "depth", "epochs", "batch", "refresh", "every", "eval_every", "ns_steps", "sweeps")
+AT_LEAST_ONE = ("width", "depth", "epochs", "batch", "refresh", "every", "eval_every", "steps", "sweeps")
 AT_LEAST_ZERO = ("seed", "weight_decay", "diagnose", "rate", "sigma")
 
 
@@ -51,7 +51,7 @@ class TrainConfig:
     k: int | str = option(10, "dimension of the guessing space, or 'rank'")
     solver: str = option("shared", "how W⊥ finds its basis: svd, subspace or shared")
     refresh: int = option(50, "steps between two refreshes of a cached basis")
-    ns_steps: int = option(5, "Newton-Schulz steps of wperp-ns")
+    steps: int = option(5, "Newton-Schulz steps (wperp-ns)")
     sigma: float = option(1e-5, "damping of wp")
     tangents: int | str = option(1, "directions per step, or 'per-site'")
     memory: str = option("store", "store activations, or replay the pass")

@@ -43,7 +43,7 @@ METHODS: dict[str, Callable[[TrainConfig], Any]] = {
     "wperp": _wperp,
     "wperp-bottom": lambda config: _wperp(config, end="bottom"),
     "wperp-ns": lambda config: gg.WPerpNS(
-        k=subspace_size(config), steps=config.ns_steps, refresh=config.refresh
+        k=subspace_size(config), steps=config.steps, refresh=config.refresh
     ),
     "wp": lambda config: gg.WPreconditioned(sigma=config.sigma),
     "feedback-direct": _feedback("direct"),

@@ -1,0 +1,221 @@
+"""The command `gradguess`. Each command is a thin shell around a function of `gradguess.experiments`."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+try:
+    import typer
+    from rich.console import Console
+except ModuleNotFoundError as error:
+    raise SystemExit(f"gradguess: {error.name} is missing: pip install 'gradguess[cli]'") from None
+
+from gradguess.errors import GradguessError
+
+app = typer.Typer(
+    help="Train networks without backpropagation, and reproduce the paper.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+notes = Console(stderr=True)  # everything but results goes to standard error
+
+Out = Annotated[Path | None, typer.Option(help="Directory of the run; the same command continues it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+
+
+def main() -> None:
+    """Run the command line; an error that we foresaw is one clean message and exit code 2."""
+    try:
+        app()
+    except GradguessError as error:
+        notes.print("error:", style="bold red", end=" ")
+        notes.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        notes.print("interrupted; the same command goes on from here")
+        sys.exit(130)
+
+
+def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameter `config` by one option per field of `TrainConfig`: fields are declared once."""
+    from gradguess.experiments import config as module
+
+    fields = {item.name: item for item in module.dataclasses.fields(module.TrainConfig)}
+
+    def wrapped(**values: Any) -> None:
+        chosen = {name: values.pop(name) for name in fields}
+        command(config=module.TrainConfig(**chosen), **values)
+
+    parameters = [
+        item
+        for name, item in inspect.signature(command, eval_str=True).parameters.items()
+        if name != "config"
+    ]
+    for name, item in fields.items():
+        kind = str if name in ("k", "tangents") else type(item.default)
+        annotation = Annotated[kind, typer.Option(help=item.metadata["help"])]
+        default = str(item.default) if kind is str else item.default
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
+    keyword_only = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
+    wrapped.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {item.name: item.annotation for item in keyword_only}
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    return wrapped
+
+
+def emit(record: dict[str, Any], as_json: bool, lines: list[str]) -> None:
+    """The result: for a program one JSON object, for a person `lines`."""
+    print(json.dumps(record) if as_json else "\n".join(lines), flush=True)
+
+
+@app.command()
+@with_config_options
+def train(
+    config: Any, out: Out = None, json: Json = False, tensorboard: bool = False, threads: int = 0
+) -> None:
+    """Train one network. With --out the run can be killed at any time and continued by the same command."""
+    import torch
+
+    from gradguess.experiments.train import train as run
+
+    if threads:
+        torch.set_num_threads(threads)
+    with _epoch_bar(config) as show, _scalars(out, tensorboard) as log:
+        record = run(config, out, on_epoch=lambda row: (show(row), log(row)))  # type: ignore[func-returns-value]
+    metrics = record["metrics"]
+    lines = [f"{name:>15}  {value:.4g}" for name, value in metrics.items()]
+    emit({"key": record["key"], **metrics}, json, lines)
+
+
+@app.command()
+def reproduce(
+    preset: Annotated[str, typer.Option(help="quick (minutes) or paper (everything).")] = "quick",
+    only: Annotated[list[str] | None, typer.Option(help="Only this experiment; may be given again.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Seeds per run; default 1 (quick) or 3 (paper).")] = None,
+    jobs: Annotated[int, typer.Option(help="Parallel processes.")] = 2,
+    out: Annotated[Path, typer.Option(help="Where runs and report go.")] = Path("runs/reproduce"),
+    device: Annotated[str, typer.Option(help="Device of PyTorch.")] = "cpu",
+    solver: Annotated[
+        str | None, typer.Option(help="Another solver for W⊥: svd, subspace or shared.")
+    ] = None,
+    dump: Annotated[Path | None, typer.Option(help="Only write the configurations to this file.")] = None,
+    json: Json = False,
+) -> None:
+    """Run the experiments of the paper and write the report. Finished runs are never run again."""
+    from gradguess.experiments import plan
+    from gradguess.experiments.files import write_json
+    from gradguess.experiments.reproduce import reproduce as run
+
+    runs = plan.plan(preset, only or (), seeds, solver, device)
+    if dump:
+        write_json(dump, [config.as_dict() for config in plan.unique(runs)])  # type: ignore[arg-type]
+        emit({"configs": str(dump)}, json, [str(dump)])
+        return
+    with _overall_bar() as show:
+        records, failures = run(runs, out, jobs, show)
+    page = _write_report(out)
+    results = {record["key"]: record["metrics"] for record in records}
+    emit({"report": str(page), "runs": results}, json, [f"{len(records)} runs", str(page)])
+    if failures:
+        listed = "; ".join(f"{key}: {message}" for key, message in failures.items())
+        raise GradguessError(f"{len(failures)} of {len(records) + len(failures)} runs failed: {listed}")
+
+
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="A directory with results.")], json: Json = False
+) -> None:
+    """Write the report of the results in a directory: one HTML page, and CSV, LaTeX, PNG and SVG."""
+    if not directory.is_dir():
+        raise GradguessError(f"{directory} is not a directory.")
+    page = _write_report(directory)
+    emit({"report": str(page)}, json, [str(page)])
+
+
+def _write_report(directory: Path) -> Path:
+    try:
+        from gradguess.report import write_report
+    except ModuleNotFoundError as error:
+        raise GradguessError(f"the report needs {error.name}: pip install 'gradguess[report]'") from error
+    return write_report(directory)
+
+
+@contextlib.contextmanager
+def _epoch_bar(config: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A bar over the epochs with loss, accuracy, step time and time left."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[scores]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=notes) as bar:
+        task = bar.add_task(config.key, total=config.epochs, scores="")
+        accuracy = "  …"
+
+        def show(row: dict[str, Any]) -> None:
+            nonlocal accuracy
+            if "test_accuracy" in row:
+                accuracy = f"{row['train_accuracy']:.3f}/{row['test_accuracy']:.3f}"
+            scores = f"loss {row['loss']:.3f}  acc {accuracy}  {row['step_ms']:.2f} ms/step"
+            bar.update(task, completed=row["epoch"], scores=scores)
+
+        yield show
+
+
+@contextlib.contextmanager
+def _overall_bar() -> Iterator[Callable[[Any], None]]:
+    """One bar for everything: what runs now, how much is done, when it will end."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        BarColumn(),
+        TextColumn("{task.percentage:.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=notes) as bar:
+        task = bar.add_task("starting", total=1.0)
+
+        def show(progress: Any) -> None:
+            left = progress.seconds_left
+            eta = "…" if left is None else f"{int(left) // 60}:{int(left) % 60:02d}"
+            now = ", ".join(f"{key} {done}/{total}" for key, done, total in progress.running)
+            counted = f"{progress.finished}/{len(progress.configs)} runs, {eta} left  {now}"
+            bar.update(task, completed=progress.fraction, description=counted)
+
+        yield show
+
+
+@contextlib.contextmanager
+def _scalars(out: Path | None, wanted: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """TensorBoard scalars beside the run, where asked for."""
+    if not wanted:
+        yield lambda row: None
+        return
+    if out is None:
+        raise GradguessError("--tensorboard needs --out DIR: the scalars are written beside the run.")
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError as error:
+        raise GradguessError(f"--tensorboard needs {error.name}: pip install 'gradguess[track]'") from error
+    with SummaryWriter(str(out / "tensorboard")) as writer:
+
+        def log(row: dict[str, Any]) -> None:
+            for name, value in row.items():
+                if isinstance(value, int | float) and name != "epoch":
+                    writer.add_scalar(name, value, row["epoch"])
+
+        yield log

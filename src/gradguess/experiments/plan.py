@@ -1,0 +1,144 @@
+"""The experiments of the paper as lists of runs, one entry per table or figure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gradguess.errors import InputError
+from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.names import lookup
+
+Runs = list[TrainConfig]
+DIAGNOSE = 100  # epochs; the same in every preset, so that presets share their runs
+SCALING_METHODS = ("weight", "activation", "wt", "wperp", "backprop")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How much of each experiment is run: its widths, and its seeds unless told."""
+
+    widths: tuple[int, ...]
+    seeds: int
+
+    def near(self, *wanted: int) -> tuple[int, ...]:
+        """The wanted widths that this preset has; if none, its largest stands in."""
+        return tuple(width for width in wanted if width in self.widths) or (max(self.widths),)
+
+
+PRESETS = {
+    "quick": Preset(widths=(64, 128), seeds=1),
+    "paper": Preset(widths=(64, 128, 256, 512), seeds=3),
+}
+
+
+def choice_of_k(preset: Preset) -> Runs:
+    """W⊥ for several k against W^T."""
+    kinds = [TrainConfig(method="wt")] + [TrainConfig(method="wperp", k=k) for k in ("rank", 25, 10, 1)]
+    return [dataclasses.replace(kind, width=width) for width in preset.near(128) for kind in kinds]
+
+
+def overlap(preset: Preset) -> Runs:
+    """How much of the true gradient lies in the top-k subspace, layer by layer."""
+    return [
+        TrainConfig(method="wperp", width=width, diagnose=DIAGNOSE) for width in preset.near(128, 512)
+    ]
+
+
+def bias_variance(preset: Preset) -> Runs:
+    """Bias, variance and covariance norm of W^T, W⊥-bottom and W⊥."""
+    return [
+        TrainConfig(method=method, width=width, diagnose=DIAGNOSE)
+        for width in preset.near(128)
+        for method in ("wt", "wperp-bottom", "wperp")
+    ]
+
+
+def scaling(preset: Preset) -> Runs:
+    """Accuracy of five methods as the width grows."""
+    return [TrainConfig(method=method, width=width) for width in preset.widths for method in SCALING_METHODS]
+
+
+def newton_schulz(preset: Preset) -> Runs:
+    """W⊥-NS against W⊥ and W^T: accuracy, time, memory."""
+    return [
+        TrainConfig(method=method, width=width)
+        for width in preset.near(128, 512)
+        for method in ("wperp-ns", "wperp", "wt")
+    ]
+
+
+def preconditioning(preset: Preset) -> Runs:
+    """W^P, unbiased and noisy, against W⊥ and W^T."""
+    return [
+        TrainConfig(method=method, width=width, diagnose=DIAGNOSE)
+        for width in preset.near(256)
+        for method in ("wperp", "wp", "wt")
+    ]
+
+
+EXPERIMENTS: dict[str, Callable[[Preset], Runs]] = {
+    "choice-of-k": choice_of_k,
+    "overlap": overlap,
+    "bias-variance": bias_variance,
+    "scaling": scaling,
+    "newton-schulz": newton_schulz,
+    "preconditioning": preconditioning,
+}
+
+
+def plan(
+    preset: str = "quick",
+    only: Iterable[str] = (),
+    seeds: int | None = None,
+    solver: str | None = None,
+    device: str | None = None,
+) -> dict[str, Runs]:
+    """The runs of each experiment; a run that two experiments share is the same record in both."""
+    chosen = lookup(PRESETS, preset, "preset")
+    names = list(only) or list(EXPERIMENTS)
+    for name in names:
+        lookup(EXPERIMENTS, name, "experiment")
+    count = chosen.seeds if seeds is None else seeds
+    if count < 1:
+        raise InputError(f"seeds must be at least 1, found {count}.")
+    overrides = {name: value for name, value in (("solver", solver), ("device", device)) if value is not None}
+    runs = {
+        name: [
+            dataclasses.replace(config, seed=seed, **overrides)  # type: ignore[arg-type]
+            for seed in range(count)
+            for config in build(chosen)
+        ]
+        for name, build in EXPERIMENTS.items()
+    }
+    shared = _shared(runs)  # over all experiments: asking for one alone must not make its runs other runs
+    return {name: shared[name] for name in names}
+
+
+def _shared(runs: dict[str, Runs]) -> dict[str, Runs]:
+    """Diagnoses do not change a run: one diagnosed somewhere is diagnosed everywhere, and run once."""
+    looked_at: dict[TrainConfig, int] = {}
+    for config in (config for configs in runs.values() for config in configs):
+        plain = dataclasses.replace(config, diagnose=0)
+        looked_at[plain] = max(looked_at.get(plain, 0), config.diagnose)
+    return {
+        name: [
+            dataclasses.replace(config, diagnose=looked_at[dataclasses.replace(config, diagnose=0)])
+            for config in configs
+        ]
+        for name, configs in runs.items()
+    }
+
+
+def unique(runs: dict[str, Runs]) -> Runs:
+    """Every run once, expensive ones first so that no process is left alone with the longest at the end."""
+    configs = {config.key: config for configs in runs.values() for config in configs}
+    return sorted(configs.values(), key=cost, reverse=True)
+
+
+def cost(config: TrainConfig) -> float:
+    """Rough relative work of a run; only the order and the time left depend on it."""
+    size = config.depth * config.width**2 + 6e4
+    exact = 30.0 if config.solver == "svd" and config.method in ("wperp", "wperp-bottom") else 1.0
+    return config.epochs * size * (10.0 if config.method == "wperp-ns" else exact)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradguess.errors import GradguessError
+from gradguess.experiments import plan
+from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.reproduce import Progress, reproduce
+from gradguess.experiments.sweep import main as sweep
+from gradguess.experiments.sweep import read_results
+
+pytest.importorskip("mnist1d")
+typer_testing = pytest.importorskip("typer.testing")
+SMALL = ["--width", "8", "--depth", "1", "--epochs", "2", "--batch", "2000", "--k", "2"]
+
+
+def invoke(*arguments: str):
+    from gradguess.cli import app
+
+    return typer_testing.CliRunner().invoke(app, arguments)
+
+
+def test_train_prints_one_json_object_last():
+    result = invoke("train", "--method", "wt", *SMALL, "--json")
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert {"train_accuracy", "test_accuracy", "train_loss", "test_loss", "step_ms", "epochs"} <= set(record)
+    assert record["epochs"] == 2
+
+
+def test_every_field_is_an_option():
+    import inspect
+
+    from gradguess.cli import app
+
+    (callback,) = [
+        command.callback for command in app.registered_commands if command.callback.__name__ == "train"
+    ]
+    fields = {item.name for item in dataclasses.fields(TrainConfig)}
+    assert fields < set(inspect.signature(callback).parameters)
+
+
+def test_an_error_is_one_line_and_code_2():
+    command = [sys.executable, "-m", "gradguess", "reproduce", "--only", "scalling"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "unknown experiment 'scalling'. Did you mean 'scaling'?" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_dump_writes_configurations_for_a_sweep(tmp_path: Path):
+    target = tmp_path / "configs.json"
+    result = invoke("reproduce", "--only", "choice-of-k", "--seeds", "2", "--dump", str(target))
+    assert result.exit_code == 0, result.output
+    configs = [TrainConfig.from_dict(entry) for entry in json.loads(target.read_text())]
+    assert len(configs) == 10
+
+
+def test_tensorboard_without_a_directory_is_refused():
+    result = invoke("train", *SMALL, "--tensorboard")
+    assert isinstance(result.exception, GradguessError)
+    assert "--tensorboard needs --out" in str(result.exception)
+
+
+def test_reproduce_runs_what_is_missing_and_reports_failures(tmp_path: Path):
+    pytest.importorskip("joblib")
+    good = TrainConfig(method="wt", width=8, depth=1, epochs=2, batch=2000)
+    bad = dataclasses.replace(good, device="nonsense")
+    records, failures = reproduce({"mine": [good, good, bad]}, tmp_path, jobs=1)
+    assert [record["key"] for record in records] == [good.key]
+    assert list(failures) == [bad.key]
+    assert json.loads((tmp_path / "experiments.json").read_text()) == {"mine": [good.key, good.key, bad.key]}
+    stamp = (tmp_path / "runs" / good.key / "result.json").stat().st_mtime_ns
+    again, _ = reproduce({"mine": [good]}, tmp_path, jobs=1)
+    assert again == records
+    assert (tmp_path / "runs" / good.key / "result.json").stat().st_mtime_ns == stamp
+    progress = Progress(tmp_path, [good])
+    assert (progress.finished, progress.fraction, progress.running) == (1, 1.0, [])
+
+
+def test_cost_puts_the_longest_first():
+    runs = plan.unique(plan.plan("paper", ["scaling"], seeds=1))
+    assert runs[0].width == 512
+    assert runs[-1].width == 64
+
+
+def test_sweep_keeps_what_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    entries = [
+        {"method": "wt", "width": 8, "depth": 1, "epochs": 1, "batch": 4000, "seed": seed} for seed in (0, 1)
+    ]
+    (tmp_path / "configs.json").write_text(json.dumps(entries[:1]))
+    arguments = [str(tmp_path / "configs.json"), str(tmp_path / "out"), "--workers", "1"]
+    assert sweep(arguments) == 0
+    results = tmp_path / "out" / "results.jsonl"
+    first = read_results(results)
+    with results.open("a") as file:
+        file.write('{"key": "cut sho')  # a kill in the middle of a line
+    (tmp_path / "configs.json").write_text(json.dumps(entries))
+    assert sweep(arguments) == 0
+    both = read_results(results)
+    assert len(both) == 2
+    assert both | first == both
+    assert sweep([str(tmp_path / "absent.json"), str(tmp_path / "out")]) == 2
+    assert "absent.json" in capsys.readouterr().err

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradguess.errors import GradguessError
+from gradguess.experiments import checkpoint
+from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.files import exclusive, write_atomic
+from gradguess.experiments.train import _Run, learning_rate, train
+
+pytest.importorskip("mnist1d")
+pytest.importorskip("safetensors")
+
+SCORES = ("train_accuracy", "test_accuracy", "train_loss", "test_loss")
+
+
+def scores(record: dict) -> dict:
+    return {name: record["metrics"][name] for name in SCORES}
+
+
+def interrupted(config: TrainConfig, out: Path, epochs: int) -> None:
+    """Leave `out` as a run that was killed after `epochs` epochs."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(row: dict) -> None:
+        if row["epoch"] == epochs:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(config, out, on_epoch=stop)
+
+
+def test_record_has_the_schema_of_the_report(small: TrainConfig, out: Path):
+    record = train(small, out)
+    assert record == json.loads((out / "result.json").read_text())
+    assert record["schema"] == 1
+    assert record["config"] == small.as_dict()
+    assert set(record["metrics"]) == {*SCORES, "step_ms", "epochs", "seconds", "peak_memory_mb"}
+    assert [row["epoch"] for row in record["history"]] == [2, 4]
+    assert set(record["environment"]) == {"gradguess", "torch", "python", "device", "threads", "platform"}
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == small.epochs
+
+
+def test_the_global_generator_is_left_alone(small: TrainConfig):
+    before = torch.get_rng_state()
+    first = train(small)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(99)
+    assert scores(train(small)) == scores(first)
+    assert scores(train(dataclasses.replace(small, seed=1))) != scores(first)
+
+
+def test_steps_per_epoch_keep_the_partial_batch(small: TrainConfig):
+    run = _Run(dataclasses.replace(small, batch=512), None)
+    seen: list[int] = []
+    forward = run.forward
+    run.forward = lambda loss_fn, x, y: (seen.append(len(x)), forward(loss_fn, x, y))[1]
+    run.run_epoch()
+    assert seen == [512] * 7 + [416]
+
+
+def test_a_finished_run_is_not_run_again(small: TrainConfig, out: Path):
+    first = train(small, out)
+    assert train(small, out, on_epoch=lambda row: pytest.fail("ran again")) == first
+
+
+def test_resumed_in_process_is_bit_equal(small: TrainConfig, out: Path, tmp_path: Path):
+    undisturbed = train(small, tmp_path / "other")
+    interrupted(small, out, epochs=3)
+    assert scores(train(small, out)) == scores(undisturbed)
+    ours, theirs = checkpoint.load(out), checkpoint.load(tmp_path / "other")
+    assert ours is not None
+    assert theirs is not None
+    assert ours[0].keys() == theirs[0].keys()
+    for name, value in ours[0].items():
+        assert torch.equal(value, theirs[0][name]), name
+
+
+def test_killed_at_random_is_bit_equal(small: TrainConfig, out: Path):
+    config = dataclasses.replace(small, epochs=60)
+    command = [sys.executable, "-m", "gradguess", "train", "--out", str(out), "--json", "--threads", "1"]
+    for name in ("method", "width", "depth", "epochs", "batch", "eval_every", "k", "refresh"):
+        command += ["--" + name.replace("_", "-"), str(getattr(config, name))]
+    log, moment = out / "metrics.jsonl", random.Random(0)
+    for goal in (3, 25):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if log.exists() and log.read_bytes().count(b"\n") >= goal:
+                break
+            time.sleep(0.001)
+        time.sleep(0.03 * moment.random())
+        os.kill(process.pid, signal.SIGKILL)
+        _, noise = process.communicate()
+        assert process.returncode == -signal.SIGKILL, noise.decode()
+    finished = subprocess.run(command, check=True, capture_output=True, text=True)
+    resumed = json.loads(finished.stdout.splitlines()[-1])
+    assert {name: resumed[name] for name in SCORES} == scores(train(config))
+    assert resumed["epochs"] == 60
+    epochs = [json.loads(line)["epoch"] for line in log.read_text().splitlines()]
+    assert epochs == list(range(1, 61))
+
+
+def test_another_configuration_is_refused(small: TrainConfig, out: Path):
+    interrupted(small, out, epochs=1)
+    before = sorted(out.iterdir())
+    with pytest.raises(GradguessError, match=r"another configuration \(lr: 0.0001 there, 0.5 here\)"):
+        train(dataclasses.replace(small, lr=0.5), out)
+    assert sorted(out.iterdir()) == before
+
+
+def test_a_second_process_is_refused(small: TrainConfig, out: Path):
+    with exclusive(out), pytest.raises(GradguessError, match="in use by another process"):
+        train(small, out)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "damage", "message"),
+    [
+        ("checkpoint-*.safetensors", lambda data: data[: len(data) // 2], "truncated or was changed"),
+        (
+            "checkpoint-*.safetensors",
+            lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+            "truncated or was changed",
+        ),
+        ("checkpoint.json", lambda data: data[: len(data) // 2], "truncated or not JSON"),
+        ("checkpoint.json", lambda data: data.replace(b'"epoch": 2', b'"epoch": 1'), "was edited"),
+        ("metrics.jsonl", lambda data: data[:40], "truncated or was edited"),
+        ("metrics.jsonl", lambda data: data.replace(b"loss", b"gain"), "truncated or was edited"),
+        ("config.json", lambda data: b"[]", "must hold a JSON object"),
+    ],
+)
+def test_damage_is_noticed(small: TrainConfig, out: Path, pattern: str, damage, message: str):
+    interrupted(small, out, epochs=2)
+    (path,) = out.glob(pattern)
+    content = path.read_bytes()
+    assert damage(content) != content
+    path.write_bytes(damage(content))
+    with pytest.raises(GradguessError, match=message):
+        train(small, out)
+
+
+def test_missing_tensors_are_noticed(small: TrainConfig, out: Path):
+    interrupted(small, out, epochs=2)
+    next(out.glob("checkpoint-*.safetensors")).unlink()
+    with pytest.raises(GradguessError, match="is missing"):
+        train(small, out)
+
+
+def test_a_full_disk_is_explained_and_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    path = tmp_path / "file"
+    write_atomic(path, "old")
+
+    def full(self: Path, data: bytes) -> int:
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(GradguessError, match="disk is full"):
+        write_atomic(path, "new")
+    assert [item.name for item in tmp_path.iterdir()] == ["file"]
+    assert path.read_text() == "old"
+
+
+def test_diagnoses_do_not_change_the_run(small: TrainConfig):
+    looked = train(dataclasses.replace(small, diagnose=2))
+    assert scores(looked) == scores(train(small))
+    assert [entry["epoch"] for entry in looked["diagnostics"]] == [2, 4]
+    site = looked["diagnostics"][0]["sites"]["0"]
+    assert {"bias", "variance", "covariance_norm", "cosine", "rank", "gradient_norm", "overlap"} <= set(site)
+    json.dumps(looked)
+
+
+def test_cosine_schedule():
+    config = TrainConfig(lr=2.0, schedule="cosine")
+    assert [learning_rate(config, part) for part in (0.0, 0.5, 1.0)] == pytest.approx([2, 1, 0])
+
+
+def test_an_unusable_device_is_refused(small: TrainConfig):
+    with pytest.raises(GradguessError, match="cannot be used"):
+        train(dataclasses.replace(small, device="nonsense"))
+
+
+@pytest.mark.parametrize(
+    "method", ["backprop", "weight", "activation", "wt", "wperp-bottom", "wp", "feedback-direct"]
+)
+def test_every_method_trains(small: TrainConfig, method: str):
+    record = train(dataclasses.replace(small, method=method, epochs=2))
+    assert 0 < record["metrics"]["train_loss"] < 5
