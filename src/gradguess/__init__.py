@@ -1,0 +1,35 @@
+"""Train PyTorch networks without backpropagation: gradients guessed from one forward pass."""
+
+from gradguess.errors import ForwardModeError, GradguessError, InputError, NonFiniteError
+from gradguess.estimate import ForwardGradient, estimate
+from gradguess.guesses import (
+    ActivationPerturbation,
+    Backprop,
+    Estimate,
+    Guess,
+    WeightPerturbation,
+    WPerp,
+    WPerpNS,
+    WPreconditioned,
+    WTranspose,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ActivationPerturbation",
+    "Backprop",
+    "Estimate",
+    "ForwardGradient",
+    "ForwardModeError",
+    "GradguessError",
+    "Guess",
+    "InputError",
+    "NonFiniteError",
+    "WPerp",
+    "WPerpNS",
+    "WPreconditioned",
+    "WTranspose",
+    "WeightPerturbation",
+    "estimate",
+]

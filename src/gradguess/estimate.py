@@ -1,0 +1,217 @@
+"""`estimate`, which computes and writes nothing, and `ForwardGradient`, which writes `.grad` and keeps state.
+
+Both read: find the sites, draw directions, carry them to the losses, pull the estimates back to the parameters
+(`Method.run`; the passes are in `gradguess.step`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gradguess.errors import InputError, NonFiniteError
+from gradguess.guesses import Estimate, Method
+from gradguess.isolation import untouched
+from gradguess.noise import Noise
+from gradguess.sites import Layout, LayoutChanged, Sites, bare_layout, lay_out, layout_mode
+from gradguess.step import Cache, Options, Step
+from gradguess.task import LossFn, Task
+
+
+def estimate(
+    model: nn.Module,
+    guess: Method,
+    loss_fn: LossFn,
+    inputs: Any,
+    targets: Any,
+    tangents: int = 1,
+    sites: Sites = "auto",
+    generator: torch.Generator | None = None,
+    *,
+    isolate: bool = False,
+    coupling: Literal["sample", "batch"] = "sample",
+) -> Estimate:
+    """Estimate the gradient of the mean loss of one batch. Writes nothing, holds no state.
+
+    Args:
+        model: any module; a tuple of inputs is passed as arguments, a dict as keyword arguments.
+        guess: how directions are drawn, `gg.WPerp()` for instance.
+        loss_fn: `loss_fn(outputs, targets)` returns one loss per sample.
+        tangents: directions per step; the estimate is their average.
+        sites: "auto", "leaf" (every layer), "branch" (what feeds an addition), or a list of module names.
+        generator: source of the directions; without one, a new one with a fresh seed.
+        isolate: one tangent per site, so that sites cause each other no noise. `jvp` then has one row per tangent
+            and site, tangent by tangent.
+        coupling: "batch" where a layer mixes the samples (batch norm in training mode): every sample's estimate then
+            uses the directional derivative of the whole batch. See the docs, "Batch norm".
+
+    >>> import torch, gradguess as gg
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> x, t = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    >>> est = gg.estimate(model, gg.WPerp(k=3), torch.nn.CrossEntropyLoss(reduction="none"), x, t)
+    >>> sorted(est.grads), est.jvp.shape, est.site_grads["2"].shape
+    (['0.bias', '0.weight', '2.bias', '2.weight'], torch.Size([1, 5]), torch.Size([5, 3]))
+    """
+    _check_guess(guess)
+    task = Task(model, loss_fn, inputs, targets)
+    options = Options(tangents=tangents, isolate=isolate, coupling=coupling)
+    if generator is None:
+        generator = torch.Generator()
+        generator.seed()
+    layout = _layout(guess, task, sites)
+    with untouched(model) if layout.stochastic or layout.mutates else nullcontext():
+        result = guess.run(Step(task, layout, Noise(generator), options))
+    _check_finite(result, "this batch")
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    result.grads = {name: result.grads.get(name, torch.zeros_like(p)) for name, p in parameters.items()}
+    return result
+
+
+class ForwardGradient:
+    """Adds estimated gradients to `.grad`, as `loss.backward()` would; any optimiser can follow.
+
+    Owns what lives from step to step: the random generator, cached bases and learned feedback.
+
+    Args:
+        model, guess, tangents, sites, isolate, coupling: as in `estimate`.
+        memory: "store" keeps each layer's input and direction until the derivative is known; "replay" runs the pass
+            a second time instead, so that activation memory does not grow with depth.
+        seed: of the generator, which lives on the device of the first parameter.
+        nonfinite: what a NaN or infinite loss or derivative does: "raise" an error that names the step, "skip" the
+            step (nothing is added to `.grad`; `skipped` counts), or "ignore" (no check, and no wait for a GPU).
+
+    >>> import torch, gradguess as gg
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> forward = gg.ForwardGradient(model, gg.WPerp(k=3))
+    >>> optimiser = torch.optim.AdamW(model.parameters())
+    >>> x, t = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    >>> loss = forward(torch.nn.CrossEntropyLoss(reduction="none"), x, t)
+    >>> optimiser.step()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        guess: Method,
+        tangents: int = 1,
+        memory: Literal["store", "replay"] = "store",
+        sites: Sites = "auto",
+        seed: int = 0,
+        *,
+        isolate: bool = False,
+        coupling: Literal["sample", "batch"] = "sample",
+        nonfinite: Literal["raise", "skip", "ignore"] = "raise",
+    ) -> None:
+        _check_guess(guess)
+        if nonfinite not in ("raise", "skip", "ignore"):
+            raise InputError(f"nonfinite: expected 'raise', 'skip' or 'ignore', found {nonfinite!r}.")
+        if next(model.parameters(), None) is None:
+            raise InputError("The model has no parameters: there is nothing to train.")
+        self.model, self.guess, self.sites = model, guess, sites
+        self.options = Options(tangents=tangents, isolate=isolate, memory=memory, coupling=coupling)
+        self.nonfinite = nonfinite
+        self.generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
+        self.cache: Cache = {}
+        self.steps = 0
+        self.skipped = 0
+        self.layout: Layout | None = None
+
+    def __call__(self, loss_fn: LossFn, inputs: Any, targets: Any) -> Tensor:
+        """Estimate the gradient of the mean loss, add it to `.grad`, and return the mean loss."""
+        task = Task(self.model, loss_fn, inputs, targets)
+        result = self._run(task)
+        self.steps += 1
+        if self.nonfinite != "ignore" and not _is_finite(result):
+            if self.nonfinite == "raise":
+                _check_finite(result, f"step {self.steps - 1}")
+            self.skipped += 1
+            return result.loss
+        self._write(result.grads)
+        return result.loss
+
+    def _run(self, task: Task) -> Estimate:
+        if self.layout is None or self.layout.mode != layout_mode(self.model):
+            self.layout = _layout(self.guess, task, self.sites)
+        noise = Noise(self.generator)
+        try:
+            return self.guess.run(self._step(task, noise))
+        except LayoutChanged:  # other calls than before (control flow that depends on the data)
+            noise.rewind()
+            self.layout = _layout(self.guess, task, self.sites)
+            return self.guess.run(self._step(task, noise))
+
+    def _step(self, task: Task, noise: Noise) -> Step:
+        assert self.layout is not None
+        return Step(task, self.layout, noise, self.options, self.cache, self.steps, detail=False)
+
+    def _write(self, grads: Mapping[str, Tensor]) -> None:
+        for name, parameter in self.model.named_parameters():
+            grad = grads.get(name)
+            if grad is None:
+                continue
+            if parameter.grad is None:
+                parameter.grad = grad.detach()
+            else:
+                parameter.grad += grad
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that lives from step to step, as a flat dict of tensors (safetensors can hold it)."""
+        state = {
+            "generator": self.generator.get_state(),
+            "steps": torch.tensor(self.steps),
+            "skipped": torch.tensor(self.skipped),
+        }
+        for site, entries in self.cache.items():
+            state.update({f"cache/{site}/{key}": value.detach().clone() for key, value in entries.items()})
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state_dict` gave."""
+        missing = {"generator", "steps", "skipped"} - set(state)
+        if missing:
+            raise InputError(
+                f"state: expected the keys of ForwardGradient.state_dict(), missing {sorted(missing)}."
+            )
+        cache: Cache = {}
+        device = self.generator.device
+        for key, value in state.items():
+            if key.startswith("cache/"):
+                _, site, name = key.split("/", 2)
+                cache.setdefault(site, {})[name] = value.detach().clone().to(device)
+        self.generator.set_state(state["generator"].cpu().to(torch.uint8))
+        self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
+        self.cache = cache
+
+
+def _check_guess(guess: Any) -> None:
+    if not isinstance(guess, Method):
+        hint = " Write WPerp(), with parentheses." if isinstance(guess, type) else ""
+        raise InputError(
+            f"guess: expected one of gradguess's methods, gg.WPerp() for instance, found {guess!r}.{hint}"
+        )
+
+
+def _layout(guess: Method, task: Task, sites: Sites) -> Layout:
+    return lay_out(task, sites) if guess.uses_sites else bare_layout(task.model)
+
+
+def _is_finite(result: Estimate) -> bool:
+    assert result.losses is not None
+    return bool(torch.isfinite(result.losses).all() & torch.isfinite(result.jvp).all())
+
+
+def _check_finite(result: Estimate, where: str) -> None:
+    if _is_finite(result):
+        return
+    assert result.losses is not None
+    what = "loss" if not torch.isfinite(result.losses).all() else "directional derivative"
+    values: Callable[[Tensor], int] = lambda t: int((~torch.isfinite(t)).sum())  # noqa: E731
+    bad = values(result.losses) or values(result.jvp)
+    raise NonFiniteError(
+        f"The {what} of {bad} sample(s) at {where} is NaN or infinite. Check the data and the learning rate, or "
+        "skip such steps with gg.ForwardGradient(..., nonfinite='skip')."
+    )

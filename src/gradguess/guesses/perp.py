@@ -1,0 +1,152 @@
+"""W⊥: guess inside the top-k right singular subspace of the Jacobian above (the paper's method)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradguess.errors import InputError
+from gradguess.guesses._base import Columns, Frame, GatedBasis, Guess, SiteView, check_count
+from gradguess.linalg import batched_top_subspace
+from gradguess.upstream import Upstream
+
+CHUNK = 1 << 26  # numbers in a dense batch of Jacobians that are decomposed at once
+OVERSAMPLE = 6  # extra columns that make the subspace iteration converge faster
+
+
+@dataclass(frozen=True)
+class WPerp(Guess):
+    """Directions from the `k` strongest (or weakest) right singular vectors `V_k` of `W̃ = U S Vᵀ`.
+
+    Direction `y = V_k U_kᵀ ε`, in law `V_k z` with `z ~ N(0, I_k)`. Covariance `V_k V_kᵀ`, a projector.
+    Bias `(V_k V_kᵀ - I) g`: what of the gradient lies outside the subspace. Variance that of a k-dimensional guess,
+    whatever the width. Paper: eqs. (7) and (8). A `k` above the rank gives the whole row space.
+
+    Args:
+        k: dimension of the guessing space.
+        solver: how `V_k` is found.
+            "svd", the reference: a dense SVD for every sample.
+            "subspace": every sample's own `V_k` by block iteration with products alone, nothing of size d × d per sample.
+            "shared": one basis for the batch, found every `refresh` steps, bent into each sample's gate:
+            `D V C^{-½} z` with `C = Vᵀ D² V`, an exact rank-k projector inside the image of the gate.
+            About the cost of W^T.
+        refresh: steps between two searches for the shared basis.
+        end: "top", or "bottom" for the k smallest singular values (the paper's control).
+
+    >>> import torch, gradguess as gg
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> loss_fn = torch.nn.CrossEntropyLoss(reduction="none")
+    >>> x, t = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    >>> est = gg.estimate(model, gg.WPerp(k=2), loss_fn, x, t)
+    >>> est.grads["0.weight"].shape
+    torch.Size([8, 4])
+    """
+
+    k: int = 10
+    solver: Literal["svd", "subspace", "shared"] = "shared"
+    refresh: int = 50
+    end: Literal["top", "bottom"] = "top"
+    iterations: int = 8  # of the subspace solver
+
+    def __post_init__(self) -> None:
+        check_count("WPerp(k)", self.k)
+        check_count("WPerp(refresh)", self.refresh)
+        check_count("WPerp(iterations)", self.iterations)
+        if self.solver not in _SOLVERS:
+            raise InputError(f"WPerp(solver): expected one of {sorted(_SOLVERS)}, found {self.solver!r}.")
+        if self.end not in ("top", "bottom"):
+            raise InputError(f"WPerp(end): expected 'top' or 'bottom', found {self.end!r}.")
+
+    @property
+    def reads(self) -> Literal["refresh", "always"]:  # type: ignore[override]
+        return "refresh" if self.solver == "shared" else "always"
+
+    def frame(self, view: SiteView) -> Frame:
+        return _SOLVERS[self.solver](self, view)
+
+
+def _svd(guess: WPerp, view: SiteView) -> Frame:
+    """Dense, per sample: the definition."""
+    batch, d = view.output.shape
+    matrices = view.W.matrix().expand(batch, -1, -1)  # (batch, m, d)
+    rows = max(1, CHUNK // matrices[0].numel())
+    find = _top_of if guess.end == "top" else _bottom_of
+    return Columns(torch.cat([find(part, guess.k) for part in matrices.split(rows)]))
+
+
+def _top_of(W: Tensor, k: int) -> Tensor:
+    _, S, Vh = torch.linalg.svd(W, full_matrices=False)
+    k = min(k, S.shape[-1])
+    real = S[:, :k] > S[:, :1] * max(W.shape[-2:]) * torch.finfo(W.dtype).eps
+    return Vh[:, :k].mT * real[:, None]
+
+
+def _bottom_of(W: Tensor, k: int) -> Tensor:
+    Vh = torch.linalg.svd(W, full_matrices=True)[2]
+    return Vh[:, -k:].mT
+
+
+def _subspace(guess: WPerp, view: SiteView) -> Frame:
+    """Per sample, by products: one dense product of the layer above with all samples' columns at a time."""
+    if guess.end == "bottom":
+        return _shared(guess, view)
+    batch, d = view.output.shape
+    W, width = view.W, min(d, guess.k + OVERSAMPLE)
+    if view.due or view.cache["start"].shape[1] != width:
+        view.cache["start"] = _shared_basis(W, width, view)
+    start = view.cache["start"]
+    if view.gate is not None:
+        start = view.gate[:, :, None] * start
+    V, _ = batched_top_subspace(
+        lambda X: _gram(W, X), start.expand(batch, d, width), guess.k, guess.iterations
+    )
+    return Columns(V)
+
+
+def _gram(W: Upstream, X: Tensor) -> Tensor:
+    """`W̃ᵀ W̃ X` for every sample: (batch, d, p)."""
+    columns = X.permute(2, 0, 1)  # (p, batch, d)
+    return W.vjp(W.jvp(columns)).permute(1, 2, 0)
+
+
+def _shared_basis(W: Upstream, width: int, view: SiteView) -> Tensor:
+    """The batch's basis, with random columns where its rank is lower than `width`."""
+    V = W.shared_basis(width, view.noise)
+    empty = V.abs().amax(0) == 0
+    return torch.where(empty, view.noise.normal(V.shape, V.dtype, V.device), V)
+
+
+def _shared(guess: WPerp, view: SiteView) -> Frame:
+    """One basis for the batch, bent into each sample's gate."""
+    batch, d = view.output.shape
+    k = min(guess.k, d)
+    if guess.end == "bottom":
+        return _null_frame(k, view)
+    if view.due or "basis" not in view.cache:
+        view.cache["basis"] = view.W.shared_basis(k, view.noise, warm=view.cache.get("basis"))
+    return GatedBasis(view.cache["basis"], view.gate, batch)
+
+
+def _null_frame(k: int, view: SiteView) -> Frame:
+    """k directions that `W̃` does not see.
+
+    A unit whose gate is closed has singular value zero: any k directions among closed units are a bottom-k
+    subspace. Where the gate does not close (tanh, GELU), the weakest directions of the batch are taken.
+    """
+    batch, d = view.output.shape
+    if view.due or "basis" not in view.cache:
+        if view.gate is not None and bool((view.gate == 0).any()):
+            view.cache["basis"] = view.noise.normal((d, k), view.output.dtype, view.output.device)
+        else:
+            full = view.W.shared_basis(d, view.noise)
+            full = torch.linalg.qr(full + 1e-12 * torch.eye(d, dtype=full.dtype, device=full.device))[0]
+            view.cache["basis"] = full[:, -k:]
+    if view.gate is None or not bool((view.gate == 0).any()):
+        return GatedBasis(view.cache["basis"], None, batch)
+    return GatedBasis(view.cache["basis"], (view.gate == 0).to(view.output.dtype), batch)
+
+
+_SOLVERS = {"svd": _svd, "subspace": _subspace, "shared": _shared}

@@ -1,0 +1,66 @@
+"""Weight perturbation, the forward gradient (Baydin et al. 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from gradguess.guesses._base import Estimate, Method
+from gradguess.tangent import carry_parameters
+
+if TYPE_CHECKING:
+    from gradguess.step import Step
+
+
+@dataclass(frozen=True)
+class WeightPerturbation(Method):
+    """White noise on every parameter, one direction for the whole batch.
+
+    Direction `Y ~ N(0, I)` of the shape of the parameters; estimate `(mean_b c_b) Y`. Covariance `I`. Bias none.
+    Variance grows with the number of parameters. Cost: a tangent pass and nothing else: no input and no
+    direction of a layer is kept. Paper: section 2, "Forward Gradient". `directions` are keyed by parameter name.
+
+    >>> import torch, gradguess as gg
+    >>> model = torch.nn.Linear(4, 3)
+    >>> loss_fn = torch.nn.CrossEntropyLoss(reduction="none")
+    >>> x, t = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    >>> est = gg.estimate(model, gg.WeightPerturbation(), loss_fn, x, t)
+    >>> Y = est.directions["weight"][0]
+    >>> torch.allclose(est.grads["weight"], est.jvp.mean() * Y)
+    True
+    """
+
+    uses_sites = False
+
+    def run(self, step: Step) -> Estimate:
+        model = step.task.model
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        padding = _padding_rows(model)
+        losses, derivatives = torch.empty(0), []
+        directions: dict[str, list[Tensor]] = {name: [] for name in parameters}
+        grads = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        for _ in range(step.options.tangents):
+            drawn = {name: step.noise.normal(p.shape, p.dtype, p.device) for name, p in parameters.items()}
+            for name, row in padding.items():
+                if name in drawn:
+                    drawn[name][row] = 0  # the padding row has no gradient
+            with step.one_pass():
+                losses, derivative = carry_parameters(step.task, drawn)
+            derivatives.append(derivative)
+            for name, y in drawn.items():
+                grads[name] += derivative.mean().to(y.dtype) * y / step.options.tangents
+                if step.detail:
+                    directions[name].append(y)
+        kept = {name: torch.stack(ys) for name, ys in directions.items() if ys}
+        return Estimate(losses.mean(), grads, torch.stack(derivatives), kept, losses=losses)
+
+
+def _padding_rows(model: nn.Module) -> dict[str, int]:
+    return {
+        f"{name}.weight" if name else "weight": module.padding_idx
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None
+    }

@@ -1,0 +1,37 @@
+"""White noise from an explicit generator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Noise:
+    """Draws N(0, 1) numbers in a fixed order from one generator; `rewind` starts the order anew.
+
+    With `rows`, a draw for a batch gives the rows of that slice of a batch of `total` samples: the numbers of a
+    sample depend on its place in the whole batch and not on how the batch is split.
+    """
+
+    def __init__(
+        self, generator: torch.Generator, rows: slice | None = None, total: int | None = None
+    ) -> None:
+        self.generator = generator
+        self.rows, self.total = rows, total
+        self._start = generator.get_state()
+
+    def rewind(self) -> None:
+        self.generator.set_state(self._start)
+
+    def normal(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        z = torch.randn(shape, generator=self.generator, device=self.generator.device, dtype=dtype)
+        return z.to(device)
+
+    def batched(self, count: int, batch: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """(count, batch, size), tied to the samples' places in the whole batch."""
+        if self.rows is None:
+            return self.normal((count, batch, size), dtype, device)
+        assert self.total is not None
+        return self.normal((count, self.total, size), dtype, device)[:, self.rows]

@@ -1,0 +1,351 @@
+"""One step of the engine: the passes that every method is made of.
+
+sites -> frames (W̃) -> directions -> tangent pass (`measure`) -> estimates -> parameters (`pull_back`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gradguess.errors import InputError
+from gradguess.guesses._base import Frame, Guess, Identity, SiteView
+from gradguess.isolation import Snapshot
+from gradguess.linalg import orthonormal_columns
+from gradguess.noise import Noise
+from gradguess.pullback import parameter_gradients
+from gradguess.sites import Layout, Site, Watch
+from gradguess.tangent import carry, formula_kernels
+from gradguess.task import Task
+from gradguess.upstream import ClosedForm, CutGraph, Upstream
+
+PROBE_ROWS = 32  # samples on which the basis of a site without closed form is sketched
+
+Cache = dict[str, dict[str, Tensor]]
+Cotangent = Callable[[Site, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How directions are measured and turned into gradients; the same for every guess."""
+
+    tangents: int = 1
+    isolate: bool = False  # one tangent per site: sites cause each other no noise
+    memory: Literal["store", "replay"] = "store"
+    coupling: Literal["sample", "batch"] = "sample"  # "batch": for layers that mix samples
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tangents, int) or self.tangents < 1:
+            raise InputError(f"tangents: expected a whole number of at least 1, found {self.tangents!r}.")
+        if self.memory not in ("store", "replay"):
+            raise InputError(f"memory: expected 'store' or 'replay', found {self.memory!r}.")
+        if self.coupling not in ("sample", "batch"):
+            raise InputError(f"coupling: expected 'sample' or 'batch', found {self.coupling!r}.")
+
+
+@dataclass
+class Record:
+    """What a pass keeps of a site until the directional derivative is known."""
+
+    x: Any
+    version: int  # of x, to notice that it was changed in place
+    s: Tensor | None  # the output, where the method asked for it
+    y: Tensor | None = None  # (tangents, *s.shape)
+
+    def input(self, site: Site) -> Any:
+        if isinstance(self.x, Tensor) and self.x._version != self.version:
+            raise InputError(
+                f"The input of {site.name!r} was changed in place after the layer had read it. Write x = x + y "
+                "instead of x += y, or use memory='replay'."
+            )
+        return self.x
+
+
+Records = dict[str, Record]
+
+
+@dataclass
+class Measurement:
+    """What the tangent passes saw. `jvp` is (passes, batch): one pass per tangent, or per tangent and site."""
+
+    losses: Tensor
+    jvp: Tensor
+    records: Records
+
+
+@dataclass
+class Step:
+    """Everything one step may use: the batch, the layout, the noise, and the state kept between steps."""
+
+    task: Task
+    layout: Layout
+    noise: Noise
+    options: Options = field(default_factory=Options)
+    cache: Cache = field(default_factory=dict)
+    count: int = 0
+    detail: bool = True  # keep directions and site gradients for the caller
+
+    def __post_init__(self) -> None:
+        self._fresh: set[str] = set()
+        self._passes = 0
+        self._before: Snapshot | None = None
+        self._graph: CutGraph | None = None
+
+    # --- passes ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def one_pass(self) -> Iterator[None]:
+        """A pass over the model. Every pass of a step sees the same dropout masks; buffers are written once."""
+        first = self._passes == 0
+        self._passes += 1
+        touchy = self.layout.stochastic or self.layout.mutates
+        if not touchy:
+            yield
+        elif first:
+            self._before = Snapshot(self.task.model, buffers=False)
+            yield
+        else:
+            assert self._before is not None
+            now = Snapshot(self.task.model, random=False)
+            self._before.restore_random()
+            yield
+            now.restore_buffers()
+
+    def cut_graph(self, task: Task | None = None) -> CutGraph:
+        """A pass with a reverse graph that is cut at every site."""
+        with self.one_pass(), formula_kernels(self.task.model):
+            return CutGraph(task or self.task, self.layout)
+
+    def prepare(self, guess: Guess) -> None:
+        """Run the cut graph beforehand if the guess needs products with `W̃` that have no closed form."""
+        general = [s for s in self.layout.sites if self._guessed(s) and s.linear is None]
+        if guess.reads == "always" and general:
+            self._graph = self.cut_graph()
+        elif guess.reads == "refresh" and any(self._due(guess, site) for site in general):
+            self._graph = self.cut_graph(self._probe())
+
+    def _probe(self) -> Task:
+        """The first samples of the batch, or all of it where the batch cannot be cut or its samples mix."""
+        if not self.layout.sliceable or self.options.coupling == "batch":
+            return self.task
+        batch = _leading(self.task.inputs)
+        return self.task.rows(min(PROBE_ROWS, batch), batch)
+
+    # --- frames and directions -------------------------------------------------------------------------------
+
+    @staticmethod
+    def _guessed(site: Site) -> bool:
+        """At the top of the network, and where the batch shares one output, directions are N(0, I)."""
+        return not site.top and site.batch_dim is not None
+
+    def _due(self, guess: Guess, site: Site) -> bool:
+        if site.name in self._fresh:
+            return False
+        return not self.cache.get(site.name) or self.count % max(1, guess.refresh) == 0
+
+    def frame(self, guess: Guess, site: Site, s: Tensor) -> Frame:
+        """The guess's map from white noise to directions at this site, for this batch."""
+        flat = site.flat(s)
+        if flat.dtype in (torch.bfloat16, torch.float16):
+            flat = flat.float()
+        if not self._guessed(site):
+            return Identity(flat)
+        with torch.autocast(flat.device.type, enabled=False):
+            view = SiteView(
+                name=site.name,
+                output=flat,
+                gate=None if site.gate is None else site.gate(flat),
+                upstream=lambda gate: self._upstream(site, flat, gate),
+                cache=self.cache.setdefault(site.name, {}),
+                due=self._due(guess, site),
+                noise=self._sketch_noise(flat.device),
+            )
+            frame = guess.frame(view)
+        self._fresh.add(site.name)
+        return frame
+
+    def _upstream(self, site: Site, flat: Tensor, gate: Tensor | None) -> Upstream:
+        if site.linear is not None:
+            return ClosedForm(site.linear.weight.detach().to(flat.dtype), gate)
+        assert self._graph is not None
+        return self._graph.upstream(site)
+
+    def _sketch_noise(self, device: torch.device) -> Noise:
+        """A stream of its own: a refresh must not shift the numbers that directions are drawn from."""
+        return Noise(torch.Generator(self.noise.generator.device).manual_seed(0x5EED + self.count))
+
+    def draw(self, guess: Guess, site: Site, s: Tensor) -> Tensor:
+        """All directions of this step at a site: (tangents, *s.shape)."""
+        count = self.options.tangents
+        frame = self.frame(guess, site, s)
+        with torch.autocast(s.device.type, enabled=False):
+            if site.batch_dim is None:
+                z = self.noise.normal((count, 1, frame.latent), frame.dtype, s.device)
+            else:
+                z = self.noise.batched(count, frame.batch, frame.latent, frame.dtype, s.device)
+            if count > 1 and frame.orthonormal:
+                z = spread(z)
+            y = frame.apply(z)
+        return torch.stack([site.unflat(part, s) for part in y]) if count > 1 else site.unflat(y[0], s)[None]
+
+    # --- the tangent pass ------------------------------------------------------------------------------------
+
+    def record(self, x: Any, s: Tensor | None, y: Tensor | None = None) -> Record:
+        """Keep what `pull_back` will need: the input only where the layer's rule is a closed form."""
+        x = x if self.layout.closed else None
+        return Record(x, x._version if isinstance(x, Tensor) else 0, s, y)
+
+    def measure(self, guess: Guess, outputs: bool = False) -> Measurement:
+        """Draw directions and carry them to the losses. With `outputs`, keep every site's output as well."""
+        records: Records = {}
+        keep = self.options.memory == "store" or self.detail
+        self.prepare(guess)
+        losses, derivatives = None, []
+        for tangent, only in self._schedule():
+            if not keep:
+                self.noise.rewind()
+
+            def direction(
+                site: Site, x: Any, s: Tensor, tangent: int = tangent, only: str | None = only
+            ) -> Tensor | None:
+                record = records.get(site.name)
+                if record is not None and record.y is not None:
+                    y = record.y
+                else:
+                    y = self.draw(guess, site, s)
+                    if keep:
+                        records[site.name] = self.record(x, s if outputs or self.detail else None, y)
+                return y[tangent] if only in (None, site.name) else None
+
+            with self.one_pass():
+                losses, derivative = carry(self.task, self.layout, direction)
+            derivatives.append(derivative)
+        assert losses is not None
+        return Measurement(losses, torch.stack(derivatives), records)
+
+    def _schedule(self) -> list[tuple[int, str | None]]:
+        """(tangent, the one site it is for, or None for all)."""
+        tangents = range(self.options.tangents)
+        if not self.options.isolate:
+            return [(t, None) for t in tangents]
+        return [(t, site.name) for t in tangents for site in self.layout.sites]
+
+    def coefficients(self, site: Site, jvp: Tensor) -> Tensor:
+        """The directional derivatives that concern a site: (tangents, batch)."""
+        if not self.options.isolate:
+            return jvp
+        index = [other.name for other in self.layout.sites].index(site.name)
+        return jvp[index :: len(self.layout.sites)]
+
+    def weigh(self, site: Site, jvp: Tensor, y: Tensor) -> Tensor:
+        """`ĝ = c y`, averaged over tangents: the estimate of each sample's own gradient at the site.
+
+        Where the batch shares the site's output, or samples mix, `c` is the sum over the batch.
+        """
+        c = self.coefficients(site, jvp).to(y.dtype)
+        shape = [1] * (y.dim() - 1)
+        if site.batch_dim is None:
+            c = c.sum(1)
+        else:
+            shape[site.batch_dim] = c.shape[1]
+            if self.options.coupling == "batch":
+                c = c.sum(1, keepdim=True).expand_as(c)
+        g = c.reshape(-1, *shape) * y
+        return g[0] if len(g) == 1 else g.mean(0)
+
+    # --- from sites to parameters ----------------------------------------------------------------------------
+
+    def pull_back(self, cotangent: Cotangent, records: Records | None) -> dict[str, Tensor]:
+        """Parameter gradients from `cotangent(site, s)`, the estimate at each site (of the batch's mean loss).
+
+        With `records` and closed forms no further pass is needed. Otherwise the pass is replayed and each site's
+        own piece of the graph is differentiated as soon as it is complete, then freed.
+        """
+        gradients = _Gradients(self.task)
+        if records and self.layout.closed:
+            for site in self.layout.sites:
+                record = records[site.name]
+                gradients.add_closed(site, record.input(site), cotangent(site, record.s))
+        elif self.layout.closed:
+            self._replay(lambda site, x, s: gradients.add_closed(site, x, cotangent(site, s)))
+        else:
+            self._replay_with_graph(gradients, cotangent)
+        return gradients.by_name
+
+    def _replay(self, act: Callable[[Site, Any, Tensor], None]) -> None:
+        def visit(site: Site, x: Any, s: Tensor) -> Tensor:
+            act(site, x, s)
+            return s
+
+        with self.one_pass(), torch.no_grad(), Watch(self.layout, visit):
+            self.task.outputs()
+
+    def _replay_with_graph(self, gradients: _Gradients, cotangent: Cotangent) -> None:
+        def visit(site: Site, x: Any, s: Tensor) -> Tensor:
+            with torch.no_grad():
+                g = cotangent(site, s.detach())
+            gradients.add_vjp(site.parameters, s, g)
+            return s.detach()
+
+        with (
+            self.one_pass(),
+            torch.enable_grad(),
+            formula_kernels(self.task.model),
+            Watch(self.layout, visit),
+        ):
+            outputs = self.task.outputs()
+            if self.layout.tail:
+                losses = self.task.losses(outputs)
+                gradients.add_vjp(self.layout.tail, losses, torch.full_like(losses, 1 / len(losses)))
+
+
+class _Gradients:
+    """Sums contributions to each parameter's gradient, under the model's own names."""
+
+    def __init__(self, task: Task) -> None:
+        self.parameters = dict(task.model.named_parameters())
+        self.name_of = {id(p): name for name, p in self.parameters.items()}
+        self.by_name: dict[str, Tensor] = {}
+
+    def add(self, name: str, grad: Tensor) -> None:
+        grad = grad.to(self.parameters[name].dtype)
+        self.by_name[name] = self.by_name[name] + grad if name in self.by_name else grad
+
+    def add_closed(self, site: Site, x: Any, g: Tensor) -> None:
+        dtype = next(site.module.parameters()).dtype
+        x = x.to(dtype) if x.is_floating_point() else x
+        for parameter, grad in parameter_gradients(site.module, x, g.to(dtype)):
+            self.add(self.name_of[id(parameter)], grad)
+
+    def add_vjp(self, names: tuple[str, ...], s: Tensor, g: Tensor) -> None:
+        if not names:
+            return
+        grads = torch.autograd.grad(
+            s, [self.parameters[name] for name in names], g, retain_graph=True, allow_unused=True
+        )
+        for name, grad in zip(names, grads, strict=True):
+            if grad is not None:
+                self.add(name, grad)
+
+
+def spread(z: Tensor) -> Tensor:
+    """Replace independent draws (n, batch, k) by orthonormal ones scaled by √k: never worse, same covariance.
+
+    More than k draws come in blocks of k.
+    """
+    k = z.shape[-1]
+    blocks = [orthonormal_columns(block.permute(1, 2, 0)).permute(2, 0, 1) for block in z.split(k)]
+    return torch.cat(blocks) * k**0.5
+
+
+def _leading(inputs: Any) -> int:
+    from torch.utils._pytree import tree_leaves
+
+    return next(
+        int(leaf.shape[0]) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0
+    )

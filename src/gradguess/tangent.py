@@ -1,0 +1,145 @@
+"""The tangent pass: one forward pass with dual numbers that carries directions to each sample's loss.
+
+No reverse graph is ever recorded: a stray one costs more memory than backpropagation itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as fwAD
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gradguess.errors import ForwardModeError, InputError
+from gradguess.sites import Layout, Site, Watch
+from gradguess.task import Task
+
+Direction = Callable[[Site, Tensor, Tensor], Tensor | None]
+
+
+@contextmanager
+def forward_mode(model: nn.Module) -> Iterator[None]:
+    """Dual numbers under `no_grad`, on kernels that have a forward-mode formula."""
+    if fwAD._current_level >= 0:
+        raise InputError(
+            "gradguess was called inside torch.autograd.forward_ad.dual_level(); PyTorch has no nested levels. "
+            "Call it outside."
+        )
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(formula_kernels(model))
+        stack.enter_context(fwAD.dual_level())
+        yield
+
+
+@contextmanager
+def formula_kernels(model: nn.Module) -> Iterator[None]:
+    """Keep away from the fused attention and recurrent kernels that cannot carry a tangent."""
+    kinds = {type(module) for module in model.modules()}
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    with ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        torch.backends.mha.set_fastpath_enabled(False)
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fastpath)
+        if any(issubclass(kind, nn.RNNBase) for kind in kinds):
+            stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+            torch._C._set_mkldnn_enabled(False)
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        yield
+
+
+@contextmanager
+def named_failures(task: Task) -> Iterator[None]:
+    """Turn PyTorch's complaint about a missing formula into an error that names the module."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError) as error:
+        if not _is_missing_formula(error):
+            raise
+        where = _culprit(task)
+        raise ForwardModeError(
+            f"{where} has no forward-mode formula in PyTorch, so no tangent can pass through it "
+            f"({str(error).splitlines()[0][:160]}). Replace it by a layer made of differentiable functions, "
+            "give a custom autograd Function a jvp, or keep it below the first site with frozen parameters."
+        ) from None
+
+
+def _is_missing_formula(error: BaseException) -> bool:
+    text = str(error)
+    return any(mark in text for mark in ("forward AD", "forward mode AD", "jvp", "forward-mode"))
+
+
+def _culprit(task: Task) -> str:
+    """Run the pass once more, watching every module, and name the innermost one that was running."""
+    running: list[str] = []
+    handles = []
+    for name, module in task.model.named_modules():
+        label = f"{name or 'the model'} ({type(module).__name__})"
+        handles.append(module.register_forward_pre_hook(lambda *_, label=label: running.append(label)))
+        handles.append(module.register_forward_hook(lambda *_: running.pop() and None))
+    try:
+        with forward_mode(task.model):
+            duals = {
+                name: fwAD.make_dual(p.detach(), torch.ones_like(p))
+                for name, p in task.model.named_parameters()
+                if p.is_floating_point()
+            }
+            outputs = torch.func.functional_call(task.model, duals, *_as_call(task.inputs))
+            running.append("loss_fn")
+            task.losses(outputs)
+    except Exception:
+        return running[-1] if running else "the model"
+    finally:
+        for handle in handles:
+            handle.remove()
+    return "the model"
+
+
+def _as_call(inputs: Any) -> tuple[Any, ...]:
+    if isinstance(inputs, tuple):
+        return (inputs,)
+    if isinstance(inputs, dict):
+        return ((), inputs)
+    return ((inputs,),)
+
+
+def carry(task: Task, layout: Layout, direction: Direction) -> tuple[Tensor, Tensor]:
+    """One tangent pass. `direction(site, x, s)` gives the `y` that is added to the tangent at a site, or None.
+
+    Returns each sample's loss and its directional derivative `c_b = Σ_i <y_i, g_i>`, both (batch,).
+    """
+
+    def inject(site: Site, x: Any, s: Tensor) -> Tensor:
+        primal, tangent = fwAD.unpack_dual(s)
+        if isinstance(x, Tensor):
+            x = fwAD.unpack_dual(x).primal
+        y = direction(site, x, primal)
+        if y is None:
+            return s
+        return fwAD.make_dual(primal, y if tangent is None else y + tangent)
+
+    with named_failures(task), forward_mode(task.model), Watch(layout, inject):
+        losses = task.losses(task.outputs())
+        primal, tangent = fwAD.unpack_dual(losses)
+        if tangent is None:
+            tangent = torch.zeros_like(primal)
+        return primal, tangent
+
+
+def carry_parameters(task: Task, directions: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """One tangent pass with directions on the parameters instead: (losses, derivatives), both (batch,)."""
+    with named_failures(task), forward_mode(task.model):
+        own = dict(task.model.named_parameters())
+        duals = {name: fwAD.make_dual(own[name].detach(), y) for name, y in directions.items()}
+        outputs = torch.func.functional_call(task.model, duals, *_as_call(task.inputs))
+        primal, tangent = fwAD.unpack_dual(task.losses(outputs))
+        if tangent is None:
+            raise InputError(
+                "The loss does not depend on any trainable parameter: its directional derivative is missing. "
+                "Is part of the model run under torch.inference_mode() or detached?"
+            )
+        return primal, tangent
