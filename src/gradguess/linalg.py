@@ -1,10 +1,11 @@
 """Bases, triangular factors and matrix polynomials: pure functions on tensors, batched.
 
-Everything here is deterministic given its arguments, writes to none of them, and keeps their dtype and device.
-Dependent, zero and missing directions never raise and never give NaN: they come back as zero columns, so that a
-caller who draws `V z` draws from the directions that exist.
+Everything here is deterministic given its arguments, writes to none of them, and keeps their dtype and
+device. Dependent, zero and missing directions never raise and never give NaN: they come back as zero
+columns, so that a caller who draws `V z` draws from the directions that exist.
 
-A function that waits for the device (an eigenvalue routine does) says so; the others can be captured in a graph.
+A function that waits for the device (an eigenvalue routine does) says so; the others can be captured in a
+CUDA graph.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ Product = Callable[[Tensor], Tensor]
 def semidefinite_cholesky(C: Tensor, rtol: float | None = None) -> tuple[Tensor, Tensor]:
     """Lower factor of positive semi-definite matrices that may be singular, or zero.
 
-    A column whose remaining pivot is at most `rtol` times the largest diagonal entry of its matrix depends on the
-    columns before it: there `L` gets a one on the diagonal and zeros below, and `alive` is False. For `C = YᵀY`
-    the columns of `Y L^{-T}` are then orthonormal where alive, and the (negligible) residual elsewhere; the
-    caller zeroes it with the mask. `L Lᵀ = C` holds up to the dropped pivots when `alive` is all True.
+    A column whose remaining pivot is at most `rtol` times the largest diagonal entry of its matrix depends on
+    the columns before it: there `L` gets a one on the diagonal and zeros below, and `alive` is False. For
+    `C = YᵀY` the columns of `Y L^{-T}` are then orthonormal where alive, and the negligible residual
+    elsewhere; the caller zeroes it with the mask: `Y L^{-T} (alive z)` has an exact projector as covariance.
+    Where every column is alive, `L Lᵀ = C`.
 
-    Accuracy: with `rtol` at its default, `100 k eps`, the orthonormality error is at most about 1e-2 (one
-    pass; see `orthonormal_columns` for two) and about `eps` where the columns are well conditioned.
+    Accuracy: `QᵀQ` is off by about `eps` over the smallest relative pivot kept, so by 1e-2 at the very worst
+    with the default `rtol`, `100 k eps`; 1e-6 (float32) for columns of ordinary conditioning.
     Cost: `k³/3` operations per matrix. On the CPU LAPACK factors the batch, and only matrices with a dropped
-    pivot go through the loop; elsewhere the loop runs `k` times over the batch without waiting for the device.
+    pivot go through the loop; elsewhere the loop runs `k` times over the batch, never waiting for the device.
 
     Args:
         C: (B, k, k), symmetric.
@@ -65,7 +67,7 @@ def semidefinite_cholesky(C: Tensor, rtol: float | None = None) -> tuple[Tensor,
 def _dropping_cholesky(C: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
     """Right-looking Cholesky, batch innermost, that drops pivots not above `floor` (B,)."""
     k = C.shape[-1]
-    rest = C.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)  # (k, k, B), what is still to be factored
+    rest = C.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)  # (k, k, B), still to be factored
     L = torch.zeros_like(rest)
     alive = torch.empty_like(rest[0], dtype=torch.bool)
     for j in range(k):
@@ -93,7 +95,7 @@ def triangular_apply(L: Tensor, z: Tensor, transpose: bool = True) -> Tensor:
     """
     columns = z[..., None] if z.ndim == 2 else z.permute(1, 2, 0)  # (B, k, 1 or n)
     matrix = L.mT if transpose else L
-    x = torch.linalg.solve_triangular(matrix, columns, upper=transpose)
+    x: Tensor = torch.linalg.solve_triangular(matrix, columns, upper=transpose)
     return x[..., 0] if z.ndim == 2 else x.permute(2, 0, 1)
 
 
@@ -101,12 +103,14 @@ def orthonormal_columns(A: Tensor, rtol: float | None = None, passes: int = 3) -
     """Orthonormal bases of the column spans, in Gram–Schmidt order; zero columns where a column is dependent.
 
     Cholesky QR of the unit-norm columns, `passes` times. A column that one pass finds dependent keeps its
-    residual, is scaled to norm one and tried again in the next. It is dropped for good when what is left of it
-    is below `rtol` of the column (of the largest column, for a column that is small from the start).
+    residual, is scaled to norm one and tried again in the next. It is dropped for good when what is left of
+    it is below `rtol` of the column (of the largest column, for a column that is small from the start).
 
-    Accuracy: `|QᵀQ - I| ~ k eps`, and the span of modified Gram–Schmidt, for columns that keep more than `rtol`,
-    by default `10 (k + √d) eps`. Two passes do for condition numbers below 1e2 (float32) or 1e6 (float64).
-    Cost: `4 d k²` operations a pass. Reference: Yamamoto et al. 2015, *Roundoff error analysis of CholeskyQR2*.
+    Accuracy: `|QᵀQ - I| ~ k eps`, and the span of modified Gram–Schmidt, for columns that keep more than
+    `rtol`, by default `10 (k + √d) eps`. Two passes do for condition numbers below 1e2 (float32) or 1e6
+    (float64).
+    Cost: `4 d k²` operations a pass.
+    Reference: Yamamoto et al. 2015, *Roundoff error analysis of the CholeskyQR2 algorithm*.
 
     Args:
         A: (B, d, k) or (d, k); fastest where it is the transpose of a contiguous (B, k, d).
@@ -116,13 +120,18 @@ def orthonormal_columns(A: Tensor, rtol: float | None = None, passes: int = 3) -
     """
     if A.ndim == 2:
         return orthonormal_columns(A[None], rtol, passes)[0]
-    d, k = A.shape[-2:]
-    rtol = 10 * (k + d**0.5) * torch.finfo(A.dtype).eps if rtol is None else rtol
-    R = A.mT.contiguous()  # (B, k, d): the columns lie as rows, which every product below prefers
+    rows, _ = _orthonormal_rows(A.mT.contiguous(), rtol, passes)
+    return rows.mT
+
+
+def _orthonormal_rows(R: Tensor, rtol: float | None, passes: int) -> tuple[Tensor, Tensor]:
+    """`orthonormal_columns` of vectors that lie as rows (B, k, d), and what was left of each (B, k, 1)."""
+    k, d = R.shape[-2:]
+    rtol = 10 * (k + d**0.5) * torch.finfo(R.dtype).eps if rtol is None else rtol
     R = R / _positive(R.abs().amax((-2, -1), keepdim=True))  # no overflow in the squares
-    left = torch.linalg.vector_norm(R, dim=-1, keepdim=True)  # (B, k, 1), what is left of each column
+    left = torch.linalg.vector_norm(R, dim=-1, keepdim=True)
     left = left / _positive(left.amax(-2, keepdim=True))
-    eye = torch.eye(k, dtype=A.dtype, device=A.device).expand(len(A), k, k)
+    eye = torch.eye(k, dtype=R.dtype, device=R.device).expand(len(R), k, k)
     alive = left > rtol
     for _ in range(passes):
         R = R * (alive / _positive(torch.linalg.vector_norm(R, dim=-1, keepdim=True)))
@@ -131,7 +140,7 @@ def orthonormal_columns(A: Tensor, rtol: float | None = None, passes: int = 3) -
         size = torch.linalg.vector_norm(R, dim=-1, keepdim=True)
         left = torch.where(kept[..., None], left, left * size)
         alive = alive & (left > rtol)
-    return (R * (alive & kept[..., None])).mT
+    return R * (alive & kept[..., None]), left
 
 
 def _positive(x: Tensor) -> Tensor:
@@ -145,12 +154,13 @@ def top_right_singular_vectors(A: Tensor, k: int, warm: Tensor | None = None, it
     Without `warm`: exact, from the eigenvectors of the smaller of `AᵀA` and `AAᵀ`, scaled and in float64.
     With `warm`: `batched_top_subspace` from those columns, `iterations` products with `AᵀA` of that many
     columns; no eigenvalue problem of size `d`.
-    Directions beyond `min(m, d)` or beyond the numerical rank (relative size `max(m, d) eps`, not below 1e-7) are zero columns.
+    Directions beyond `min(m, d)` or the numerical rank are zero columns. The rank counts the singular values
+    above `max(m, d) eps` of the largest, and never below 1e-7 of it.
 
-    Accuracy: without `warm`, float64 rounding over the relative gap to the next squared singular value. With it,
-    see `batched_top_subspace`.
-    Cost: `m d min(m, d)` and an `eigh` of size `min(m, d)`; with `warm`, `4 m d p` an iteration for `p` columns.
-    Waits for the device.
+    Accuracy: without `warm`, float64 rounding over the relative gap to the next squared singular value. With
+    it, see `batched_top_subspace`.
+    Cost: `m d min(m, d)` and an `eigh` of size `min(m, d)`; with `warm`, `4 m d p` an iteration for `p`
+    columns. Waits for the device.
 
     Args:
         A: (m, d).
@@ -163,8 +173,7 @@ def top_right_singular_vectors(A: Tensor, k: int, warm: Tensor | None = None, it
     m, d = A.shape
     rtol = max(max(m, d) * torch.finfo(A.dtype).eps, 1e-7)
     if warm is not None:
-        start = warm[None]
-        V, values = batched_top_subspace(lambda X: A.mT @ (A @ X), start, k, iterations)
+        V, values = batched_top_subspace(lambda X: A.mT @ (A @ X), warm[None], k, iterations)
         return V[0] * (values[0] > rtol**2 * values[0, 0])
     S = (A / _positive(A.abs().amax())).double()
     if m < d:
@@ -199,73 +208,76 @@ def batched_top_singular(
     """The `k` largest singular values of `batch` different matrices, known only by their products.
 
     Golub–Kahan bidiagonalisation from a random vector per matrix; the right vectors are reorthogonalised in
-    full, which keeps the left ones orthogonal too (Simon and Zha 2000), so that only the right ones are stored. Where the
-    Krylov space ends early (low rank, repeated singular values) it goes on with a new random direction.
+    full, which keeps the left ones orthogonal too (Simon and Zha 2000), so that only the right ones are
+    stored. Where the Krylov space ends early (low rank, repeated singular values) a new random direction
+    continues it.
 
-    Accuracy: singular values from below. With 8 to 10 steps per value the leading ones of a matrix without
-    spectral gap are right to about 1e-3, and sooner with a gap; exact when `steps` reaches `min(m, d)`.
-    Cost: `steps` products with each of `A`, `Aᵀ`; `8 d steps²` operations per matrix to reorthogonalise, and `batch` SVDs of
-    size `steps`, which wait for the device.
+    Accuracy: singular values come out too small, never too large. For a 512 × 512 matrix of independent
+    entries with half its columns masked (no gap) the relative error of the first is 2e-4 after 20 steps, and
+    that of the tenth 4e-3 after 60 and 1e-6 after 80; with a gap it is smaller. Exact when `steps` is `d`.
+    Cost: `steps` products with each of `A`, `Aᵀ`, `2 d steps²` operations per matrix to reorthogonalise, and
+    `B` SVDs of size `steps`. Waits for the device.
 
     Args:
         matmul: (B, d) -> (B, m), each row times its own matrix `A_b`.
         rmatmul: (B, m) -> (B, d), each row times `A_bᵀ`.
-        generator: source of the start vectors, on `device`.
+        batch, m, d: how many matrices, and their shape.
+        steps: how many Lanczos steps; at least `k`, and 2 k to 8 k as a rule.
+        generator: source of the start vectors, on the device of the products.
 
     Returns:
         singular values (B, k), descending, and right singular vectors (B, d, k); zeros beyond the rank.
     """
     steps = min(max(steps, k), d)
-    noise = torch.randn(steps, batch, d, generator=generator, dtype=dtype, device=device or generator.device)
+    device = generator.device if device is None else device
     tiny = 10 * max(m, d) ** 0.5 * torch.finfo(dtype).eps
-    V = noise.new_zeros(batch, d, steps)
-    bidiagonal = noise.new_zeros(batch, steps, steps)
-    scale = noise.new_zeros(batch, 1)  # the largest entry so far: what counts as zero
-    u, beta, r = noise.new_zeros(batch, m), noise.new_zeros(batch, 1), noise.new_zeros(batch, d)
+    V = torch.zeros(batch, steps, d, dtype=dtype, device=device)  # vectors are rows
+    noise = torch.randn(steps, 1, d, generator=generator, dtype=dtype, device=device)
+    bidiagonal = V.new_zeros(batch, steps, steps)
+    r = torch.randn(batch, d, generator=generator, dtype=dtype, device=device)
+    r = r / torch.linalg.vector_norm(r, dim=-1, keepdim=True)
+    u, beta, scale = V.new_zeros(batch, m), V.new_zeros(batch, 1), V.new_ones(batch, 1)
     for j in range(steps):
-        r = torch.where(beta > tiny * scale, r, noise[j])  # goes on, or starts anew
-        beta = torch.where(beta > tiny * scale, beta, 0.0)
-        v = _unit_against(V[..., :j], r, tiny)
-        V[..., j] = v
+        v = _next_block(r[:, None], V[:, :j], scale[..., None], noise[j])[:, 0]
         u = matmul(v) - beta * u
         alpha = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
-        scale = torch.maximum(scale, torch.maximum(alpha, beta))
+        scale = torch.maximum(scale, alpha) if j else alpha
         alpha = torch.where(alpha > tiny * scale, alpha, 0.0)
         u = torch.where(alpha > 0, u / _positive(alpha), 0.0)
-        bidiagonal[:, j, j] = alpha[:, 0]
-        if j:
-            bidiagonal[:, j - 1, j] = beta[:, 0]
+        V[:, j], bidiagonal[:, j, j] = v, alpha[:, 0]
         r = rmatmul(u) - alpha * v
-        r = r - _project(V[..., : j + 1], r)
+        r = r - ((r[:, None] @ V[:, : j + 1].mT) @ V[:, : j + 1])[:, 0]
         beta = torch.linalg.vector_norm(r, dim=-1, keepdim=True)
+        beta = torch.where(beta > tiny * scale, beta, 0.0)  # zero: the next vector is a new start
+        if j + 1 < steps:
+            bidiagonal[:, j, j + 1] = beta[:, 0]
+    return _singular_pairs(bidiagonal, V, k, tiny)
+
+
+def _singular_pairs(bidiagonal: Tensor, V: Tensor, k: int, tiny: float) -> tuple[Tensor, Tensor]:
+    """Top-k singular values and right vectors of `U B V`, from the small factor and orthonormal rows `V`."""
     _, values, Zh = torch.linalg.svd(bidiagonal)
-    values = values[:, :k] * (values[:, :k] > tiny * scale)
-    vectors = (V @ Zh.mT[..., :k]) * (values[:, None] > 0)
+    values = values[:, :k] * (values[:, :k] > tiny * values[:, :1])
+    vectors = (Zh[:, :k] @ V).mT * (values[:, None] > 0)
     return _pad_columns(values, k), _pad_columns(vectors, k)
 
 
-def _project(V: Tensor, r: Tensor) -> Tensor:
-    """`V Vᵀ r` for (B, d, j) and (B, d)."""
-    return (V @ (V.mT @ r[..., None]))[..., 0]
-
-
-def _unit_against(V: Tensor, r: Tensor, tiny: float) -> Tensor:
-    """`r` of norm one and orthogonal to the columns of `V`; zero where `V` already spans it."""
-    r = r / _positive(torch.linalg.vector_norm(r, dim=-1, keepdim=True))
-    r = r - _project(V, r)
-    size = torch.linalg.vector_norm(r, dim=-1, keepdim=True)
-    r = torch.where(size > tiny, r / _positive(size), 0.0)
-    return r - _project(V, r)
-
-
-def batched_top_subspace(
-    gram_product: Product, start: Tensor, k: int, iterations: int
-) -> tuple[Tensor, Tensor]:
+def batched_top_subspace(gram_product: Product, start: Tensor, k: int, iterations: int) -> tuple[Tensor, Tensor]:
     """Top-k eigenvectors of `B` positive semi-definite matrices, known only by their products.
 
     Rayleigh–Ritz in the block Krylov space `[X, G X, ..., G^(iterations - 1) X]`, its basis fully
     orthogonalised (block Lanczos). Where the space ends early (low rank, repeated eigenvalues, a start that
     has converged) fixed random directions continue it.
+
+    Accuracy, `‖P - P*‖₂` for k = 10 and `p = 2` random columns: on weights at initialisation with half the
+    units masked, which have no gap, about `5.6 d^(1/3)` iterations give a median below 1e-3 and a 90 %
+    quantile below 5e-3 (28 at d = 128, 44 at 512, 56 at 1024); on weights with a rank-10 part whose
+    eigenvalues are five times those of the noise 10 iterations give 2e-4. Narrow blocks need the fewest products: at equal error, `p = 10` takes
+    1.5 times as many columns, a Chebyshev-filtered block of 20 six times and plain subspace iteration ten.
+    From an old basis with little drift, `p = 2 k` columns and 3 to 4 iterations do.
+    Cost: one product of `p` columns an iteration; `4 d p² iterations²` operations to orthogonalise;
+    `B` eigenvalue problems of size `s = p iterations`; `B s (d + s)` numbers of memory. Waits for the device.
+    Reference: Golub and Underwood 1977, *The block Lanczos method for computing eigenvalues*.
 
     Args:
         gram_product: (B, d, p) -> (B, d, p), `X -> W̃ᵀ W̃ X` with each sample's own `W̃`.
@@ -278,7 +290,7 @@ def batched_top_subspace(
     """
     batch, d, p = start.shape
     iterations = min(iterations, -(-d // p))
-    X = orthonormal_columns(start, passes=2).mT  # (B, p, d): vectors are rows throughout
+    X, _ = _orthonormal_rows(start.mT.contiguous(), None, passes=3)  # (B, p, d): vectors are rows throughout
     noise = _fixed_noise(iterations, p, start)
     Q = X.new_zeros(batch, p * iterations, d)
     H = X.new_zeros(batch, p * iterations, p * iterations)
@@ -292,7 +304,8 @@ def batched_top_subspace(
             H[:, new, old] += along
             Y = Y - along @ Q[:, old]
         if j + 1 < iterations:
-            X = _next_block(Y, Q[:, old], H, noise[j + 1])
+            scale = H.diagonal(dim1=-2, dim2=-1).amax(-1)[:, None, None]
+            X = _next_block(Y, Q[:, old], scale, noise[j + 1])
     return _ritz(Q, H, k)
 
 
@@ -302,19 +315,22 @@ def _fixed_noise(blocks: int, p: int, like: Tensor) -> Tensor:
     return torch.randn(blocks, p, like.shape[-2], generator=generator, dtype=like.dtype, device=like.device)
 
 
-def _next_block(residual: Tensor, basis: Tensor, H: Tensor, noise: Tensor) -> Tensor:
-    """Orthonormal rows (B, p, d) that continue the basis (B, j, d): the residual, noise where it has vanished."""
+def _next_block(residual: Tensor, basis: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
+    """Orthonormal rows (B, p, d) that continue the basis (B, j, d): the residual, or noise where it vanished.
+
+    It has vanished when it is rounding against the `scale` (B, 1, 1) of the operator. Scaling up what little
+    is left of a vector scales up its rounding along the basis: then that is removed again.
+    """
     tiny = 10 * basis.shape[-1] ** 0.5 * torch.finfo(basis.dtype).eps
-    scale = H.diagonal(dim1=-2, dim2=-1).abs().amax(-1)[:, None, None]
-    ended = torch.linalg.vector_norm(residual, dim=-1, keepdim=True) <= tiny * scale
-    rows = torch.where(ended, noise, residual / _positive(scale))
-    rows = orthonormal_columns(rows.mT, passes=2).mT
-    if not ended.any():
+    size = torch.linalg.vector_norm(residual, dim=-1, keepdim=True)
+    rows = torch.where(size > tiny * scale, residual / _positive(size), noise / noise.shape[-1] ** 0.5)
+    rows, left = _orthonormal_rows(rows, None, passes=2)
+    if (torch.minimum(left, size / _positive(scale)) > 1e-2).all():
         return rows
-    for _ in range(2):  # a basis that is full leaves only rounding of the noise: the first pass shows it
+    for _ in range(2):
         rows = rows - (rows @ basis.mT) @ basis
         rows = rows * (torch.linalg.vector_norm(rows, dim=-1, keepdim=True) > tiny)
-        rows = orthonormal_columns(rows.mT, passes=2).mT
+        rows, _ = _orthonormal_rows(rows, None, passes=2)
     return rows
 
 
@@ -334,9 +350,9 @@ def newton_schulz(A: Tensor, coefficients: Sequence[float] | Tensor, steps: int)
 
     Works on the smaller of `AᵀA` and `AAᵀ`.
 
-    Accuracy: rounding, amplified by the slope of `p` (below 3 for the shipped sets).
-    Cost: one Gram product, two products of the small side and one application a step for degree 7; for `n × n`
-    `8 n³` operations a step. Reference: the Newton–Schulz equation of the paper; Kovarik 1970.
+    Accuracy: rounding, amplified by the slope of `p`.
+    Cost, degree 7: four products a step, two of them with the small side only; `8 n³` operations for `n × n`.
+    Reference: Kovarik 1970; Jordan et al. 2024 (Muon).
 
     Args:
         A: (..., m, d), singular values in the range where `p` was fitted, [0, 1].
