@@ -59,7 +59,7 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
         if name != "config"
     ]
     for name, item in fields.items():
-        kind = str if name in ("k", "tangents") else type(item.default)
+        kind: Any = str if name == "k" else type(item.default)
         annotation = Annotated[kind, typer.Option(help=item.metadata["help"])]
         default = str(item.default) if kind is str else item.default
         parameters.append(
@@ -90,7 +90,12 @@ def train(
     if threads:
         torch.set_num_threads(threads)
     with _epoch_bar(config) as show, _scalars(out, tensorboard) as log:
-        record = run(config, out, on_epoch=lambda row: (show(row), log(row)))  # type: ignore[func-returns-value]
+
+        def on_epoch(row: dict[str, Any]) -> None:
+            show(row)
+            log(row)
+
+        record = run(config, out, on_epoch)
     metrics = record["metrics"]
     lines = [f"{name:>15}  {value:.4g}" for name, value in metrics.items()]
     emit({"key": record["key"], **metrics}, json, lines)
@@ -117,7 +122,7 @@ def reproduce(
 
     runs = plan.plan(preset, only or (), seeds, solver, device)
     if dump:
-        write_json(dump, [config.as_dict() for config in plan.unique(runs)])  # type: ignore[arg-type]
+        write_json(dump, [config.as_dict() for config in plan.unique(runs)])
         emit({"configs": str(dump)}, json, [str(dump)])
         return
     with _overall_bar() as show:

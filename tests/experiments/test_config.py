@@ -18,8 +18,8 @@ def test_keys_are_unique_and_name_what_is_not_default():
 
 
 def test_round_trip_through_json():
-    config = TrainConfig(k="rank", tangents="2", lr=1)  # as the command line hands them over
-    assert (config.tangents, config.lr) == (2, 1.0)
+    config = TrainConfig(k="25", tangents=2, lr=1)  # k as the command line hands it over
+    assert (config.k, config.lr) == (25, 1.0)
     assert TrainConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
 
 

@@ -5,18 +5,31 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from gradguess.errors import InputError
 from gradguess.experiments.names import unknown
 
+Solver = Literal["svd", "subspace", "shared"]
+Memory = Literal["store", "replay"]
 FIXED_CHOICES = {
-    "solver": ("svd", "subspace", "shared"),
-    "memory": ("store", "replay"),
+    "solver": get_args(Solver),
+    "memory": get_args(Memory),
     "dtype": ("float32", "float64", "bfloat16"),
     "schedule": ("constant", "cosine"),
 }
-AT_LEAST_ONE = ("width", "depth", "epochs", "batch", "refresh", "every", "eval_every", "steps", "sweeps")
+AT_LEAST_ONE = (
+    "width",
+    "depth",
+    "epochs",
+    "batch",
+    "refresh",
+    "every",
+    "eval_every",
+    "steps",
+    "sweeps",
+    "tangents",
+)
 AT_LEAST_ZERO = ("seed", "weight_decay", "diagnose", "rate", "sigma")
 
 
@@ -49,12 +62,13 @@ class TrainConfig:
     batch: int = option(512, "samples per step")
     seed: int = option(0, "seed of initialisation, shuffling and guesses")
     k: int | str = option(10, "dimension of the guessing space, or 'rank'")
-    solver: str = option("shared", "how W⊥ finds its basis: svd, subspace or shared")
+    solver: Solver = option("shared", "how W⊥ finds its basis: svd, subspace or shared")
     refresh: int = option(50, "steps between two refreshes of a cached basis")
     steps: int = option(5, "Newton-Schulz steps (wperp-ns)")
     sigma: float = option(1e-5, "damping of wp")
-    tangents: int | str = option(1, "directions per step, or 'per-site'")
-    memory: str = option("store", "store activations, or replay the pass")
+    tangents: int = option(1, "directions per step")
+    isolate: bool = option(False, "one tangent per site: sites cause each other no noise")
+    memory: Memory = option("store", "store activations, or replay the pass")
     sites: str = option("auto", "where gradients are guessed: auto, leaf or branch")
     rate: float = option(0.3, "learning rate of the feedback matrices")
     every: int = option(1, "steps between two tangent passes (feedback)")
@@ -66,10 +80,8 @@ class TrainConfig:
     diagnose: int = option(0, "epochs between two diagnoses of the guess; 0: never")
 
     def __post_init__(self) -> None:
-        for name in ("k", "tangents"):  # the command line hands over text
-            value = getattr(self, name)
-            if isinstance(value, str) and value.lstrip("-").isdigit():
-                object.__setattr__(self, name, int(value))
+        if isinstance(self.k, str) and self.k.lstrip("-").isdigit():  # the command line hands over text
+            object.__setattr__(self, "k", int(self.k))
         _check(self)
 
     @property
@@ -127,7 +139,7 @@ def _check(config: TrainConfig) -> None:
         value = getattr(config, item.name)
         if isinstance(item.default, float) and isinstance(value, int) and not isinstance(value, bool):
             object.__setattr__(config, item.name, float(value))
-        elif type(value) is not type(item.default) and item.name not in ("k", "tangents"):
+        elif type(value) is not type(item.default) and item.name != "k":
             raise InputError(f"{item.name} must be {type(item.default).__name__}, found {value!r}.")
     for names, least in ((AT_LEAST_ONE, 1), (AT_LEAST_ZERO, 0)):
         for name in names:
@@ -139,5 +151,3 @@ def _check(config: TrainConfig) -> None:
         raise InputError(f"fraction must lie in (0, 1], found {config.fraction!r}.")
     if config.k != "rank" and not (isinstance(config.k, int) and config.k >= 1):
         raise InputError(f"k must be at least 1, or 'rank', found {config.k!r}.")
-    if isinstance(config.tangents, int) and config.tangents < 1:
-        raise InputError(f"tangents must be at least 1, found {config.tangents!r}.")

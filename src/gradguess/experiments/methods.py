@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import gradguess as gg
 from gradguess.experiments.names import lookup
@@ -17,11 +17,11 @@ def subspace_size(config: TrainConfig) -> int:
     return config.width if config.k == "rank" else int(config.k)
 
 
-def _wperp(config: TrainConfig, end: str = "top") -> Any:
+def _wperp(config: TrainConfig, end: Literal["top", "bottom"] = "top") -> Any:
     return gg.WPerp(k=subspace_size(config), solver=config.solver, refresh=config.refresh, end=end)
 
 
-def _feedback(form: str) -> Callable[[TrainConfig], Any]:
+def _feedback(form: Literal["direct", "chained", "corrected"]) -> Callable[[TrainConfig], Any]:
     def build(config: TrainConfig) -> Any:
         return gg.Feedback(
             _wperp(config),

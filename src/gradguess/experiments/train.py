@@ -116,6 +116,7 @@ class _Run:
             memory=config.memory,
             sites=config.sites,
             seed=config.seed,
+            isolate=config.isolate,
         )
         self.optimiser = torch.optim.AdamW(
             self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay
