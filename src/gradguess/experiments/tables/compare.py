@@ -1,0 +1,120 @@
+"""Ours against the paper's: the statistics, and the rule by which a number holds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gradguess.experiments.paper_numbers import Published
+
+__all__ = [
+    "DIFFERS",
+    "HOLDS",
+    "NOT_COMPARED",
+    "NOT_RUN",
+    "RULES",
+    "UNCLEAR",
+    "Kind",
+    "Summary",
+    "kind_of",
+    "tolerance",
+    "verdict",
+]
+
+HOLDS = "holds"
+DIFFERS = "differs"
+NOT_RUN = "not run"
+UNCLEAR = "unclear"  # claims only: the two sides lie within the noise
+NOT_COMPARED = "not compared"
+
+RULES = (
+    "The paper gives one run per number. With n ≥ 2 seeds a number holds if |ours − paper| ≤ "
+    "2 s √(1 + 1/n) + r: s is the standard deviation of our runs over the seeds, √(1 + 1/n) adds the "
+    "spread of the paper's single run to that of our mean, and r is half a unit of the paper's last digit.",
+    "With one seed there is no standard deviation, and a fixed tolerance stands in for it: 0.03 for an "
+    "accuracy, 5 % of the paper's value for the covariance norm, 10 % of the layer's width for a rank.",
+    "Bias and variance change by orders of magnitude during training, and the paper does not say at which "
+    "step they were taken. Ours are of the last diagnosed epoch; they also hold within a factor of two.",
+    "Training times come from different machines: they are shown and not compared. Claims about speed and "
+    "memory compare our own runs on one kind of device.",
+    "A claim that one side exceeds another holds if the difference of our means has the right sign and is "
+    "larger than two standard errors; it is unclear within them, and differs beyond them on the wrong side. "
+    "With one seed on either side the bar is 0.01 for accuracies and 5 % of the smaller side for all else.",
+)
+
+SINGLE_SEED_ACCURACY = 0.03
+MAGNITUDE_FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and standard deviation over seeds; no deviation from one seed.
+
+    >>> Summary.of([0.3, 0.4])
+    Summary(mean=0.35, sd=0.07071067811865477, n=2)
+    """
+
+    mean: float
+    sd: float | None
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Summary | None:
+        if not values:
+            return None
+        if not all(math.isfinite(value) for value in values):
+            return cls(math.nan, None, len(values))  # a diverged seed is not averaged away
+        sd = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(values), sd, len(values))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a quantity is named, set in type, and judged when there is a single seed."""
+
+    name: str
+    form: str
+    single: Callable[[Published], float]  # the tolerance that stands in for a standard deviation
+    factor: float | None = None  # judged by ratio as well
+    compared: bool = True
+
+
+def _accuracy_tolerance(entry: Published) -> float:
+    return SINGLE_SEED_ACCURACY
+
+
+_KINDS = {
+    "train_accuracy": Kind("Train accuracy", ".3f", _accuracy_tolerance),
+    "test_accuracy": Kind("Test accuracy", ".3f", _accuracy_tolerance),
+    "variance": Kind("Variance", ".2e", lambda entry: 0.0, factor=MAGNITUDE_FACTOR),
+    "bias": Kind("Bias", ".2e", lambda entry: 0.0, factor=MAGNITUDE_FACTOR),
+    "covariance_norm": Kind("Covariance norm", ".3f", lambda entry: 0.05 * entry.value),
+    "rank": Kind("Rank", ".0f", lambda entry: 0.1 * entry.width),
+    "seconds": Kind("Training time", ".0f", lambda entry: math.inf, compared=False),
+}
+
+
+def kind_of(quantity: str) -> Kind:
+    return _KINDS[quantity]
+
+
+def tolerance(entry: Published, ours: Summary) -> float:
+    """How far ours may lie from the paper's."""
+    if ours.sd is None:
+        return kind_of(entry.quantity).single(entry) + entry.rounding
+    return 2 * ours.sd * math.sqrt(1 + 1 / ours.n) + entry.rounding
+
+
+def verdict(entry: Published, ours: Summary | None) -> str:
+    kind = kind_of(entry.quantity)
+    if ours is None:
+        return NOT_RUN
+    if not kind.compared:
+        return NOT_COMPARED
+    if abs(ours.mean - entry.value) <= tolerance(entry, ours) * (1 + 1e-9):
+        return HOLDS
+    if kind.factor and 1 / kind.factor <= ours.mean / entry.value <= kind.factor:
+        return HOLDS
+    return DIFFERS

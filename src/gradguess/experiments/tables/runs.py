@@ -1,0 +1,193 @@
+"""Finished runs as the tables see them: which runs belong together, and what was measured in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.paper_numbers import LAYER_SITES, SETTING
+
+__all__ = ["Run", "Variant", "command", "measure", "method_label", "select", "variants"]
+
+# The parts of a configuration that say which experiment a run is. The seed is not among them: runs that agree
+# in all of these are repetitions of each other. `device` is, since times and memory depend on it.
+IDENTITY = (
+    "data", "model", "method", "width", "depth", "epochs", "lr", "batch", "k", "solver", "refresh",
+    "ns_steps", "sigma", "tangents", "rate", "every", "fraction", "sweeps", "sites", "memory", "schedule",
+    "weight_decay", "activation", "bias", "dtype", "device",
+)  # fmt: skip
+
+# Options that say nothing about the methods that do not read them.
+_FEEDBACK = {"rate", "every", "fraction", "sweeps"}
+_BASIS = {"k", "solver", "refresh"}
+_READS = {
+    "wperp": _BASIS,
+    "wperp-bottom": _BASIS,
+    "wperp-ns": {"k", "refresh", "ns_steps"},
+    "wp": {"sigma"},
+    "feedback-direct": _BASIS | _FEEDBACK,
+    "feedback-chained": _BASIS | _FEEDBACK,
+    "feedback-corrected": _BASIS | _FEEDBACK,
+}
+_OPTIONAL = _BASIS | _FEEDBACK | {"ns_steps", "sigma"}
+
+_NAMING = ("data", "method", "width", "depth", "epochs", "lr", "batch", "seed")
+_DEFAULTS = {option.name: option.default for option in dataclasses.fields(TrainConfig)}
+
+_LABELS = {
+    "backprop": "Backpropagation",
+    "weight": "Weight perturbation",
+    "activation": "Activation perturbation",
+    "wt": "Wᵀ",
+    "wperp": "W⊥",
+    "wperp-bottom": "W⊥-bottom",
+    "wperp-ns": "W⊥-NS",
+    "wp": "Wᴾ",
+    "feedback-direct": "Feedback, direct",
+    "feedback-chained": "Feedback, chained",
+    "feedback-corrected": "Feedback, corrected",
+}
+
+_SOLVERS = {"svd": "exact SVD", "subspace": "subspace iteration", "shared": "shared basis"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run: what was asked for, what came out, and where it ran."""
+
+    key: str
+    config: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    history: Sequence[Mapping[str, float]] = ()
+    diagnostics: Sequence[Mapping[str, Any]] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def method(self) -> str:
+        return str(self.config.get("method", "unknown"))
+
+    @property
+    def label(self) -> str:
+        """The method, with `k` where it has one."""
+        k = self.config.get("k")
+        named = method_label(self.method)
+        return f"{named}, k = {k}" if k is not None and "k" in _READS.get(self.method, ()) else named
+
+    @property
+    def identity(self) -> tuple[tuple[str, Any], ...]:
+        return tuple((name, self._part(name)) for name in IDENTITY if self._part(name) is not None)
+
+    def _part(self, name: str) -> Any:
+        if name in _OPTIONAL and name not in _READS.get(self.method, ()):
+            return None
+        value = self.config.get(name)
+        if name == "device" and isinstance(value, str):
+            return value.partition(":")[0]  # cuda:0 and cuda:1 are the same kind
+        return tuple(value) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Repetitions of one experiment, one run per seed."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def device(self) -> str:
+        return str(dict(self.first.identity).get("device", "cpu"))
+
+    @property
+    def label(self) -> str:
+        """How this experiment was computed, where that is a choice: the solver, and the device if no CPU."""
+        solver = dict(self.first.identity).get("solver")
+        parts = [_SOLVERS.get(str(solver), str(solver))] if solver else []
+        return " · ".join(parts + ([self.device] if self.device != "cpu" else []))
+
+    def values(self, quantity: str, layer: int | None = None) -> list[float]:
+        """The quantity in every run that measured it."""
+        found = (measure(run, quantity, layer) for run in self.runs)
+        return [value for value in found if value is not None]
+
+
+def method_label(method: str) -> str:
+    return _LABELS.get(method, method)
+
+
+def measure(run: Run, quantity: str, layer: int | None = None) -> float | None:
+    """A final metric, or with `layer` a diagnostic of that layer at the last epoch that was diagnosed."""
+    if layer is None:
+        return run.metrics.get(quantity)
+    if not run.diagnostics:
+        return None
+    last = max(run.diagnostics, key=lambda entry: entry["epoch"])
+    return last["sites"].get(LAYER_SITES[layer], {}).get(quantity)
+
+
+def select(
+    runs: Iterable[Run], method: str, width: int, k: int | str | None = None, solver: str | None = None
+) -> list[Variant]:
+    """The runs of one entry of the paper, in its setting; several variants if computed in several ways."""
+    chosen = [
+        run
+        for run in runs
+        if run.method == method
+        and run.config.get("width") == width
+        and in_paper_setting(run)
+        and (k is None or _same_k(run, k))
+        and (solver is None or run.config.get("solver") == solver)
+    ]
+    return variants(chosen)
+
+
+def variants(runs: Iterable[Run]) -> list[Variant]:
+    """Group runs that differ in their seed only; the same seed twice counts once."""
+    groups: dict[tuple[tuple[str, Any], ...], dict[Any, Run]] = {}
+    for run in runs:
+        groups.setdefault(run.identity, {}).setdefault(run.config.get("seed"), run)
+    found = [Variant(tuple(group[seed] for seed in sorted(group, key=repr))) for group in groups.values()]
+    return sorted(found, key=lambda variant: (-len(variant.runs), variant.label))
+
+
+def in_paper_setting(run: Run) -> bool:
+    """Whether the run is one that the paper's numbers may be held against."""
+    return all(_equal(run.config.get(name, expected), expected) for name, expected in SETTING.items())
+
+
+def _equal(found: object, expected: object) -> bool:
+    if isinstance(found, (int, float)) and isinstance(expected, (int, float)):
+        return math.isclose(found, expected, rel_tol=1e-9)
+    return found == expected
+
+
+def _same_k(run: Run, k: int | str) -> bool:
+    found, width = run.config.get("k"), run.config["width"]
+    if k == "rank":  # a k that no Jacobian of this width can exceed keeps its whole image
+        return found == "rank" or (isinstance(found, int) and found >= width)
+    return found == k
+
+
+def command(config: Mapping[str, Any]) -> str:
+    """The command that repeats a run: what names it, and then whatever is not the default.
+
+    >>> command({"method": "wt", "width": 128, "k": 25, "lr": 1e-4, "seed": 0, "diagnose": 10})
+    'gradguess train --method wt --width 128 --lr 0.0001 --seed 0 --diagnose 10'
+    """
+    read = _READS.get(str(config.get("method")), set[str]())
+    words = ["gradguess", "train"]
+    for name in (*_NAMING, *(name for name in config if name not in _NAMING)):
+        value = config.get(name)
+        unread = name in _OPTIONAL and name not in read
+        if value is None or unread or (name not in _NAMING and value == _DEFAULTS.get(name, value)):
+            continue
+        flag = "--" + name.replace("_", "-")
+        words += [flag] if value is True else [flag, str(value)]
+    return shlex.join(words)

@@ -1,0 +1,120 @@
+"""A table and a figure as plain data: what the page, the CSV, the LaTeX and the plots are all made from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Cell", "Curve", "Figure", "Table", "number", "slugify", "text"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is shown, and the value behind it (for sorting and for CSV)."""
+
+    text: str
+    value: float | str | None = None
+    verdict: str | None = None  # set on the cells that carry a judgement
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under titled columns; `commands` says how to get each line again."""
+
+    slug: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+    commands: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_slug(self.slug)
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"table {self.slug}: {len(row)} cells under {len(self.columns)} columns")
+
+    @property
+    def ran(self) -> bool:
+        """Whether any line has something of ours in it."""
+        return any(cell.verdict != "not run" for row in self.rows for cell in row if cell.verdict) or not any(
+            cell.verdict for row in self.rows for cell in row
+        )
+
+    def is_numeric(self, column: int) -> bool:
+        values = [row[column].value for row in self.rows]
+        return any(isinstance(value, (int, float)) for value in values) and not any(
+            isinstance(value, str) for value in values
+        )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a figure. `style` names its colour and marker; `low` and `high` span the repetitions."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    style: str
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    dashed: bool = False
+    markers: bool = False
+    error_bars: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Curves over a pair of axes."""
+
+    slug: str
+    title: str
+    x_label: str
+    y_label: str
+    curves: tuple[Curve, ...]
+    caption: str = ""
+    x_ticks: tuple[float, ...] = ()
+    y_range: tuple[float, float] | None = None
+    mark: tuple[float, str] | None = None  # a dotted vertical line, and what it says
+    log_x: bool = False
+    log_y: bool = False
+    legend_columns: int = 2
+
+    def __post_init__(self) -> None:
+        _check_slug(self.slug)
+
+
+def slugify(words: str) -> str:
+    """A name that is safe as a file's name and as an id.
+
+    >>> slugify("training ../MNIST 1D")
+    'training-mnist-1d'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
+def _check_slug(slug: str) -> None:
+    if not re.fullmatch(r"[a-z0-9-]+", slug):
+        raise ValueError(f"a slug has lower-case letters, digits and hyphens only, found {slug!r}")
+
+
+def text(value: object, verdict: str | None = None) -> Cell:
+    return Cell(str(value), str(value), verdict)
+
+
+def number(value: float | None, form: str = ".3f", signed: bool = False) -> Cell:
+    """A number set with a true minus sign; nothing at all if there is none."""
+    if value is None:
+        return Cell("–")
+    shown = format(value, ("+" if signed else "") + form)
+    return Cell(_mantissa(shown).replace("-", "−"), value)
+
+
+def _mantissa(shown: str) -> str:
+    digits, e, exponent = shown.partition("e")
+    return f"{digits} × 10{_superscript(int(exponent))}" if e else shown
+
+
+def _superscript(exponent: int) -> str:
+    return str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

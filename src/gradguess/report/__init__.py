@@ -1,0 +1,5 @@
+"""Results to a page that can be read, cited and checked: HTML, PNG, SVG, CSV, LaTeX."""
+
+from gradguess.report.write import write_report
+
+__all__ = ["write_report"]

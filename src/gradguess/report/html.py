@@ -1,0 +1,122 @@
+"""The page: sections, drawings and numbers put into the template. Every name from a result is escaped."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from gradguess.experiments.tables import RULES, Run, Table, number, text
+from gradguess.report.export import to_csv, to_latex
+from gradguess.report.extra import require
+from gradguess.report.palette import colours
+from gradguess.report.section import Section
+
+__all__ = ["environments", "render"]
+
+_MARKS = {"holds": "✓", "differs": "✗", "unclear": "?", "not run": "○", "not compared": "–"}
+_MATH = {"Wᵀ": "W<sup>T</sup>", "W⊥": "W<sup>⊥</sup>", "Wᴾ": "W<sup>P</sup>"}
+_ENVIRONMENT = ("gradguess", "torch", "python", "device", "threads", "platform")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How many lines got which verdict."""
+
+    title: str
+    counts: list[tuple[str, int]]
+
+
+def render(runs: Sequence[Run], sections: Sequence[Section], drawings: Mapping[str, str]) -> str:
+    """The whole page as one string; `drawings` holds the themed SVG of each figure by its slug."""
+    markup = require("markupsafe").Markup
+    script = _asset("page.js")
+    return _environment().get_template("page").render(
+        sections=sections,
+        drawings={slug: markup(svg) for slug, svg in drawings.items()},
+        environments=environments(runs),
+        tiles=_tiles(sections),
+        lead=_lead(runs),
+        rules=RULES,
+        marks=_MARKS,
+        css=markup(_asset("page.css") + _colour_variables()),
+        script=markup(script),
+        script_hash=markup("sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
+    )  # fmt: skip
+
+
+def environments(runs: Sequence[Run]) -> Table:
+    """Where the runs took place, each place once."""
+    places = Counter(tuple(str(run.environment.get(name, "–")) for name in _ENVIRONMENT) for run in runs)
+    titles = ("gradguess", "PyTorch", "Python", "Device", "Threads", "Platform", "Runs")
+    rows = [(*(text(part) for part in place), number(count, "d")) for place, count in places.most_common()]
+    caption = "One line for each environment that was recorded."
+    return Table("environments", "Environments", titles, tuple(rows), caption)
+
+
+def _environment() -> Any:
+    jinja2 = require("jinja2")
+    env = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        loader=jinja2.DictLoader({"page": _asset("page.html.j2")}),
+    )
+    env.filters["math"] = _math
+    env.filters["csv_uri"] = lambda table: _data_uri("text/csv", to_csv(table))
+    env.filters["latex_uri"] = lambda table: _data_uri("application/x-tex", to_latex(table))
+    return env
+
+
+def _math(words: str) -> Any:
+    """Escape, then set the methods' names with a raised sign."""
+    markupsafe = require("markupsafe")
+    escaped = str(markupsafe.escape(words))
+    for plain, raised in _MATH.items():
+        escaped = escaped.replace(plain, raised)
+    return markupsafe.Markup(escaped)
+
+
+def _data_uri(kind: str, content: str) -> str:
+    return f"data:{kind};charset=utf-8;base64," + base64.b64encode(content.encode()).decode()
+
+
+def _asset(name: str) -> str:
+    return files("gradguess.report").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _colour_variables() -> str:
+    light = "".join(f"--c{a[1:]}:{a};" for a in colours())
+    dark = "".join(f"--c{a[1:]}:{b};" for a, b in colours().items())
+    return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+
+
+def _tiles(sections: Sequence[Section]) -> list[Tile]:
+    judged = [table for section in sections for table in section.tables if table.columns[-1] == "Verdict"]
+    claims = [table for table in judged if table.slug == "claims"]
+    numbers = [table for table in judged if table.slug != "claims"]
+    return [Tile("Published numbers", _count(numbers)), Tile("Claims", _count(claims))]
+
+
+def _count(tables: Sequence[Table]) -> list[tuple[str, int]]:
+    found = Counter(row[-1].verdict for table in tables for row in table.rows)
+    return [(verdict, found[verdict]) for verdict in _MARKS if found[verdict]]
+
+
+def _lead(runs: Sequence[Run]) -> str:
+    """One sentence on what was run."""
+    methods = {run.method for run in runs}
+    seeds = {run.config.get("seed") for run in runs}
+    hours = sum(run.metrics.get("seconds", 0.0) for run in runs) / 3600
+    spent = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+    return (
+        f"{_plural(len(runs), 'run')} of {_plural(len(methods), 'method')}, {_plural(len(seeds), 'seed')}, "
+        f"{spent} of training."
+    )
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -1,0 +1,130 @@
+"""A `Figure` drawn by matplotlib: as PNG and SVG files, and as SVG that takes its colours from the page."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gradguess.experiments.tables import Curve, Figure
+from gradguess.report.extra import require
+from gradguess.report.palette import GRID, INK, colours, style_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Drawing", "draw", "themed"]
+
+_SIZE = (5.0, 3.7)  # inches; small, so that the type stays legible on a phone
+_SETTINGS: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": INK.light,
+    "axes.labelcolor": INK.light,
+    "axes.titlesize": 10,
+    "axes.titlecolor": INK.light,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID.light,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK.light,
+    "ytick.color": INK.light,
+    "text.color": INK.light,
+    "text.parse_math": False,  # a name with a dollar sign is a name
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "svg.hashsalt": "gradguess",  # the same results give the same bytes
+    "svg.fonttype": "path",
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    png: bytes
+    svg: str
+
+
+def draw(figure: Figure) -> Drawing:
+    """Draw on a white ground, without touching the global state of pyplot."""
+    matplotlib = require("matplotlib")
+    backend = require("matplotlib.backends.backend_agg")
+    canvas_figure = require("matplotlib.figure")
+    with matplotlib.rc_context(_SETTINGS):
+        page = canvas_figure.Figure(figsize=_SIZE, layout="constrained", facecolor="none")
+        backend.FigureCanvasAgg(page)
+        axes = page.add_subplot(facecolor="none")
+        for curve in figure.curves:
+            _draw_curve(axes, curve)
+        _dress(axes, figure)
+        return Drawing(_png(page), _svg(page))
+
+
+def _draw_curve(axes: Axes, curve: Curve) -> None:
+    style = style_of(curve.style)
+    axes.plot(
+        curve.x,
+        curve.y,
+        color=style.light,
+        linestyle=(0, (3, 2)) if curve.dashed else "-",
+        linewidth=1.0 if curve.dashed and curve.markers else 1.6,
+        marker=style.marker if curve.markers else "",
+        markersize=5.5,
+        markerfacecolor="none" if curve.dashed else style.light,
+        label=curve.label or "_paper",  # a leading underscore keeps it out of the legend
+    )
+    if curve.low is None or curve.high is None:
+        return
+    if curve.error_bars:
+        axes.vlines(curve.x, curve.low, curve.high, color=style.light, linewidth=1.4)
+    else:
+        axes.fill_between(curve.x, curve.low, curve.high, color=style.light, alpha=0.18, linewidth=0)
+
+
+def _dress(axes: Axes, figure: Figure) -> None:
+    axes.set_title(figure.title, loc="left")
+    axes.set_xlabel(figure.x_label)
+    axes.set_ylabel(figure.y_label)
+    if figure.log_x:
+        axes.set_xscale("log")
+    if figure.log_y:
+        axes.set_yscale("log")
+    if figure.x_ticks:
+        axes.set_xticks(figure.x_ticks, [f"{tick:g}" for tick in figure.x_ticks])
+        axes.minorticks_off()
+    if figure.y_range:
+        axes.set_ylim(*figure.y_range)
+    if figure.mark:
+        x, words = figure.mark
+        axes.axvline(x, color=INK.light, linestyle=":", linewidth=1.3)
+        axes.annotate(words, (x, 0.03), (4, 0), ("data", "axes fraction"), textcoords="offset points", fontsize=8)
+    if any(curve.label for curve in figure.curves):
+        axes.figure.legend(loc="outside lower center", ncols=figure.legend_columns)
+
+
+def _png(page: Any) -> bytes:
+    out = io.BytesIO()
+    page.savefig(out, format="png", dpi=200, facecolor="white", metadata={"Software": None})
+    return out.getvalue()
+
+
+def _svg(page: Any) -> str:
+    out = io.StringIO()
+    page.savefig(out, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    return out.getvalue()
+
+
+def themed(svg: str, prefix: str) -> str:
+    """The drawing for use inside the page: transparent, coloured by the page's variables, its ids its own."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r'(<g id="patch_1">\s*<path [^>]*?)fill: #ffffff', r"\1fill: none", body)
+    body = re.sub(r'\bid="', f'id="{prefix}-', body)
+    body = re.sub(r'((?:xlink:)?href="|url\()#', rf"\1#{prefix}-", body)
+    body = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", body, count=1)
+    body = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", body, count=1)
+    for light in colours():
+        body = body.replace(light, f"var(--c{light[1:]})")
+    return body

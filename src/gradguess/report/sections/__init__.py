@@ -1,0 +1,32 @@
+"""The sections of the report, in order.
+
+To add one: a file here with a function from runs to a `Section` (or None), and a line in `SECTIONS`.
+A section whose tables and figures are all empty is left out of the page.
+"""
+
+from __future__ import annotations
+
+from gradguess.report.section import Builder
+from gradguess.report.sections.bias_variance import bias_variance
+from gradguess.report.sections.choice_of_k import choice_of_k
+from gradguess.report.sections.claims import claims
+from gradguess.report.sections.newton_schulz import newton_schulz
+from gradguess.report.sections.overlap import overlap
+from gradguess.report.sections.preconditioning import preconditioning
+from gradguess.report.sections.runs import all_runs
+from gradguess.report.sections.scaling import scaling
+from gradguess.report.sections.training import training
+
+__all__ = ["SECTIONS"]
+
+SECTIONS: tuple[Builder, ...] = (
+    claims,
+    choice_of_k,
+    overlap,
+    bias_variance,
+    scaling,
+    newton_schulz,
+    preconditioning,
+    training,
+    all_runs,
+)

@@ -1,0 +1,76 @@
+"""From a directory of results to the report's files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gradguess.experiments.files import explained, write_atomic
+from gradguess.experiments.tables import Run, Table
+from gradguess.report.export import to_csv, to_latex
+from gradguess.report.extra import require
+from gradguess.report.html import environments, render
+from gradguess.report.plot import draw, themed
+from gradguess.report.results import load_runs
+from gradguess.report.section import Section
+from gradguess.report.sections import SECTIONS
+
+__all__ = ["build_sections", "write_report"]
+
+
+def write_report(results_dir: Path, out: Path | None = None) -> Path:
+    """Read every result under `results_dir`, write the report into the folder `out`, return the page's path.
+
+    `out` defaults to `results_dir/report`; a name that ends in `.html` is the page itself. Beside the page
+    come `tables/*.csv`, `tables/*.tex`, `figures/*.png` and `figures/*.svg`.
+    """
+    require("jinja2")  # before any work is done
+    require("matplotlib")
+    results_dir = Path(results_dir)
+    page = _page_path(results_dir, out)
+    runs = load_runs(results_dir)
+    sections = build_sections(runs)
+    _write_tables(page.parent / "tables", _tables(runs, sections))
+    drawings = _write_figures(page.parent / "figures", sections)
+    write_atomic(page, render(runs, sections, drawings))
+    return page
+
+
+def build_sections(runs: Sequence[Run]) -> list[Section]:
+    """The sections that have something to show; the paper's stay even without, to say what was not run."""
+    built = (build(runs) for build in SECTIONS)
+    return [section for section in built if section and (section.has_data or section.keep_empty)]
+
+
+def _page_path(results_dir: Path, out: Path | None) -> Path:
+    if out is None:
+        return results_dir / "report" / "report.html"
+    return Path(out) if Path(out).suffix == ".html" else Path(out) / "report.html"
+
+
+def _tables(runs: Sequence[Run], sections: Sequence[Section]) -> list[Table]:
+    return [environments(runs), *(table for section in sections for table in section.tables)]
+
+
+def _write_tables(folder: Path, tables: Sequence[Table]) -> None:
+    _make(folder)
+    for table in tables:
+        write_atomic(folder / f"{table.slug}.csv", to_csv(table))
+        write_atomic(folder / f"{table.slug}.tex", to_latex(table))
+
+
+def _write_figures(folder: Path, sections: Sequence[Section]) -> dict[str, str]:
+    """Draw every figure once; the themed drawings by slug, for the page."""
+    _make(folder)
+    drawings = {}
+    for figure in (figure for section in sections for figure in section.figures):
+        drawing = draw(figure)
+        write_atomic(folder / f"{figure.slug}.png", drawing.png)
+        write_atomic(folder / f"{figure.slug}.svg", drawing.svg)
+        drawings[figure.slug] = themed(drawing.svg, figure.slug)
+    return drawings
+
+
+def _make(folder: Path) -> None:
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)

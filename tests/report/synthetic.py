@@ -1,0 +1,110 @@
+"""Results as a training run would leave them, made up: the paper's numbers plus a little noise."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gradguess.experiments.paper_numbers import ENTRIES, SETTING
+
+Record = dict[str, Any]
+
+ENVIRONMENT = {
+    "gradguess": "0.1.0",
+    "torch": "2.13.0",
+    "python": "3.11.7",
+    "device": "cpu",
+    "threads": 1,
+    "platform": "Linux x86_64",
+}
+
+
+def record(method: str = "wperp", width: int = 128, seed: int = 0, key: str | None = None, **config: Any) -> Record:
+    """One result; keywords that name a metric set it, all others go into the configuration."""
+    metrics = {
+        "train_accuracy": 0.3,
+        "test_accuracy": 0.28,
+        "train_loss": 1.9,
+        "test_loss": 2.0,
+        "step_ms": 2.5,
+        "epochs": 300,
+        "seconds": 30.0,
+        "peak_memory_mb": 12.0,
+    }
+    metrics |= {name: config.pop(name) for name in list(config) if name in metrics and name != "epochs"}
+    full = {**SETTING, "k": 10, "solver": "shared", "refresh": 50, "device": "cpu"}
+    full |= {"method": method, "width": width, "seed": seed, **config}
+    name = key or "-".join(f"{part}{full[part]}" for part in ("method", "width", "k", "solver", "seed"))
+    return {
+        "schema": 1,
+        "key": name,
+        "config": full,
+        "metrics": metrics,
+        "history": history(metrics),
+        "diagnostics": [],
+        "environment": ENVIRONMENT,
+    }
+
+
+def history(metrics: dict[str, float], epochs: int = 300) -> list[Record]:
+    """Curves that end in the final metrics."""
+    rows = []
+    for epoch in range(0, epochs + 1, 10):
+        done = 1 - math.exp(-4 * epoch / epochs)
+        row: Record = {"epoch": epoch, "seconds": 0.1 * epoch}
+        row |= {name: 2.3 + (metrics[name] - 2.3) * done for name in ("train_loss", "test_loss")}
+        row |= {name: 0.1 + (metrics[name] - 0.1) * done for name in ("train_accuracy", "test_accuracy")}
+        rows.append(row)
+    return rows
+
+
+def site(width: int, rank: int, **values: float) -> Record:
+    """Diagnostics of one site; most of the overlap lies in the first ten directions."""
+    overlap = [min(1.0, 1 - math.exp(-0.25 * k)) if k < rank else 1.0 for k in range(1, width + 1)]
+    base = {"bias": 1e-4, "variance": 1e-5, "covariance_norm": 0.085, "cosine": 0.1, "gradient_norm": 1e-3}
+    return {**base, "rank": rank, "overlap": overlap, **values}
+
+
+def diagnosed(result: Record, **values: float) -> Record:
+    """The same result with diagnostics of its three layers at two epochs; `values` are those of layer 1."""
+    width = result["config"]["width"]
+    sites = {
+        "0": site(width, width // 2, **values),
+        "2": site(width, 3 * width // 4),
+        "4": site(width, 10),
+    }
+    return {**result, "diagnostics": [{"epoch": 0, "sites": sites}, {"epoch": 300, "sites": sites}]}
+
+
+def paper_records(seeds: int = 3, noise: float = 0.004) -> list[Record]:
+    """A run for every entry of the paper, with its published numbers scattered by `noise`."""
+    draw = random.Random(0)
+    wanted: dict[tuple[str, int, Any], dict[str, float]] = {}
+    for entry in ENTRIES:
+        wanted.setdefault((entry.method, entry.width, entry.k), {})[entry.quantity] = entry.value
+    records = []
+    for (method, width, k), numbers in wanted.items():
+        for seed in range(seeds):
+            moved = {
+                name: value + draw.gauss(0, noise) if name.endswith("accuracy") else value * draw.uniform(0.95, 1.05)
+                for name, value in numbers.items()
+            }
+            final = {name: moved.pop(name) for name in list(moved) if name.endswith("accuracy")}
+            final |= {"seconds": 40.0 + width / 10} if moved.pop("seconds", None) else {}
+            moved.pop("rank", None)
+            result = record(method, width, seed, k=k or 10, **final)
+            records.append(diagnosed(result, **moved))
+    return records
+
+
+def write(directory: Path, records: Iterable[Record]) -> Path:
+    """One folder per run, as training leaves them."""
+    for number, result in enumerate(records):
+        folder = directory / f"run-{number}"
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps(result))
+    return directory
