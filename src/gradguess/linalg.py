@@ -272,9 +272,10 @@ def batched_top_subspace(gram_product: Product, start: Tensor, k: int, iteration
     Accuracy, `‖P - P*‖₂` for k = 10 and `p = 2` random columns: on weights at initialisation with half the
     units masked, which have no gap, about `5.6 d^(1/3)` iterations give a median below 1e-3 and a 90 %
     quantile below 5e-3 (28 at d = 128, 44 at 512, 56 at 1024); on weights with a rank-10 part whose
-    eigenvalues are five times those of the noise 10 iterations give 2e-4. Narrow blocks need the fewest products: at equal error, `p = 10` takes
-    1.5 times as many columns, a Chebyshev-filtered block of 20 six times and plain subspace iteration ten.
-    From an old basis with little drift, `p = 2 k` columns and 3 to 4 iterations do.
+    eigenvalues are five times those of the noise 10 iterations give 2e-4. Narrow blocks need the fewest
+    products: at equal error, `p = 10` takes 1.5 times as many columns, a Chebyshev-filtered block of 20 six
+    times and plain subspace iteration ten. From an old basis with little drift, `p = 2 k` columns and 3 to
+    4 iterations do.
     Cost: one product of `p` columns an iteration; `4 d p² iterations²` operations to orthogonalise;
     `B` eigenvalue problems of size `s = p iterations`; `B s (d + s)` numbers of memory. Waits for the device.
     Reference: Golub and Underwood 1977, *The block Lanczos method for computing eigenvalues*.
