@@ -54,9 +54,7 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
         command(config=module.TrainConfig(**chosen), **values)
 
     parameters = [
-        item
-        for name, item in inspect.signature(command, eval_str=True).parameters.items()
-        if name != "config"
+        item for name, item in inspect.signature(command, eval_str=True).parameters.items() if name != "config"
     ]
     for name, item in fields.items():
         kind: Any = str if name == "k" else type(item.default)
@@ -79,9 +77,7 @@ def emit(record: dict[str, Any], as_json: bool, lines: list[str]) -> None:
 
 @app.command()
 @with_config_options
-def train(
-    config: Any, out: Out = None, json: Json = False, tensorboard: bool = False, threads: int = 0
-) -> None:
+def train(config: Any, out: Out = None, json: Json = False, tensorboard: bool = False, threads: int = 0) -> None:
     """Train one network. With --out the run can be killed at any time and continued by the same command."""
     import torch
 
@@ -109,9 +105,7 @@ def reproduce(
     jobs: Annotated[int, typer.Option(help="Parallel processes.")] = 2,
     out: Annotated[Path, typer.Option(help="Where runs and report go.")] = Path("runs/reproduce"),
     device: Annotated[str, typer.Option(help="Device of PyTorch.")] = "cpu",
-    solver: Annotated[
-        str | None, typer.Option(help="Another solver for W⊥: svd, subspace or shared.")
-    ] = None,
+    solver: Annotated[str | None, typer.Option(help="Another solver for W⊥: svd, subspace or shared.")] = None,
     dump: Annotated[Path | None, typer.Option(help="Only write the configurations to this file.")] = None,
     json: Json = False,
 ) -> None:
@@ -136,14 +130,45 @@ def reproduce(
 
 
 @app.command()
-def report(
-    directory: Annotated[Path, typer.Argument(help="A directory with results.")], json: Json = False
-) -> None:
+def report(directory: Annotated[Path, typer.Argument(help="A directory with results.")], json: Json = False) -> None:
     """Write the report of the results in a directory: one HTML page, and CSV, LaTeX, PNG and SVG."""
     if not directory.is_dir():
         raise GradguessError(f"{directory} is not a directory.")
     page = _write_report(directory)
     emit({"report": str(page)}, json, [str(page)])
+
+
+@app.command()
+@with_config_options
+def diagnose(
+    config: Any,
+    run: Annotated[Path | None, typer.Option(help="Diagnose the last checkpoint of this run instead.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory for plots.")] = None,
+    json: Json = False,
+) -> None:
+    """Bias, variance, rank and overlap of a guess at each site, for a fresh network or for a run's checkpoint."""
+    from gradguess.experiments.config import TrainConfig
+    from gradguess.experiments.files import read_json
+    from gradguess.experiments.inspection import inspect_run, save_plots
+
+    if run is not None:
+        config = TrainConfig.from_dict(read_json(run / "config.json", "configuration"))
+    record = inspect_run(config, run)
+    plots = save_plots(record, out) if out else []
+    if not json:
+        Console().print(_site_table(record))
+    emit({**record, "plots": [str(path) for path in plots]}, json, [str(path) for path in plots])
+
+
+def _site_table(record: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    from gradguess.experiments.inspection import NUMBERS
+
+    table = Table("site", *NUMBERS, title=f"{record['key']}, epoch {record['epoch']}")
+    for site, row in record["sites"].items():
+        table.add_row(site, *(f"{row[name]:.3g}" if row.get(name) is not None else "–" for name in NUMBERS))
+    return table
 
 
 def _write_report(directory: Path) -> Path:

@@ -18,6 +18,7 @@ from gradguess.experiments import checkpoint, environment
 from gradguess.experiments.config import TrainConfig, differences
 from gradguess.experiments.data import Dataset, load
 from gradguess.experiments.files import exclusive, read_json, write_json
+from gradguess.experiments.inspection import inspect_sites
 from gradguess.experiments.methods import guess_for
 from gradguess.experiments.metrics import MetricsLog
 from gradguess.experiments.models import MODELS
@@ -28,9 +29,7 @@ EVALUATED = ("epoch", "train_loss", "test_loss", "train_accuracy", "test_accurac
 per_sample_loss = nn.CrossEntropyLoss(reduction="none")
 
 
-def train(
-    config: TrainConfig, out: str | Path | None = None, on_epoch: Callable[[Row], None] | None = None
-) -> Row:
+def train(config: TrainConfig, out: str | Path | None = None, on_epoch: Callable[[Row], None] | None = None) -> Row:
     """Run `config` and return its result record (see `result`).
 
     With `out`, the run lives in that directory: a finished one is read back, an interrupted one goes on from
@@ -49,12 +48,8 @@ def claim(directory: Path, config: TrainConfig) -> Row | None:
     """Mark `directory` as the home of `config`; its result if it is finished; an error if it is another's."""
     path = directory / "config.json"
     if not path.exists():
-        if strangers := [
-            item.name for item in directory.iterdir() if item.name in ("result.json", checkpoint.INDEX)
-        ]:
-            raise GradguessError(
-                f"{directory} holds {strangers[0]} but no config.json; choose another --out."
-            )
+        if strangers := [item.name for item in directory.iterdir() if item.name in ("result.json", checkpoint.INDEX)]:
+            raise GradguessError(f"{directory} holds {strangers[0]} but no config.json; choose another --out.")
         write_json(path, config.as_dict())
     found = differences(config, read_json(path, "configuration"))
     if found:
@@ -118,9 +113,7 @@ class _Run:
             seed=config.seed,
             isolate=config.isolate,
         )
-        self.optimiser = torch.optim.AdamW(
-            self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay
-        )
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
         self.shuffle = torch.Generator().manual_seed(config.seed)
         self.log = MetricsLog(directory / "metrics.jsonl" if directory else None)
         self.epoch, self.peak_mb = 0, 0.0
@@ -167,25 +160,8 @@ class _Run:
         if last or self.epoch % self.config.eval_every == 0:
             row.update(evaluate(self.model, self.data))
         if self.config.diagnose and (last or self.epoch % self.config.diagnose == 0):
-            row["diagnostics"] = self.diagnose()
+            row["diagnostics"] = inspect_sites(self.model, self.guess, self.data, self.config)
         return row
-
-    def diagnose(self) -> Row:
-        """Bias, variance and the rest per site, on the first batch of the training data.
-
-        From a generator of its own, so that looking at a run does not change it.
-        """
-        size = self.config.batch
-        generator = torch.Generator(self.config.device).manual_seed(self.config.seed)
-        report = gg.diagnose(
-            self.model,
-            self.guess,
-            per_sample_loss,
-            self.data.x_train[:size],
-            self.data.y_train[:size],
-            generator=generator,
-        )
-        return {site: plain(entry) for site, entry in report.items()}
 
     def set_rate(self, progress: float) -> None:
         if self.config.schedule != "constant":
@@ -241,30 +217,6 @@ def _check_device(device: str) -> None:
         raise InputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
-def plain(entry: Any) -> Row:
-    """A per-site report as numbers and lists that JSON can hold."""
-    names = (
-        "bias",
-        "variance",
-        "covariance_norm",
-        "cosine",
-        "rank",
-        "gradient_norm",
-        "overlap",
-        "singular_values",
-    )
-    row: Row = {}
-    for name in names:
-        value = getattr(entry, name, None)
-        if isinstance(value, Tensor):
-            value = value.tolist()
-        elif isinstance(value, tuple):
-            value = list(value)
-        if value is not None:
-            row[name] = value
-    return row
-
-
 def result(config: TrainConfig, rows: list[Row], peak_mb: float) -> Row:
     """The record of a finished run: schema 1, which the report reads."""
     history = [{name: row[name] for name in EVALUATED} for row in rows if "test_loss" in row]
@@ -279,8 +231,6 @@ def result(config: TrainConfig, rows: list[Row], peak_mb: float) -> Row:
         "config": config.as_dict(),
         "metrics": metrics,
         "history": history,
-        "diagnostics": [
-            {"epoch": row["epoch"], "sites": row["diagnostics"]} for row in rows if "diagnostics" in row
-        ],
+        "diagnostics": [{"epoch": row["epoch"], "sites": row["diagnostics"]} for row in rows if "diagnostics" in row],
         "environment": environment.describe(config.device),
     }

@@ -1,0 +1,92 @@
+"""What a guess does at each site of a network: measured during a run, or of a checkpoint afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+import gradguess as gg
+from gradguess.errors import GradguessError
+
+if TYPE_CHECKING:
+    from gradguess.experiments.config import TrainConfig
+    from gradguess.experiments.data import Dataset
+
+NUMBERS = ("bias", "variance", "covariance_norm", "cosine", "rank", "gradient_norm")
+CURVES = ("overlap", "singular_values")
+
+
+def inspect_sites(model: nn.Module, guess: Any, data: Dataset, config: TrainConfig) -> dict[str, dict[str, Any]]:
+    """`gg.diagnose` on the first batch of the training data, as values that JSON can hold.
+
+    From a generator of its own, so that looking at a run does not change it.
+    """
+    generator = torch.Generator(config.device).manual_seed(config.seed)
+    loss_fn = nn.CrossEntropyLoss(reduction="none")
+    x, y = data.x_train[: config.batch], data.y_train[: config.batch]
+    report = gg.diagnose(model, guess, loss_fn, x, y, generator=generator)
+    return {site: _plain(entry) for site, entry in report.items()}
+
+
+def _plain(entry: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name in NUMBERS + CURVES:
+        value = getattr(entry, name, None)
+        if isinstance(value, Tensor):
+            value = value.tolist()
+        if value is not None:
+            row[name] = list(value) if name in CURVES else value
+    return row
+
+
+def inspect_run(config: TrainConfig, directory: Path | None = None) -> dict[str, Any]:
+    """The sites of a fresh network, or of the last checkpoint in `directory`."""
+    from gradguess.experiments.data import load
+    from gradguess.experiments.methods import guess_for
+    from gradguess.experiments.train import build_model
+
+    data = load(config.data).to(config.device, getattr(torch, config.dtype))
+    model = build_model(config, data)
+    epoch = 0
+    if directory is not None:
+        tensors, epoch = _weights(directory)
+        model.load_state_dict(tensors)
+    return {"key": config.key, "epoch": epoch, "sites": inspect_sites(model, guess_for(config), data, config)}
+
+
+def _weights(directory: Path) -> tuple[dict[str, Tensor], int]:
+    from gradguess.experiments import checkpoint
+
+    stored = checkpoint.load(directory)
+    if stored is None:
+        raise GradguessError(f"{directory} holds no checkpoint: expected the --out directory of gradguess train.")
+    tensors, state = stored
+    prefix = "model/"
+    return {key.removeprefix(prefix): v for key, v in tensors.items() if key.startswith(prefix)}, state["epoch"]
+
+
+def save_plots(record: dict[str, Any], directory: Path) -> list[Path]:
+    """One figure per curve, a line per site, as PNG and SVG."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise GradguessError(f"plots need {error.name}: pip install 'gradguess[report]'") from error
+    directory.mkdir(parents=True, exist_ok=True)
+    paths: list[Path] = []
+    labels = {"overlap": "overlap with the true gradient", "singular_values": "singular value"}
+    for curve in CURVES:
+        sites = {site: row[curve] for site, row in record["sites"].items() if row.get(curve)}
+        if not sites:
+            continue
+        figure = Figure(figsize=(5, 3.5), layout="constrained")
+        axes = figure.add_subplot(xlabel="k", ylabel=labels[curve], title=f"{record['key']}, epoch {record['epoch']}")
+        for site, values in sites.items():
+            axes.plot(range(1, len(values) + 1), values, label=f"site {site}")
+        axes.legend()
+        for suffix in ("png", "svg"):
+            paths.append(directory / f"{curve}.{suffix}")
+            figure.savefig(paths[-1], dpi=150)
+    return paths
