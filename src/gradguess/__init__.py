@@ -2,6 +2,7 @@
 
 from gradguess.errors import ForwardModeError, GradguessError, InputError, NonFiniteError
 from gradguess.estimate import ForwardGradient, estimate
+from gradguess.feedback import Feedback
 from gradguess.guesses import (
     ActivationPerturbation,
     Backprop,
@@ -20,6 +21,7 @@ __all__ = [
     "ActivationPerturbation",
     "Backprop",
     "Estimate",
+    "Feedback",
     "ForwardGradient",
     "ForwardModeError",
     "GradguessError",

@@ -116,6 +116,7 @@ class ForwardGradient:
         self.nonfinite = nonfinite
         self.generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
         self.cache: Cache = {}
+        self.learned: Cache = {}
         self.steps = 0
         self.skipped = 0
         self.layout: Layout | None = None
@@ -146,7 +147,7 @@ class ForwardGradient:
 
     def _step(self, task: Task, noise: Noise) -> Step:
         assert self.layout is not None
-        return Step(task, self.layout, noise, self.options, self.cache, self.steps, detail=False)
+        return Step(task, self.layout, noise, self.options, self.cache, self.learned, self.steps, detail=False)
 
     def _write(self, grads: Mapping[str, Tensor]) -> None:
         for name, parameter in self.model.named_parameters():
@@ -165,8 +166,9 @@ class ForwardGradient:
             "steps": torch.tensor(self.steps),
             "skipped": torch.tensor(self.skipped),
         }
-        for site, entries in self.cache.items():
-            state.update({f"cache/{site}/{key}": value.detach().clone() for key, value in entries.items()})
+        for kind, store in (("cache", self.cache), ("learned", self.learned)):
+            for site, entries in store.items():
+                state.update({f"{kind}/{site}/{key}": value.detach().clone() for key, value in entries.items()})
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -176,15 +178,15 @@ class ForwardGradient:
             raise InputError(
                 f"state: expected the keys of ForwardGradient.state_dict(), missing {sorted(missing)}."
             )
-        cache: Cache = {}
-        device = self.generator.device
+        stores: dict[str, Cache] = {"cache": {}, "learned": {}}
         for key, value in state.items():
-            if key.startswith("cache/"):
-                _, site, name = key.split("/", 2)
-                cache.setdefault(site, {})[name] = value.detach().clone().to(device)
+            kind, _, rest = key.partition("/")
+            if rest:
+                site, _, name = rest.rpartition("/")
+                stores[kind].setdefault(site, {})[name] = value.detach().clone().to(self.generator.device)
         self.generator.set_state(state["generator"].cpu().to(torch.uint8))
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
-        self.cache = cache
+        self.cache, self.learned = stores["cache"], stores["learned"]
 
 
 def _check_guess(guess: Any) -> None:

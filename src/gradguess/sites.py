@@ -23,7 +23,7 @@ from gradguess.errors import InputError
 from gradguess.gates import Gate, gate_of
 from gradguess.isolation import untouched
 from gradguess.pullback import has_closed_form
-from gradguess.task import Task
+from gradguess.task import Task, tensors
 
 PROBE = 3  # samples in the pass that finds the sites
 Sites = str | Sequence[str]
@@ -42,6 +42,7 @@ class Site:
     gate: Gate | None  # derivative of the one elementwise function that consumes it
     above: tuple[str, ...]  # the sites that its output reaches without crossing another
     reaches_output: bool  # and whether it reaches the loss so
+    is_output: bool  # its output is the model's output, unchanged
     linear: nn.Linear | None  # set where the whole path above is elementwise -> this linear layer
     parameters: tuple[str, ...]  # parameters on the paths that end here and cross no other site
 
@@ -173,6 +174,7 @@ class _CutPass:
         self.calls: list[_Call] = []
         self.counts: dict[nn.Module, int] = {}
         self.stack: list[bool] = []  # per open module: was a site met inside?
+        self.ends: list[Tensor] = []  # the model's outputs
 
     def run(self, task: Task) -> Tensor:
         handles = []
@@ -181,7 +183,9 @@ class _CutPass:
             handles.append(module.register_forward_hook(self._hook(name), with_kwargs=True))
         try:
             with torch.enable_grad():
-                return task.losses(task.outputs())
+                outputs = task.outputs()
+                self.ends = tensors(outputs)
+                return task.losses(outputs)
         finally:
             for handle in handles:
                 handle.remove()
@@ -397,6 +401,7 @@ def _read(
                 gate=gate,
                 above=tuple(title[key] for key in above),
                 reaches_output=id(leaf) in at_output,
+                is_output=len(cut.ends) == 1 and cut.ends[0].grad_fn is end,
                 linear=_linear_above(above, end, graph) if plain else None,
                 parameters=tuple(name for key, name in parameters.items() if key in reach[call, slot]),
             )

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from gradguess.errors import InputError
 from gradguess.guesses._base import Frame, Guess, Identity, SiteView
@@ -76,6 +77,14 @@ class Measurement:
     losses: Tensor
     jvp: Tensor
     records: Records
+    outputs: Any
+    output_tangents: list[list[Tensor]]  # per pass
+    passes: list[tuple[int, str | None]]  # per pass: the tangent, and the one site it was for (None: all)
+
+    def of(self, site: Site) -> Tensor:
+        """The directional derivatives that concern a site: (tangents, batch)."""
+        rows = [i for i, (_, name) in enumerate(self.passes) if name in (None, site.name)]
+        return self.jvp if len(rows) == len(self.passes) else self.jvp[rows]
 
 
 @dataclass
@@ -86,7 +95,8 @@ class Step:
     layout: Layout
     noise: Noise
     options: Options = field(default_factory=Options)
-    cache: Cache = field(default_factory=dict)
+    cache: Cache = field(default_factory=dict)  # what guesses keep between steps
+    learned: Cache = field(default_factory=dict)  # what feedback has learned
     count: int = 0
     detail: bool = True  # keep directions and site gradients for the caller
 
@@ -133,8 +143,17 @@ class Step:
         """The first samples of the batch, or all of it where the batch cannot be cut or its samples mix."""
         if not self.layout.sliceable or self.options.coupling == "batch":
             return self.task
-        batch = _leading(self.task.inputs)
+        batch = self.batch()
         return self.task.rows(min(PROBE_ROWS, batch), batch)
+
+    def batch(self) -> int:
+        """The number of samples, read off the first input."""
+        leaves = tree_leaves(self.task.inputs)
+        return next(int(leaf.shape[0]) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0)
+
+    def continue_after(self, before: Snapshot) -> None:
+        """Treat every pass of this step as a repetition of one that started from `before`."""
+        self._before, self._passes = before, 1
 
     # --- frames and directions -------------------------------------------------------------------------------
 
@@ -200,54 +219,53 @@ class Step:
         x = x if self.layout.closed else None
         return Record(x, x._version if isinstance(x, Tensor) else 0, s, y)
 
-    def measure(self, guess: Guess, outputs: bool = False) -> Measurement:
-        """Draw directions and carry them to the losses. With `outputs`, keep every site's output as well."""
+    def measure(
+        self, guess: Guess, keep_outputs: bool = False, only: Callable[[Site], bool] = lambda site: True
+    ) -> Measurement:
+        """Draw directions at the sites for which `only` holds, and carry them to the losses.
+
+        With `keep_outputs` the records hold every site's output as well.
+        """
         records: Records = {}
         keep = self.options.memory == "store" or self.detail
         self.prepare(guess)
-        losses, derivatives = None, []
-        for tangent, only in self._schedule():
+        seen = []
+        passes = self._schedule(only)
+        for tangent, chosen in passes:
             if not keep:
                 self.noise.rewind()
 
             def direction(
-                site: Site, x: Any, s: Tensor, tangent: int = tangent, only: str | None = only
+                site: Site, x: Any, s: Tensor, tangent: int = tangent, chosen: str | None = chosen
             ) -> Tensor | None:
                 record = records.get(site.name)
-                if record is not None and record.y is not None:
-                    y = record.y
-                else:
-                    y = self.draw(guess, site, s)
+                if record is None:
+                    y = self.draw(guess, site, s) if only(site) else None
                     if keep:
-                        records[site.name] = self.record(x, s if outputs or self.detail else None, y)
-                return y[tangent] if only in (None, site.name) else None
+                        records[site.name] = self.record(x, s if keep_outputs or self.detail else None, y)
+                else:
+                    y = record.y
+                return y[tangent] if y is not None and chosen in (None, site.name) else None
 
             with self.one_pass():
-                losses, derivative = carry(self.task, self.layout, direction)
-            derivatives.append(derivative)
-        assert losses is not None
-        return Measurement(losses, torch.stack(derivatives), records)
+                seen.append(carry(self.task, self.layout, direction))
+        jvp = torch.stack([one.jvp for one in seen])
+        first, tangents = seen[0], [one.output_tangents for one in seen]
+        return Measurement(first.losses, jvp, records, first.outputs, tangents, passes)
 
-    def _schedule(self) -> list[tuple[int, str | None]]:
+    def _schedule(self, only: Callable[[Site], bool]) -> list[tuple[int, str | None]]:
         """(tangent, the one site it is for, or None for all)."""
         tangents = range(self.options.tangents)
         if not self.options.isolate:
             return [(t, None) for t in tangents]
-        return [(t, site.name) for t in tangents for site in self.layout.sites]
+        return [(t, site.name) for t in tangents for site in self.layout.sites if only(site)]
 
-    def coefficients(self, site: Site, jvp: Tensor) -> Tensor:
-        """The directional derivatives that concern a site: (tangents, batch)."""
-        if not self.options.isolate:
-            return jvp
-        index = [other.name for other in self.layout.sites].index(site.name)
-        return jvp[index :: len(self.layout.sites)]
-
-    def weigh(self, site: Site, jvp: Tensor, y: Tensor) -> Tensor:
+    def weigh(self, site: Site, c: Tensor, y: Tensor) -> Tensor:
         """`ĝ = c y`, averaged over tangents: the estimate of each sample's own gradient at the site.
 
         Where the batch shares the site's output, or samples mix, `c` is the sum over the batch.
         """
-        c = self.coefficients(site, jvp).to(y.dtype)
+        c = c.to(y.dtype)
         shape = [1] * (y.dim() - 1)
         if site.batch_dim is None:
             c = c.sum(1)
@@ -342,10 +360,3 @@ def spread(z: Tensor) -> Tensor:
     blocks = [orthonormal_columns(block.permute(1, 2, 0)).permute(2, 0, 1) for block in z.split(k)]
     return torch.cat(blocks) * k**0.5
 
-
-def _leading(inputs: Any) -> int:
-    from torch.utils._pytree import tree_leaves
-
-    return next(
-        int(leaf.shape[0]) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0
-    )

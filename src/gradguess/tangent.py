@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import ForwardModeError, InputError
 from gradguess.sites import Layout, Site, Watch
-from gradguess.task import Task
+from gradguess.task import Task, tensors
 
 Direction = Callable[[Site, Tensor, Tensor], Tensor | None]
 
@@ -107,11 +109,18 @@ def _as_call(inputs: Any) -> tuple[Any, ...]:
     return ((inputs,),)
 
 
-def carry(task: Task, layout: Layout, direction: Direction) -> tuple[Tensor, Tensor]:
-    """One tangent pass. `direction(site, x, s)` gives the `y` that is added to the tangent at a site, or None.
+@dataclass(frozen=True)
+class Carried:
+    """What arrives at the end of a tangent pass."""
 
-    Returns each sample's loss and its directional derivative `c_b = Σ_i <y_i, g_i>`, both (batch,).
-    """
+    losses: Tensor  # (batch,)
+    jvp: Tensor  # (batch,): the directional derivative c_b = Σ_i <y_i, g_i> of each sample's own loss
+    outputs: Any  # of the model, without tangents
+    output_tangents: list[Tensor]  # of the floating-point tensors among the outputs
+
+
+def carry(task: Task, layout: Layout, direction: Direction) -> Carried:
+    """One tangent pass. `direction(site, x, s)` gives the `y` that is added to the tangent at a site, or None."""
 
     def inject(site: Site, x: Any, s: Tensor) -> Tensor:
         primal, tangent = fwAD.unpack_dual(s)
@@ -123,11 +132,16 @@ def carry(task: Task, layout: Layout, direction: Direction) -> tuple[Tensor, Ten
         return fwAD.make_dual(primal, y if tangent is None else y + tangent)
 
     with named_failures(task), forward_mode(task.model), Watch(layout, inject):
-        losses = task.losses(task.outputs())
-        primal, tangent = fwAD.unpack_dual(losses)
-        if tangent is None:
-            tangent = torch.zeros_like(primal)
-        return primal, tangent
+        outputs = task.outputs()
+        losses, jvp = _parts(task.losses(outputs))
+        tangents = [_parts(out)[1] for out in tensors(outputs)]
+        return Carried(losses, jvp, tree_map_only(Tensor, lambda t: _parts(t)[0], outputs), tangents)
+
+
+def _parts(t: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and tangent of a dual number; the tangent is zero where none arrived."""
+    primal, tangent = fwAD.unpack_dual(t)
+    return primal, torch.zeros_like(primal) if tangent is None else tangent
 
 
 def carry_parameters(task: Task, directions: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

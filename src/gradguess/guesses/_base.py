@@ -213,7 +213,7 @@ class Guess(Method):
         def estimate(site: Any, s: Tensor) -> Tensor:
             record = seen.records.get(site.name)
             y = record.y if record is not None and record.y is not None else step.draw(self, site, s)
-            return step.weigh(site, seen.jvp, y)
+            return step.weigh(site, seen.of(site), y)
 
         if not seen.records:
             step.noise.rewind()  # the replay draws the same directions again
