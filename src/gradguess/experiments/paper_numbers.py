@@ -63,7 +63,6 @@ class Published:
     printed: str
     k: int | str | None = None
     layer: int | None = None
-    solver: str | None = None  # only where the number belongs to one way of finding the basis
 
     @property
     def value(self) -> float:

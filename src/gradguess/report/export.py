@@ -18,8 +18,9 @@ _LATEX = {
     "±": r"$\pm$", "−": r"$-$", "×": r"$\times$", "≥": r"$\geq$", "≤": r"$\leq$", "√": r"$\surd$",
     "·": r"$\cdot$", "…": r"\dots{}", "–": "--", "σ": r"$\sigma$",
 }  # fmt: skip
-_SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
-_TOKEN = re.compile("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+|" + "|".join(re.escape(key) for key in sorted(_LATEX, key=len, reverse=True)))
+_LONGEST_FIRST = sorted(_LATEX, key=len, reverse=True)
+_POWER = r"(?<=\d)e(−?\d+)"
+_TOKEN = re.compile("|".join([_POWER, *map(re.escape, _LONGEST_FIRST)]))
 
 
 def to_csv(table: Table) -> str:
@@ -43,7 +44,7 @@ def _csv_field(cell: Cell) -> object:
 
 def to_latex(table: Table) -> str:
     """A `table` environment; the document needs `\\usepackage{booktabs}`."""
-    align = "".join("r" if table.is_numeric(i) else "l" for i in range(len(table.columns)))
+    align = "".join("r" if table.is_numeric(i) else "l" for i in table.shown)
     lines = [
         r"\begin{table}",
         r"\centering",
@@ -51,14 +52,18 @@ def to_latex(table: Table) -> str:
         rf"\label{{tab:{table.slug}}}",
         rf"\begin{{tabular}}{{{align}}}",
         r"\toprule",
-        _latex_row([rf"\textbf{{{latex_text(title)}}}" for title in table.columns]),
+        _latex_row([rf"\textbf{{{latex_text(table.columns[i])}}}" for i in table.shown]),
         r"\midrule",
-        *(_latex_row([latex_text(cell.text) for cell in row]) for row in table.rows),
+        *(_latex_row([_latex_cell(row[i]) for i in table.shown]) for row in table.rows),
         r"\bottomrule",
         r"\end{tabular}",
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _latex_cell(cell: Cell) -> str:
+    return latex_text(f"{cell.text} ({cell.note})" if cell.note else cell.text)
 
 
 def _latex_row(cells: list[str]) -> str:
@@ -68,14 +73,13 @@ def _latex_row(cells: list[str]) -> str:
 def latex_text(text: str) -> str:
     r"""Text with every special character set for LaTeX.
 
-    >>> latex_text("W⊥ & 50 %: 2 × 10⁻⁵")
-    '$\\tilde{W}^\\perp$ \\& 50 \\%: 2 $\\times$ 10$^{-5}$'
+    >>> latex_text("W⊥ & 50 %: 2e−5")
+    '$\\tilde{W}^\\perp$ \\& 50 \\%: 2 $\\times 10^{-5}$'
     """
     return _TOKEN.sub(_latex_token, text)
 
 
 def _latex_token(match: re.Match[str]) -> str:
-    found = match.group()
-    if found in _LATEX:
-        return _LATEX[found]
-    return f"$^{{{found.translate(_SUPERSCRIPTS)}}}$"
+    if match.group(1):
+        return rf" $\times 10^{{{match.group(1).replace('−', '-')}}}$"
+    return _LATEX[match.group()]

@@ -74,7 +74,9 @@ def _environment() -> Any:
 def _math(words: str) -> Any:
     """Escape, then set the methods' names with a raised sign."""
     markupsafe = require("markupsafe")
-    escaped = str(markupsafe.escape(words))
+    escaped = str(markupsafe.escape(words)).replace("; ", ";\n")  # a list of comparisons, one to a line
+    for tight in (" ± ", "k = "):
+        escaped = escaped.replace(tight, tight.replace(" ", "\u00a0"))
     for plain, raised in _MATH.items():
         escaped = escaped.replace(plain, raised)
     return markupsafe.Markup(escaped)
@@ -95,14 +97,14 @@ def _colour_variables() -> str:
 
 
 def _tiles(sections: Sequence[Section]) -> list[Tile]:
-    judged = [table for section in sections for table in section.tables if table.columns[-1] == "Verdict"]
+    judged = [table for section in sections for table in section.tables if "Verdict" in table.columns]
     claims = [table for table in judged if table.slug == "claims"]
     numbers = [table for table in judged if table.slug != "claims"]
     return [Tile("Published numbers", _count(numbers)), Tile("Claims", _count(claims))]
 
 
 def _count(tables: Sequence[Table]) -> list[tuple[str, int]]:
-    found = Counter(row[-1].verdict for table in tables for row in table.rows)
+    found = Counter(cell.verdict for table in tables for row in table.rows for cell in row)
     return [(verdict, found[verdict]) for verdict in _MARKS if found[verdict]]
 
 

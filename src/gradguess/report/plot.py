@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Drawing", "draw", "themed"]
 
-_SIZE = (5.0, 3.7)  # inches; small, so that the type stays legible on a phone
+_SIZE = (4.5, 3.5)  # inches; small, so that the type stays legible on a phone
 _SETTINGS: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -52,7 +53,8 @@ def draw(figure: Figure) -> Drawing:
     matplotlib = require("matplotlib")
     backend = require("matplotlib.backends.backend_agg")
     canvas_figure = require("matplotlib.figure")
-    with matplotlib.rc_context(_SETTINGS):
+    with warnings.catch_warnings(), matplotlib.rc_context(_SETTINGS):
+        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks
         page = canvas_figure.Figure(figsize=_SIZE, layout="constrained", facecolor="none")
         backend.FigureCanvasAgg(page)
         axes = page.add_subplot(facecolor="none")

@@ -80,6 +80,7 @@ def _parse(record: Any, where: str) -> Run:
         value = record.get(name, None if required else {})
         _expect(isinstance(value, dict), where, f"an object under {name!r}", value)
     history, diagnostics = record.get("history", []), record.get("diagnostics", [])
+    _check_config(record["config"], where)
     for name, rows in {"history": history, "diagnostics": diagnostics}.items():
         _expect(isinstance(rows, list), where, f"a list under {name!r}", rows)
         for row in rows:
@@ -103,14 +104,25 @@ def _numbers(values: Mapping[str, Any], where: str) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def _check_config(config: Mapping[str, Any], where: str) -> None:
+    _expect(isinstance(config.get("method"), str), where, "a method in 'config'", config.get("method"))
+    for name in ("width", "depth", "epochs", "seed", "batch"):
+        value = config.get(name, 0)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        _expect(whole, where, f"a whole number under {name!r} in 'config'", value)
+
+
 def _check_sites(sites: Any, where: str) -> None:
     _expect(isinstance(sites, dict), where, "an object under 'sites'", sites)
     for name, site in sites.items():
         place = f"{where}, site {name!r}"
         _expect(isinstance(site, dict), place, "an object", site)
         for key, value in site.items():
-            numbers = value if isinstance(value, list) else [value]
-            _expect(all(n is None or _is_number(n) for n in numbers), place, f"numbers under {key!r}", value)
+            if key == "overlap":
+                fine = isinstance(value, list) and all(_is_number(number) for number in value)
+                _expect(fine, place, "a list of numbers under 'overlap'", value)
+            else:
+                _expect(value is None or _is_number(value), place, f"a number under {key!r}", value)
 
 
 def _is_number(value: object) -> bool:

@@ -3,6 +3,7 @@
 from gradguess.experiments.tables.claims import claims_table
 from gradguess.experiments.tables.compare import RULES
 from gradguess.experiments.tables.curves import overlap_figure, scaling_figure, training_figures
+from gradguess.experiments.tables.layers import layers_table
 from gradguess.experiments.tables.paper import (
     bias_variance_table,
     choice_of_k_table,
@@ -27,6 +28,7 @@ __all__ = [
     "choice_of_k_table",
     "claims_table",
     "command",
+    "layers_table",
     "method_label",
     "newton_schulz_table",
     "number",

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from gradguess.experiments.paper_numbers import LAYER_SITES
 from gradguess.experiments.tables.compare import DIFFERS, HOLDS, NOT_RUN, UNCLEAR, Summary
-from gradguess.experiments.tables.runs import Run, Variant, method_label, select
+from gradguess.experiments.tables.runs import Run, Variant, overlap_of, select
 
-__all__ = [
-    "Check",
-    "Outcome",
-    "Side",
-    "agree",
-    "at_least",
-    "beats",
-    "below",
-    "every",
-    "gap_grows",
-    "gap_near",
-]
+__all__ = ["Check", "Outcome", "Side", "agree", "ascending", "at_least", "every", "gap_grows", "gap_near"]
+
+_ORDER = (DIFFERS, UNCLEAR, HOLDS)  # the weakest first
 
 
 @dataclass(frozen=True)
@@ -40,106 +31,99 @@ class Side:
         found = select(runs, self.method, self.width, self.k, self.solver)
         return [variant for variant in found if variant.values(self.quantity, self.layer)]
 
-    def summary(self, runs: Sequence[Run]) -> Summary | None:
-        found = self.variants(runs)
-        return self.of(found[0]) if found else None
-
-    def of(self, variant: Variant) -> Summary | None:
-        return Summary.of(variant.values(self.quantity, self.layer))
-
-    @property
-    def name(self) -> str:
-        return method_label(self.method) + (f" (k = {self.k})" if self.k is not None else "")
+    def summary(self, runs: Sequence[Run], device: str | None = None) -> Summary | None:
+        found = (v for v in self.variants(runs) if device is None or v.device == device)
+        first = next(found, None)
+        return Summary.of(first.values(self.quantity, self.layer)) if first else None
 
 
 @dataclass(frozen=True)
 class Outcome:
+    """A verdict, the numbers it rests on, and the seeds of the side that has fewest."""
+
     verdict: str
     ours: str = ""
+    seeds: int | None = None
 
 
 Check = Callable[[Sequence[Run]], Outcome]
 
 
-def beats(winner: Side, loser: Side, same_device: bool = False) -> Check:
-    """The first side is larger, by more than the noise. Times are compared on one device only."""
+def ascending(*sides: Side, name: str = "", same_device: bool = False) -> Check:
+    """Each side is larger than the one before it, by more than the noise. Times are compared on one device."""
 
     def check(runs: Sequence[Run]) -> Outcome:
-        pair = _pair(winner, loser, runs, same_device)
-        if pair is None:
+        found = _on_one_device(sides, runs) if same_device else [side.summary(runs) for side in sides]
+        known = [summary for summary in found if summary is not None]
+        if len(known) < 2:
             return Outcome(NOT_RUN)
-        high, low = pair
-        shown = f"{winner.name} {_show(high)} against {loser.name} {_show(low)}"
-        return Outcome(_sign(high.mean - low.mean, _noise(winner.quantity, high, low)), shown)
+        verdicts = [_sign(b.mean - a.mean, _noise(sides[0].quantity, a, b)) for a, b in pairwise(known)]
+        shown = _named(name, " < ".join(_show(summary) for summary in known))
+        left_out = f" ({len(sides) - len(known)} not run)" if len(known) < len(sides) else ""
+        return Outcome(min(verdicts, key=_ORDER.index), shown + left_out, _fewest(known))
 
     return check
 
 
-def below(smaller: Side, larger: Side, same_device: bool = False) -> Check:
-    """The first side is smaller, by more than the noise."""
-    check = beats(larger, smaller, same_device)
-
-    def swapped(runs: Sequence[Run]) -> Outcome:
-        outcome = check(runs)
-        first, _, second = outcome.ours.partition(" against ")
-        return Outcome(outcome.verdict, f"{second} against {first}" if second else "")
-
-    return swapped
-
-
-def agree(one: Side, other: Side, within: float) -> Check:
-    """The two differ by no more than `within`, a stated tolerance, and twice their standard error."""
+def agree(one: Side, other: Side, within: float, name: str = "") -> Check:
+    """The two differ by no more than a stated tolerance and twice their standard error."""
 
     def check(runs: Sequence[Run]) -> Outcome:
         a, b = one.summary(runs), other.summary(runs)
         if a is None or b is None:
             return Outcome(NOT_RUN)
-        allowed = within + (2 * _standard_error(a, b) if a.sd is not None and b.sd is not None else 0.0)
-        shown = f"{one.name} {_show(a)}, {other.name} {_show(b)}; allowed {allowed:.3f} apart"
-        return Outcome(HOLDS if abs(a.mean - b.mean) <= allowed else DIFFERS, shown)
+        allowed = within + 2 * _standard_error(a, b)
+        verdict = HOLDS if abs(a.mean - b.mean) <= allowed else DIFFERS
+        return Outcome(verdict, _named(name, f"{_show(a)}, {_show(b)}"), _fewest([a, b]))
 
     return check
 
 
-def gap_near(winner: Side, loser: Side, expected: float, within: float = 0.03) -> Check:
-    """The difference of the two is the one the paper reports, to a stated tolerance."""
+def gap_near(low: Side, high: Side, expected: float, within: float = 0.03) -> Check:
+    """The difference of the two is the one that the paper reports, to a stated tolerance."""
 
     def check(runs: Sequence[Run]) -> Outcome:
-        gap = _gap(winner, loser, runs)
-        if gap is None:
+        a, b = low.summary(runs), high.summary(runs)
+        if a is None or b is None:
             return Outcome(NOT_RUN)
-        shown = f"gap {gap[0]:+.3f} ± {gap[1]:.3f}".replace("-", "−")
-        return Outcome(HOLDS if abs(gap[0] - expected) <= within + 2 * gap[1] else DIFFERS, shown)
+        gap, error = b.mean - a.mean, _standard_error(a, b)
+        shown = f"gap {_signed(gap)}" + (f", standard error {error:.3f}" if error else "")
+        verdict = HOLDS if abs(gap - expected) <= within + 2 * error else DIFFERS
+        return Outcome(verdict, shown, _fewest([a, b]))
 
     return check
 
 
-def gap_grows(winner: Callable[[int], Side], loser: Callable[[int], Side], widths: Sequence[int]) -> Check:
-    """The gap at the last of the widths that were run exceeds the gap at the first."""
+def gap_grows(low: Callable[[int], Side], high: Callable[[int], Side], widths: Sequence[int]) -> Check:
+    """The gap at the largest of the widths that were run exceeds the gap at the smallest."""
 
     def check(runs: Sequence[Run]) -> Outcome:
-        gaps = {width: _gap(winner(width), loser(width), runs) for width in widths}
-        known = {width: gap for width, gap in gaps.items() if gap is not None}
+        pairs = {width: (low(width).summary(runs), high(width).summary(runs)) for width in widths}
+        known = {width: (a, b) for width, (a, b) in pairs.items() if a and b}
         if len(known) < 2:
             return Outcome(NOT_RUN)
-        first, last = known[min(known)], known[max(known)]
-        shown = ", ".join(f"{width}: {gap[0]:+.3f}".replace("-", "−") for width, gap in known.items())
-        noise = 2 * math.hypot(first[1], last[1]) or 0.01
-        return Outcome(_sign(last[0] - first[0], noise), shown)
+        gaps = {width: b.mean - a.mean for width, (a, b) in known.items()}
+        (a, b), (c, d) = known[min(known)], known[max(known)]
+        noise = 2 * math.hypot(_standard_error(a, b), _standard_error(c, d)) or 0.01
+        shown = ", ".join(f"{width}: {_signed(gap)}" for width, gap in gaps.items())
+        return Outcome(_sign(gaps[max(gaps)] - gaps[min(gaps)], noise), shown, _fewest([a, b, c, d]))
 
     return check
 
 
-def at_least(layers: Sequence[int], width: int, k: int, share: float) -> Check:
+def at_least(layers: Sequence[int], width: int, k: int, share: float, name: str = "") -> Check:
     """The k leading directions hold at least this share of the gradient's norm, in every layer named."""
 
     def check(runs: Sequence[Run]) -> Outcome:
-        found = {layer: _overlap_at(runs, width, layer, k) for layer in layers}
-        if any(overlap is None for overlap in found.values()):
-            return Outcome(NOT_RUN)
-        shown = ", ".join(f"layer {layer}: {overlap:.3f}" for layer, overlap in found.items())
-        enough = all((overlap or 0.0) >= share for overlap in found.values())
-        return Outcome(HOLDS if enough else DIFFERS, shown)
+        for variant in select(runs, "wperp", width, k=10):
+            curves = [[overlap_of(run, layer) for run in variant.runs] for layer in layers]
+            values = [[curve[k - 1] for curve in layer if len(curve) >= k] for layer in curves]
+            means = [sum(found) / len(found) for found in values if found]
+            if len(means) == len(layers):
+                shown = ", ".join(f"layer {n}: {mean:.3f}" for n, mean in zip(layers, means, strict=True))
+                verdict = HOLDS if min(means) >= share else DIFFERS
+                return Outcome(verdict, _named(name, shown), min(len(found) for found in values))
+        return Outcome(NOT_RUN)
 
     return check
 
@@ -152,45 +136,21 @@ def every(*checks: Check) -> Check:
         known = [outcome for outcome in outcomes if outcome.verdict != NOT_RUN]
         if not known:
             return Outcome(NOT_RUN)
-        order = (DIFFERS, UNCLEAR, HOLDS)
-        weakest = min((outcome.verdict for outcome in known), key=order.index)
-        partial = f" ({len(known)} of {len(outcomes)} comparisons run)" if len(known) < len(outcomes) else ""
-        return Outcome(weakest, "; ".join(outcome.ours for outcome in known) + partial)
+        weakest = min((outcome.verdict for outcome in known), key=_ORDER.index)
+        shown = "; ".join(outcome.ours for outcome in known)
+        partial = f" ({len(outcomes) - len(known)} not run)" if len(known) < len(outcomes) else ""
+        return Outcome(weakest, shown + partial, min(outcome.seeds or 0 for outcome in known))
 
     return check
 
 
-def _gap(winner: Side, loser: Side, runs: Sequence[Run]) -> tuple[float, float] | None:
-    high, low = winner.summary(runs), loser.summary(runs)
-    if high is None or low is None:
-        return None
-    return high.mean - low.mean, _standard_error(high, low)
-
-
-def _overlap_at(runs: Sequence[Run], width: int, layer: int, k: int) -> float | None:
-    for variant in select(runs, "wperp", width, k=10):
-        found = [value for run in variant.runs if (value := _overlap_of(run, layer, k)) is not None]
-        if found:
-            return sum(found) / len(found)
-    return None
-
-
-def _overlap_of(run: Run, layer: int, k: int) -> float | None:
-    if not run.diagnostics:
-        return None
-    last = max(run.diagnostics, key=lambda entry: entry["epoch"])
-    curve = last["sites"].get(LAYER_SITES[layer], {}).get("overlap") or ()
-    return curve[k - 1] if len(curve) >= k else None
-
-
-def _pair(one: Side, other: Side, runs: Sequence[Run], same_device: bool) -> tuple[Summary, Summary] | None:
-    """Both sides, by the variants with most seeds; on one kind of device if that is asked for."""
-    for a in one.variants(runs):
-        for b in other.variants(runs):
-            first, second = one.of(a), other.of(b)
-            if first and second and (a.device == b.device or not same_device):
-                return first, second
-    return None
+def _on_one_device(sides: Sequence[Side], runs: Sequence[Run]) -> list[Summary | None]:
+    """The sides on the first kind of device that ran all of them."""
+    for device in dict.fromkeys(variant.device for variant in sides[0].variants(runs)):
+        found = [side.summary(runs, device) for side in sides]
+        if all(found):
+            return found
+    return []
 
 
 def _noise(quantity: str, a: Summary, b: Summary) -> float:
@@ -210,7 +170,19 @@ def _sign(difference: float, noise: float) -> str:
     return UNCLEAR if abs(difference) <= noise else DIFFERS
 
 
+def _fewest(summaries: Iterable[Summary]) -> int:
+    return min(summary.n for summary in summaries)
+
+
 def _show(ours: Summary) -> str:
-    form = ".3f" if 1e-2 <= abs(ours.mean) < 100 else ".3g"
-    spread = "" if ours.sd is None else f" ± {ours.sd:{form}}"
-    return f"{ours.mean:{form}}{spread} (n = {ours.n})".replace("-", "−")
+    if ours.mean and not 1e-2 <= abs(ours.mean) < 100:
+        return f"{ours.mean:.2e}".replace("e-0", "e-").replace("-", "−")
+    return f"{ours.mean:.3f}" + ("" if ours.sd is None else f" ± {ours.sd:.3f}")
+
+
+def _signed(gap: float) -> str:
+    return f"{gap:+.3f}".replace("-", "−")
+
+
+def _named(name: str, shown: str) -> str:
+    return f"{name}: {shown}" if name else shown

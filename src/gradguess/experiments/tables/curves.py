@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gradguess.experiments.paper_numbers import LAYER_SITES, SCALING, WIDTHS
 from gradguess.experiments.tables.compare import Summary
-from gradguess.experiments.tables.paper import compare
-from gradguess.experiments.tables.runs import Run, Variant, method_label, select, variants
+from gradguess.experiments.tables.lines import compare
+from gradguess.experiments.tables.runs import METHOD_LABELS, Run, Variant, method_label, overlap_of, select, variants
 from gradguess.experiments.tables.table import Curve, Figure, slugify
 
 __all__ = ["overlap_figure", "scaling_figure", "training_figures"]
 
-_TRAINING = (
-    ("train_loss", "Train loss"),
-    ("train_accuracy", "Train accuracy"),
-    ("test_accuracy", "Test accuracy"),
-)
+_TRAINING = {
+    "train_loss": "Train loss",
+    "test_loss": "Test loss",
+    "train_accuracy": "Train accuracy",
+    "test_accuracy": "Test accuracy",
+}
 MAX_CURVES = 12  # a training figure with more lines than this cannot be read
 
 
@@ -73,12 +74,6 @@ def _our_scaling(method: str, runs: Sequence[Run]) -> Curve | None:
     )
 
 
-@dataclass(frozen=True)
-class _Overlap:
-    curve: list[float]
-    rank: float | None
-
-
 def overlap_figure(runs: Sequence[Run], width: int) -> Figure | None:
     """How much of the true gradient lies in the span of the k leading right singular vectors, per layer."""
     variant = next((v for v in select(runs, "wperp", width, k=10) if any(r.diagnostics for r in v.runs)), None)
@@ -103,42 +98,31 @@ def overlap_figure(runs: Sequence[Run], width: int) -> Figure | None:
 
 
 def _overlap_curve(variant: Variant, layer: int) -> Curve | None:
-    found = [overlap for run in variant.runs if (overlap := _overlap(run, layer))]
+    found = [overlap for run in variant.runs if (overlap := overlap_of(run, layer))]
     if not found:
         return None
-    length = min(len(overlap.curve) for overlap in found)
-    columns = list(zip(*(overlap.curve[:length] for overlap in found), strict=True))
-    ranks = [overlap.rank for overlap in found if overlap.rank is not None]
-    label = f"Layer {layer}" + (f", rank = {statistics.fmean(ranks):.0f}" if ranks else "")
-    spread = len(found) > 1
+    length = min(len(overlap) for overlap in found)
+    columns = list(zip(*(overlap[:length] for overlap in found), strict=True))
+    ranks = variant.values("rank", layer)
     return Curve(
-        label,
+        f"Layer {layer}" + (f", rank = {statistics.fmean(ranks):.0f}" if ranks else ""),
         [float(k) for k in range(1, length + 1)],
         [statistics.fmean(column) for column in columns],
         f"layer-{layer}",
-        low=[min(column) for column in columns] if spread else None,
-        high=[max(column) for column in columns] if spread else None,
+        low=[min(column) for column in columns] if len(found) > 1 else None,
+        high=[max(column) for column in columns] if len(found) > 1 else None,
     )
 
 
-def _overlap(run: Run, layer: int) -> _Overlap | None:
-    if not run.diagnostics:
-        return None
-    last = max(run.diagnostics, key=lambda entry: entry["epoch"])
-    site = last["sites"].get(LAYER_SITES[layer], {})
-    curve = site.get("overlap")
-    return _Overlap(list(curve), site.get("rank")) if curve else None
-
-
 def training_figures(runs: Sequence[Run]) -> list[Figure]:
-    """Loss and accuracy over the epochs, one set of figures for each task and shape of network."""
+    """Loss and accuracy over the epochs, a pair of figures for each task and shape of network."""
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         if run.history:
             groups.setdefault(_shape(run), []).append(run)
     figures = []
     for shape in sorted(groups, key=_natural):
-        figures += _training_trio(shape, variants(groups[shape]))
+        figures += _training_pair(shape, variants(groups[shape]))
     return figures
 
 
@@ -150,43 +134,56 @@ def _natural(shape: tuple[str, ...]) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in shape)
 
 
-def _training_trio(shape: tuple[str, ...], found: list[Variant]) -> list[Figure]:
+def _training_pair(shape: tuple[str, ...], found: list[Variant]) -> list[Figure]:
     data, model, depth, width = shape
-    shown = _readable(found)
+    shown = sorted(found, key=_by_method)[:MAX_CURVES]
+    names = Counter(variant.first.label for variant in shown)
     left_out = f" {len(found) - len(shown)} more experiments are left out." if len(shown) < len(found) else ""
-    title = f"{data}, {model}, depth {depth}, width {width}"
-    slug = f"training-{data}-{model}-{depth}-{width}"
     figures = []
-    for quantity, label in _TRAINING:
-        curves = tuple(c for v in shown if (c := _training_curve(v, quantity)))
-        if curves:
-            caption = f"{label} over the epochs, mean over the seeds with their range.{left_out}"
-            figures.append(Figure(slugify(f"{slug} {quantity}"), title, "Epoch", label, curves, caption))
-    return figures
+    for quantity, label in _TRAINING.items():
+        curves = [_training_curve(variant, quantity, names) for variant in shown]
+        figures.append(
+            Figure(
+                slugify(f"training {data} {model} {depth} {width} {quantity}"),
+                f"{data}, {model}, depth {depth}, width {width}",
+                "Epoch",
+                label,
+                tuple(curve for curve in curves if curve),
+                f"{label} over the epochs, mean over the seeds with their range.{left_out}",
+            )
+        )
+    return [figure for figure in figures if figure.curves]
 
 
-def _readable(found: list[Variant]) -> list[Variant]:
-    ordered = sorted(found, key=lambda variant: (variant.first.label, variant.label))
-    return ordered[:MAX_CURVES]
+def _by_method(variant: Variant) -> tuple[int, str, str]:
+    known = list(METHOD_LABELS)
+    method = variant.first.method
+    return known.index(method) if method in known else len(known), variant.first.label, variant.label
 
 
-def _training_curve(variant: Variant, quantity: str) -> Curve | None:
+def _training_curve(variant: Variant, quantity: str, names: Counter[str]) -> Curve | None:
     by_epoch: dict[float, list[float]] = {}
     for run in variant.runs:
         for row in run.history:
-            if row.get(quantity) is not None:
+            if quantity in row:
                 by_epoch.setdefault(row["epoch"], []).append(row[quantity])
     if not by_epoch:
         return None
     epochs = sorted(by_epoch)
-    many = len(variant.runs) > 1
-    label = variant.first.label + (f" ({variant.label})" if variant.label else "")
+    first, many = variant.first, len(variant.runs) > 1
+    twice = names[first.label] > 1 and variant.label
     return Curve(
-        label,
+        f"{first.label} ({variant.label})" if twice else first.label,
         epochs,
         [statistics.fmean(by_epoch[epoch]) for epoch in epochs],
-        variant.first.method,
+        _style(first),
         low=[min(by_epoch[epoch]) for epoch in epochs] if many else None,
         high=[max(by_epoch[epoch]) for epoch in epochs] if many else None,
-        dashed=variant.first.config.get("k") not in (None, 10) and variant.first.method == "wperp",
+        dashed=bool(twice) and first.config.get("solver") == "svd",
     )
+
+
+def _style(run: Run) -> str:
+    """W⊥ has a shade of its own for every k that the paper tries."""
+    k = run.config.get("k", 10)
+    return f"{run.method}-{k}" if run.method == "wperp" and k != 10 else run.method

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 from gradguess.experiments.paper_numbers import (
     BIAS_VARIANCE,
@@ -12,28 +11,15 @@ from gradguess.experiments.paper_numbers import (
     PRECONDITIONING,
     RANKS,
     SCALING,
-    SETTING,
     WIDTHS,
-    Published,
 )
-from gradguess.experiments.tables.compare import (
-    DIFFERS,
-    NOT_COMPARED,
-    NOT_RUN,
-    Kind,
-    Summary,
-    kind_of,
-    verdict,
-)
-from gradguess.experiments.tables.reasons import reason
-from gradguess.experiments.tables.runs import Run, Variant, command, method_label, select
-from gradguess.experiments.tables.table import Cell, Table, number, text
+from gradguess.experiments.tables.lines import Line, compare, comparison_table
+from gradguess.experiments.tables.runs import Run, method_label
+from gradguess.experiments.tables.table import Cell, Table, number
 
 __all__ = [
-    "Line",
     "bias_variance_table",
     "choice_of_k_table",
-    "compare",
     "newton_schulz_table",
     "preconditioning_table",
     "rank_table",
@@ -41,80 +27,18 @@ __all__ = [
     "scaling_table",
 ]
 
-COLUMNS = (
-    "Method",
-    "Width",
-    "Quantity",
-    "Computed by",
-    "Paper",
-    "Ours",
-    "± sd",
-    "Seeds",
-    "Difference",
-    "Verdict",
-)
-
-
-@dataclass(frozen=True)
-class Line:
-    """One published number beside ours, computed in one way."""
-
-    entry: Published
-    variant: Variant | None
-    ours: Summary | None
-    published: bool = True  # False for a layer the paper leaves out
-
-    @property
-    def verdict(self) -> str:
-        if not self.published:
-            return NOT_COMPARED if self.ours else NOT_RUN
-        return verdict(self.entry, self.ours)
-
-    @property
-    def method(self) -> str:
-        named = method_label(self.entry.method)
-        return named if self.entry.k is None else f"{named}, k = {self.entry.k}"
-
-    @property
-    def quantity(self) -> str:
-        name = kind_of(self.entry.quantity).name
-        return name if self.entry.layer is None else f"{name}, layer {self.entry.layer}"
-
-    @property
-    def command(self) -> str:
-        """How to get this line: the run itself, or what it would have been."""
-        if self.variant is not None:
-            return command(self.variant.first.config)
-        entry = self.entry
-        wanted = {**SETTING, "method": entry.method, "width": entry.width, "seed": 0, "k": entry.k}
-        diagnosed = entry.layer is not None
-        return command(wanted) + (" --diagnose 10" if diagnosed else "")
-
-
-def compare(entries: Iterable[Published], runs: Sequence[Run]) -> Iterator[Line]:
-    """Each entry once for every way it was computed; once without numbers if it was not run."""
-    for entry in entries:
-        found = False
-        for variant in select(runs, entry.method, entry.width, entry.k, entry.solver):
-            ours = Summary.of(variant.values(entry.quantity, entry.layer))
-            if ours is not None:
-                found = True
-                yield Line(entry, variant, ours)
-        if not found:
-            yield Line(entry, None, None)
-
 
 def choice_of_k_table(runs: Sequence[Run]) -> Table:
-    return _table(
+    return comparison_table(
         "choice-of-k",
-        "Choice of k",
+        "Training accuracy by k",
         compare(CHOICE_OF_K, runs),
-        "Training accuracy after 300 epochs for different k in W⊥ (width 128); k = rank keeps all of it.",
+        "Width 128, 300 epochs; k = rank keeps the whole image of the Jacobian.",
     )
 
 
 def rank_table(runs: Sequence[Run]) -> Table:
-    return _table(
+    return comparison_table(
         "ranks",
         "Ranks of the upstream Jacobian",
         compare(RANKS, runs),
@@ -123,117 +47,61 @@ def rank_table(runs: Sequence[Run]) -> Table:
 
 
 def bias_variance_table(runs: Sequence[Run]) -> Table:
-    lines = list(compare(BIAS_VARIANCE, runs))
-    others = [replace(entry, layer=layer) for layer in (2, 3) for entry in BIAS_VARIANCE]
-    lines += [replace(line, published=False) for line in compare(others, runs) if line.ours]
-    return _table(
+    return comparison_table(
         "bias-variance",
-        "Variance, bias and covariance norm",
-        lines,
-        "Width 128, at the last diagnosed epoch. The paper states no layer: its numbers stand beside our "
-        "layer 1, and layers 2 and 3 follow without a counterpart.",
+        "Three guesses at width 128",
+        compare(BIAS_VARIANCE, runs),
+        "At the last diagnosed epoch. The paper names no layer: its numbers stand beside our layer 1.",
     )
 
 
 def scaling_table(runs: Sequence[Run]) -> Table:
-    return _table(
+    return comparison_table(
         "scaling",
-        "Scaling with the width, entry by entry",
+        "Entry by entry",
         compare(SCALING, runs),
         "Training accuracy after 300 epochs; three hidden layers of the given width.",
     )
 
 
 def newton_schulz_table(runs: Sequence[Run]) -> Table:
-    return _table(
+    return comparison_table(
         "newton-schulz",
-        "W⊥-NS",
+        "Time and accuracy",
         compare(NEWTON_SCHULZ, runs),
-        "Training time of 300 epochs, and accuracy. The paper's times are those of a laptop, with the SVD on its CPU.",
+        "300 epochs. The paper's times are those of a laptop, with the SVD on its CPU.",
     )
 
 
 def preconditioning_table(runs: Sequence[Run]) -> Table:
-    return _table(
+    return comparison_table(
         "preconditioning",
-        "Preconditioning",
+        "Three guesses at width 256",
         compare(PRECONDITIONING, runs),
-        "Width 256: variance and bias at layer 1, and accuracy after 300 epochs.",
+        "Variance and bias at layer 1 at the last diagnosed epoch; accuracy after 300 epochs.",
     )
 
 
 def scaling_matrix(runs: Sequence[Run]) -> Table:
-    """The scaling table in the paper's form: a row per width, a column per method, its number in brackets."""
+    """The scaling table in the paper's form: a row per width, a column per method, its number below ours."""
     methods = list(dict.fromkeys(entry.method for entry in SCALING))
     best: dict[tuple[int, str], Line] = {}
     for line in compare(SCALING, runs):
         best.setdefault((line.entry.width, line.entry.method), line)  # most seeds come first
-    rows = tuple((number(width, "d"), *(_matrix_cell(best[width, method]) for method in methods)) for width in WIDTHS)
-    titles = tuple(method_label(method) + (", k = 10" if method == "wperp" else "") for method in methods)
+    rows = [(number(width, "d"), *(_matrix_cell(best[width, method]) for method in methods)) for width in WIDTHS]
+    titles = [method_label(method) + (", k = 10" if method == "wperp" else "") for method in methods]
     return Table(
         "scaling-matrix",
-        "Scaling with the width",
+        "Training accuracy by width and method",
         ("Width", *titles),
-        rows,
-        "Training accuracy after 300 epochs: ours, with the paper's number in brackets.",
+        tuple(rows),
+        "300 epochs. Ours, mean ± standard deviation, above the paper's number.",
     )
 
 
 def _matrix_cell(line: Line) -> Cell:
-    paper = f"({line.entry.value:.3f})"
+    paper = f"paper {line.entry.value:.3f}"
     if line.ours is None:
-        return Cell(f"– {paper}", None, line.verdict)
+        return Cell("–", None, line.verdict, paper)
     spread = "" if line.ours.sd is None else f" ± {line.ours.sd:.3f}"
-    return Cell(f"{line.ours.mean:.3f}{spread} {paper}", line.ours.mean, line.verdict)
-
-
-def _table(slug: str, title: str, lines: Iterable[Line], caption: str) -> Table:
-    lines = list(lines)
-    columns, rows = _drop_empty(COLUMNS, [_row(line) for line in lines])
-    why = dict.fromkeys(reason(line.entry) for line in lines if line.verdict == DIFFERS)
-    notes = " ".join(note for note in why if note)
-    commands = {f"{line.method}, width {line.entry.width}" + _by(line): line.command for line in lines}
-    return Table(slug, title, columns, rows, f"{caption} {notes}".strip(), tuple(commands.items()))
-
-
-def _by(line: Line) -> str:
-    return f" ({line.variant.label})" if line.variant and line.variant.label else ""
-
-
-def _row(line: Line) -> tuple[Cell, ...]:
-    kind, ours = kind_of(line.entry.quantity), line.ours
-    difference = ours.mean - line.entry.value if ours and line.published else None
-    return (
-        text(line.method),
-        number(line.entry.width, "d"),
-        text(line.quantity),
-        text(line.variant.label if line.variant else ""),
-        _quantity(line.entry.value, kind) if line.published else Cell("–"),
-        _quantity(ours.mean if ours else None, kind),
-        _quantity(ours.sd if ours else None, kind),
-        number(ours.n if ours else None, "d"),
-        _quantity(difference, kind, signed=True),
-        text(line.verdict, line.verdict),
-    )
-
-
-def _quantity(value: float | None, kind: Kind, signed: bool = False) -> Cell:
-    if kind.name == "Training time" and value is not None:
-        return Cell(_duration(value, signed), value)
-    return number(value, kind.form, signed)
-
-
-def _duration(seconds: float, signed: bool = False) -> str:
-    sign = "−" if seconds < 0 else "+" if signed else ""
-    size = abs(seconds)
-    if size < 60:
-        return f"{sign}{size:.1f} s"
-    return f"{sign}{size / 60:.0f} min" if size < 3600 else f"{sign}{size / 3600:.1f} h"
-
-
-def _drop_empty(
-    columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]]
-) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...]]:
-    """Leave out the solver where there is no choice of one."""
-    keep = [i for i in range(len(columns)) if columns[i] != "Computed by" or any(row[i].text for row in rows)]
-    return tuple(columns[i] for i in keep), tuple(tuple(row[i] for i in keep) for row in rows)
+    return Cell(f"{line.ours.mean:.3f}{spread}", line.ours.mean, line.verdict, paper)

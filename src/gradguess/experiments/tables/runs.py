@@ -12,7 +12,18 @@ from typing import Any
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.paper_numbers import LAYER_SITES, SETTING
 
-__all__ = ["Run", "Variant", "command", "measure", "method_label", "select", "variants"]
+__all__ = [
+    "METHOD_LABELS",
+    "Run",
+    "Variant",
+    "command",
+    "in_paper_setting",
+    "measure",
+    "method_label",
+    "overlap_of",
+    "select",
+    "variants",
+]
 
 # The parts of a configuration that say which experiment a run is. The seed is not among them: runs that agree
 # in all of these are repetitions of each other. `device` is, since times and memory depend on it.
@@ -39,7 +50,7 @@ _OPTIONAL = _BASIS | _FEEDBACK | {"ns_steps", "sigma"}
 _NAMING = ("data", "method", "width", "depth", "epochs", "lr", "batch", "seed")
 _DEFAULTS = {option.name: option.default for option in dataclasses.fields(TrainConfig)}
 
-_LABELS = {
+METHOD_LABELS = {
     "backprop": "Backpropagation",
     "weight": "Weight perturbation",
     "activation": "Activation perturbation",
@@ -88,7 +99,7 @@ class Run:
         value = self.config.get(name)
         if name == "device" and isinstance(value, str):
             return value.partition(":")[0]  # cuda:0 and cuda:1 are the same kind
-        return tuple(value) if isinstance(value, list) else value
+        return value if isinstance(value, (str, int, float, type(None))) else repr(value)
 
 
 @dataclass(frozen=True)
@@ -119,7 +130,7 @@ class Variant:
 
 
 def method_label(method: str) -> str:
-    return _LABELS.get(method, method)
+    return METHOD_LABELS.get(method, method)
 
 
 def measure(run: Run, quantity: str, layer: int | None = None) -> float | None:
@@ -130,6 +141,14 @@ def measure(run: Run, quantity: str, layer: int | None = None) -> float | None:
         return None
     last = max(run.diagnostics, key=lambda entry: entry["epoch"])
     return last["sites"].get(LAYER_SITES[layer], {}).get(quantity)
+
+
+def overlap_of(run: Run, layer: int) -> Sequence[float]:
+    """The overlap of the gradient with the k leading directions, for k = 1, 2, ...; empty if not diagnosed."""
+    if not run.diagnostics:
+        return ()
+    last = max(run.diagnostics, key=lambda entry: entry["epoch"])
+    return last["sites"].get(LAYER_SITES[layer], {}).get("overlap") or ()
 
 
 def select(

@@ -16,6 +16,7 @@ class Cell:
     text: str
     value: float | str | None = None
     verdict: str | None = None  # set on the cells that carry a judgement
+    note: str = ""  # shown below, in small type
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
     commands: tuple[tuple[str, str], ...] = ()
+    hidden: frozenset[int] = frozenset()  # columns for programs only: they say the same in every row
 
     def __post_init__(self) -> None:
         _check_slug(self.slug)
@@ -36,11 +38,15 @@ class Table:
                 raise ValueError(f"table {self.slug}: {len(row)} cells under {len(self.columns)} columns")
 
     @property
+    def shown(self) -> tuple[int, ...]:
+        """The columns to show."""
+        return tuple(i for i in range(len(self.columns)) if i not in self.hidden)
+
+    @property
     def ran(self) -> bool:
         """Whether any line has something of ours in it."""
-        return any(cell.verdict != "not run" for row in self.rows for cell in row if cell.verdict) or not any(
-            cell.verdict for row in self.rows for cell in row
-        )
+        verdicts = {cell.verdict for row in self.rows for cell in row if cell.verdict}
+        return bool(self.rows) and verdicts != {"not run"}
 
     def is_numeric(self, column: int) -> bool:
         values = [row[column].value for row in self.rows]
@@ -108,13 +114,7 @@ def number(value: float | None, form: str = ".3f", signed: bool = False) -> Cell
     if value is None:
         return Cell("–")
     shown = format(value, ("+" if signed else "") + form)
-    return Cell(_mantissa(shown).replace("-", "−"), value)
-
-
-def _mantissa(shown: str) -> str:
+    if not float(shown):
+        shown = shown.lstrip("+-")  # what rounds to nothing has no sign
     digits, e, exponent = shown.partition("e")
-    return f"{digits} × 10{_superscript(int(exponent))}" if e else shown
-
-
-def _superscript(exponent: int) -> str:
-    return str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return Cell((f"{digits}e{int(exponent)}" if e else shown).replace("-", "−"), value)

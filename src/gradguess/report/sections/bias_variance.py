@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradguess.experiments.tables import Run, bias_variance_table
+from gradguess.experiments.tables import Run, bias_variance_table, layers_table
 from gradguess.report.section import Section
 
 __all__ = ["bias_variance"]
@@ -13,5 +13,5 @@ _INTRO = "What a guess costs: how far its mean lies from the gradient, and how f
 
 
 def bias_variance(runs: Sequence[Run]) -> Section:
-    table = bias_variance_table(runs)
-    return Section("bias-variance", "Variance, bias and covariance norm", _INTRO, (table,), keep_empty=True)
+    tables = (bias_variance_table(runs), layers_table(runs))
+    return Section("bias-variance", "Variance, bias and covariance norm", _INTRO, tables, keep_empty=True)
