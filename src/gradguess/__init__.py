@@ -1,5 +1,6 @@
 """Train PyTorch networks without backpropagation: gradients guessed from one forward pass."""
 
+from gradguess.diagnostics import SiteReport, diagnose
 from gradguess.errors import ForwardModeError, GradguessError, InputError, NonFiniteError
 from gradguess.estimate import ForwardGradient, estimate
 from gradguess.feedback import Feedback
@@ -28,10 +29,12 @@ __all__ = [
     "Guess",
     "InputError",
     "NonFiniteError",
+    "SiteReport",
     "WPerp",
     "WPerpNS",
     "WPreconditioned",
     "WTranspose",
     "WeightPerturbation",
+    "diagnose",
     "estimate",
 ]
