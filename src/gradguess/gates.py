@@ -73,11 +73,13 @@ def _hardswish(node: Any) -> Gate:
 _BY_NODE: dict[str, Callable[[Any], Gate]] = {
     "ReluBackward0": _relu,
     "LeakyReluBackward0": _leaky_relu,
+    "LeakyReluBackward1": _leaky_relu,  # in place
     "GeluBackward0": _gelu,
     "TanhBackward0": _tanh,
     "SigmoidBackward0": _sigmoid,
     "SiluBackward0": _silu,
     "EluBackward0": _elu,
+    "EluBackward1": _elu,  # in place
     "SoftplusBackward0": _softplus,
     "HardtanhBackward0": _hardtanh,
     "MishBackward0": _mish,

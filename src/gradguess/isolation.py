@@ -20,9 +20,7 @@ class Snapshot:
     def __init__(self, model: nn.Module, *, random: bool = True, buffers: bool = True) -> None:
         self.cpu = torch.get_rng_state() if random else None
         self.cuda = {d: torch.cuda.get_rng_state(d) for d in _devices(model)} if random else {}
-        self.buffers: list[tuple[Tensor, Tensor, int]] = (
-            [(b, b.detach().clone(), b._version) for b in model.buffers()] if buffers else []
-        )
+        self.buffers = [_Buffer(*place) for place in _places(model)] if buffers else []
 
     def drew(self) -> bool:
         """Has the global generator been used since?"""
@@ -32,7 +30,7 @@ class Snapshot:
 
     def wrote(self) -> bool:
         """Has a buffer been written since?"""
-        return any(b._version != version for b, _, version in self.buffers)
+        return any(buffer.changed() for buffer in self.buffers)
 
     def restore_random(self) -> None:
         if self.cpu is not None:
@@ -41,10 +39,30 @@ class Snapshot:
             torch.cuda.set_rng_state(state, device)
 
     def restore_buffers(self) -> None:
-        with torch.no_grad():
-            for buffer, value, version in self.buffers:
-                if buffer._version != version:
-                    buffer.copy_(value)
+        for buffer in self.buffers:
+            buffer.restore()
+
+
+def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    for module in model.modules():
+        for name, value in module._buffers.items():
+            if value is not None:
+                yield module, name, value
+
+
+class _Buffer:
+    """A buffer, where it lives and its value. Its version says too little: batch norm writes without counting."""
+
+    def __init__(self, module: nn.Module, name: str, tensor: Tensor) -> None:
+        self.module, self.name, self.tensor = module, name, tensor
+        self.value = tensor.detach().clone()
+
+    def changed(self) -> bool:
+        return self.module._buffers[self.name] is not self.tensor or not torch.equal(self.tensor, self.value)
+
+    def restore(self) -> None:
+        self.module._buffers[self.name] = self.tensor
+        self.tensor.data.copy_(self.value)  # through .data: a graph that saved the buffer may still be needed
 
 
 @contextmanager

@@ -9,7 +9,8 @@ the same whether a model is written with modules or with functions, and it needs
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -279,7 +280,7 @@ def lay_out(task: Task, sites: Sites = "auto") -> Layout:
             "Set requires_grad_(True) on what should be trained."
         )
     with untouched(task.model) as traces:
-        probe, sliceable = _probe(task)
+        probe, sliceable, shapes = _probe(task)
         want = _wanted(task.model, sites)
         cut = _CutPass(probe.model, want)
         losses = cut.run(probe)
@@ -291,22 +292,50 @@ def lay_out(task: Task, sites: Sites = "auto") -> Layout:
             if chosen:
                 cut = _CutPass(probe.model, lambda module, index: (module, index) in chosen)
                 losses = cut.run(probe)
-    return _read(task.model, cut, losses, sliceable=sliceable, stochastic=stochastic, mutates=mutates)
+    return _read(task.model, cut, losses, shapes, sliceable=sliceable, stochastic=stochastic, mutates=mutates)
 
 
-def _probe(task: Task) -> tuple[Task, bool]:
-    """A few samples of the task if it can be cut along the first dimension, else all of it."""
+Shapes = dict[tuple[nn.Module, int], list[torch.Size | None]]  # of the tensors that each call returned
+
+
+def _probe(task: Task) -> tuple[Task, bool, Shapes]:
+    """A few samples of the task if it can be cut along the first dimension, else all of it.
+
+    Also the shapes that its modules return on fewer samples: the dimension that changes is the batch.
+    """
     found = [t for t in _all_tensors(task.inputs) if t.dim() > 0]
     batch = found[0].shape[0] if found else 0
     if batch == 0:
-        return task, False
-    probe = task.rows(PROBE, batch)
+        return task, False, {}
+    rows = min(PROBE, batch)
+    fewer = task.rows(max(1, rows - 1), batch)
+    shapes: Shapes = {}
     try:
-        with torch.no_grad():
-            sliceable = probe.losses(probe.outputs()).shape[0] == min(PROBE, batch)
+        with torch.no_grad(), _noting(shapes, task.model):
+            sliceable = fewer.losses(fewer.outputs()).shape[0] == max(1, rows - 1)
     except Exception:
         sliceable = False
-    return (probe, True) if sliceable else (task, False)
+    if not sliceable:
+        return task, False, {}
+    return task.rows(rows, batch), True, shapes if rows > 1 else {}
+
+
+@contextmanager
+def _noting(shapes: Shapes, model: nn.Module) -> Iterator[None]:
+    counts: dict[nn.Module, int] = {}
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        call = counts.get(module, 0)
+        counts[module] = call + 1
+        leaves = tree_flatten(output)[0]
+        shapes[module, call] = [leaf.shape if isinstance(leaf, Tensor) else None for leaf in leaves]
+
+    handles = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _all_tensors(tree: Any) -> list[Tensor]:
@@ -371,7 +400,7 @@ def _branch_calls(cut: _CutPass, losses: Tensor) -> set[tuple[nn.Module, int]]:
 
 
 def _read(
-    model: nn.Module, cut: _CutPass, losses: Tensor, *, sliceable: bool, stochastic: bool, mutates: bool
+    model: nn.Module, cut: _CutPass, losses: Tensor, shapes: Shapes, *, sliceable: bool, stochastic: bool, mutates: bool
 ) -> Layout:
     """Turn the cut graph into a layout."""
     names = {id(leaf): (call, slot) for call in cut.calls for slot, (_, leaf) in call.slots.items()}
@@ -388,7 +417,8 @@ def _read(
         s, leaf = call.slots[slot]
         above = [key for key in used if id(leaf) in reach[key]]
         gate, end = _follower(graph, nodes[id(leaf)])
-        batch_dim = _batch_dim(s, losses.shape[0])
+        fewer = shapes.get((call.module, call.index), [])
+        batch_dim = _batch_dim(s, losses.shape[0], fewer[slot] if slot < len(fewer) else None)
         plain = s.dim() == 2 and batch_dim == 0 and id(leaf) not in at_output
         found.append(
             Site(
@@ -453,8 +483,12 @@ def _title(call: _Call, slot: int, used: Sequence[tuple[_Call, int]]) -> str:
     return name if slot == min(s for c, s in used if c is call) else f"{name}[{slot}]"
 
 
-def _batch_dim(s: Tensor, batch: int) -> int | None:
-    return next((dim for dim in (0, 1) if dim < s.dim() and s.shape[dim] == batch), None)
+def _batch_dim(s: Tensor, batch: int, fewer: torch.Size | None) -> int | None:
+    """The dimension of the batch: of its size, and smaller in the shape that `fewer` samples gave."""
+    dims = [dim for dim in (0, 1) if dim < s.dim() and s.shape[dim] == batch]
+    if fewer is not None and len(fewer) == s.dim():
+        dims = [dim for dim in dims if fewer[dim] != s.shape[dim]]
+    return dims[0] if dims else None
 
 
 def _follower(graph: _Graph, leaf: Any) -> tuple[Gate | None, Any]:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from gradguess.errors import InputError
 from gradguess.guesses._base import Frame, Guess, Identity, SiteView
-from gradguess.isolation import Snapshot
+from gradguess.isolation import Snapshot, untouched
 from gradguess.linalg import orthonormal_columns
 from gradguess.noise import Noise
 from gradguess.pullback import parameter_gradients
@@ -127,9 +127,17 @@ class Step:
             now.restore_buffers()
 
     def cut_graph(self, task: Task | None = None) -> CutGraph:
-        """A pass with a reverse graph that is cut at every site."""
-        with self.one_pass(), formula_kernels(self.task.model):
+        """A pass with a reverse graph that is cut at every site. On another task it leaves no trace."""
+        with self.one_pass() if task is None else self._aside(), formula_kernels(self.task.model):
             return CutGraph(task or self.task, self.layout)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """A pass that does not count: the buffers are for the whole batch to write."""
+        with untouched(self.task.model):
+            if self._before is not None:
+                self._before.restore_random()
+            yield
 
     def prepare(self, guess: Guess) -> None:
         """Run the cut graph beforehand if the guess needs products with `W̃` that have no closed form."""
