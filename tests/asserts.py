@@ -30,7 +30,9 @@ def jvp_error(case: Case, est: gg.Estimate, slots: dict[str, int] | None = None,
     by_site = next(iter(est.directions)) in slots if slots is not None else False
     g = sample_gradients(case, est.directions, slots) if by_site else parameter_sample_gradients(case)
     # (tangents, sites, batch)
-    inner = torch.stack([torch.einsum("tn,bn->tb", y.flatten(1), g[n].flatten(1)) for n, y in est.directions.items()], 1)
+    inner = torch.stack(
+        [torch.einsum("tn,bn->tb", y.flatten(1), g[n].flatten(1)) for n, y in est.directions.items()], 1
+    )
     expected = inner.flatten(0, 1) if isolate else inner.sum(1)
     assert est.jvp.shape == expected.shape
     return float((est.jvp - expected).abs().max() / expected.abs().max().clamp_min(1.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class Case:
 def mlp(activation: type[nn.Module] = nn.ReLU, *, bias: bool = True, widths: tuple[int, ...] = (8, 7)) -> nn.Module:
     sizes = (INPUTS, *widths, CLASSES)
     layers: list[nn.Module] = []
-    for below, above in zip(sizes, sizes[1:], strict=False):
+    for below, above in itertools.pairwise(sizes):
         layers += [nn.Linear(below, above, bias=bias), activation()]
     return nn.Sequential(*layers[:-1])
 
@@ -188,9 +189,7 @@ def per_sequence(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def batch_norm() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv1d(2, 5, 3), nn.BatchNorm1d(5), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 4, CLASSES)
-    )
+    return nn.Sequential(nn.Conv1d(2, 5, 3), nn.BatchNorm1d(5), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 4, CLASSES))
 
 
 def frozen() -> nn.Module:
@@ -209,9 +208,7 @@ def _classes() -> Tensor:
 
 
 def _case(model: nn.Module, inputs: Any = None, targets: Any = None, loss_fn: LossFn = cross_entropy) -> Case:
-    return Case(
-        model, _vectors() if inputs is None else inputs, _classes() if targets is None else targets, loss_fn
-    )
+    return Case(model, _vectors() if inputs is None else inputs, _classes() if targets is None else targets, loss_fn)
 
 
 def _tokens() -> Tensor:
@@ -239,9 +236,7 @@ ZOO: dict[str, Callable[[], Case]] = {
             nn.Linear(INPUTS, 8), nn.ReLU(inplace=True), nn.Linear(8, 7), nn.ELU(inplace=True), nn.Linear(7, CLASSES)
         )
     ),
-    "dropout": lambda: _case(
-        nn.Sequential(nn.Linear(INPUTS, 9), nn.ReLU(), nn.Dropout(0.4), nn.Linear(9, CLASSES))
-    ),
+    "dropout": lambda: _case(nn.Sequential(nn.Linear(INPUTS, 9), nn.ReLU(), nn.Dropout(0.4), nn.Linear(9, CLASSES))),
     "batch-norm": lambda: _case(batch_norm(), torch.randn(BATCH, 2, 6)),
     "batch-norm-eval": lambda: _case(batch_norm().eval(), torch.randn(BATCH, 2, 6)),
     "frozen": lambda: _case(frozen()),

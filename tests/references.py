@@ -51,7 +51,7 @@ def recorded_outputs(model: nn.Module, names: Any, slots: dict[str, int] | None 
 
 def sample_gradients(case: Case, names: Any, slots: dict[str, int] | None = None) -> dict[str, Tensor]:
     """d(loss of sample b)/d(whole output of a site), by one backward pass per sample: (batch, *output)."""
-    with untouched_buffers(case.model), recorded_outputs(case.model, names, slots) as outputs:
+    with no_trace(case.model), recorded_outputs(case.model, names, slots) as outputs:
         rows = [_grad(loss, outputs.values()) for loss in case.losses()]
     return {
         name: torch.stack([torch.zeros_like(s) if row[i] is None else row[i] for row in rows])
@@ -62,7 +62,7 @@ def sample_gradients(case: Case, names: Any, slots: dict[str, int] | None = None
 def parameter_sample_gradients(case: Case) -> dict[str, Tensor]:
     """d(loss of sample b)/d(parameter): (batch, *parameter)."""
     parameters = {n: p for n, p in case.model.named_parameters() if p.requires_grad}
-    with untouched_buffers(case.model):
+    with no_trace(case.model):
         rows = [_grad(loss, parameters.values()) for loss in case.losses()]
     return {
         name: torch.stack([torch.zeros_like(p) if row[i] is None else row[i] for row in rows])
@@ -80,9 +80,11 @@ def gradients(case: Case) -> dict[str, Tensor]:
 
 
 @contextmanager
-def untouched_buffers(model: nn.Module):
+def no_trace(model: nn.Module):
+    """Buffers and global random state as before: the next pass sees the same dropout masks."""
     before = [(b, b.clone()) for b in model.buffers()]
-    yield
+    with torch.random.fork_rng():
+        yield
     for buffer, value in before:
         with torch.no_grad():
             buffer.copy_(value)
@@ -109,7 +111,7 @@ def projector(columns: Tensor) -> Tensor:
 def top_projector(W: Tensor, k: int) -> Tensor:
     """`V_k V_kᵀ` of one matrix, cut at the rank."""
     _, S, Vh = torch.linalg.svd(W)
-    rank = int((S > 1e-12 * S[0]).sum()) if S[0] > 0 else 0
+    rank = int((1e-12 * S[0] < S).sum()) if S[0] > 0 else 0
     return projector(Vh[: min(k, rank)].mT)
 
 
