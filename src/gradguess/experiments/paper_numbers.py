@@ -31,6 +31,7 @@ SETTING: dict[str, object] = {
     "lr": 1e-4,
     "batch": 512,
     "tangents": 1,
+    "isolate": False,
     "activation": "relu",
     "bias": False,
     "weight_decay": 0.01,

@@ -74,7 +74,7 @@ def _environment() -> Any:
 def _math(words: str) -> Any:
     """Escape, then set the methods' names with a raised sign."""
     markupsafe = require("markupsafe")
-    escaped = str(markupsafe.escape(words)).replace("; ", ";\n")  # a list of comparisons, one to a line
+    escaped = str(markupsafe.escape(words.replace("; ", ";\n")))  # a list of comparisons, one to a line
     for tight in (" ± ", "k = "):
         escaped = escaped.replace(tight, tight.replace(" ", "\u00a0"))
     for plain, raised in _MATH.items():

@@ -33,6 +33,7 @@ def layers_table(runs: Sequence[Run]) -> Table:
         tuple(rows),
         "Means over the seeds at the last diagnosed epoch, for every diagnosed run in the paper's setting. The cosine "
         "is that of the estimate with the true gradient.",
+        folded=True,
     )
 
 

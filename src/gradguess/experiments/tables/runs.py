@@ -25,30 +25,26 @@ __all__ = [
     "variants",
 ]
 
-# The parts of a configuration that say which experiment a run is. The seed is not among them: runs that agree
-# in all of these are repetitions of each other. `device` is, since times and memory depend on it.
-IDENTITY = (
-    "data", "model", "method", "width", "depth", "epochs", "lr", "batch", "k", "solver", "refresh",
-    "ns_steps", "sigma", "tangents", "rate", "every", "fraction", "sweeps", "sites", "memory", "schedule",
-    "weight_decay", "activation", "bias", "dtype", "device",
-)  # fmt: skip
-
 # Options that say nothing about the methods that do not read them.
 _FEEDBACK = {"rate", "every", "fraction", "sweeps"}
 _BASIS = {"k", "solver", "refresh"}
 _READS = {
     "wperp": _BASIS,
     "wperp-bottom": _BASIS,
-    "wperp-ns": {"k", "refresh", "ns_steps"},
+    "wperp-ns": {"k", "refresh", "steps"},
     "wp": {"sigma"},
     "feedback-direct": _BASIS | _FEEDBACK,
     "feedback-chained": _BASIS | _FEEDBACK,
     "feedback-corrected": _BASIS | _FEEDBACK,
 }
-_OPTIONAL = _BASIS | _FEEDBACK | {"ns_steps", "sigma"}
+_OPTIONAL = _BASIS | _FEEDBACK | {"steps", "sigma"}
+
+# The parts of a configuration that say which experiment a run is. Runs that agree in all of these are repetitions
+# of each other, whatever their seed. `device` is among them, since times and memory depend on it.
+_DEFAULTS = {option.name: option.default for option in dataclasses.fields(TrainConfig)}
+IDENTITY = tuple(name for name in _DEFAULTS if name not in {"seed", "eval_every", "diagnose"})
 
 _NAMING = ("data", "method", "width", "depth", "epochs", "lr", "batch", "seed")
-_DEFAULTS = {option.name: option.default for option in dataclasses.fields(TrainConfig)}
 
 METHOD_LABELS = {
     "backprop": "Backpropagation",
@@ -64,6 +60,8 @@ METHOD_LABELS = {
     "feedback-corrected": "Feedback, corrected",
 }
 
+# Told elsewhere: in a column of their own, or in the paper's setting.
+_NAMED = {"data", "model", "method", "width", "depth", "epochs", "k"}
 _SOLVERS = {"svd": "exact SVD", "subspace": "subspace iteration", "shared": "shared basis"}
 
 
@@ -118,10 +116,13 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """How this experiment was computed, where that is a choice: the solver, and the device if no CPU."""
-        solver = dict(self.first.identity).get("solver")
-        parts = [_SOLVERS.get(str(solver), str(solver))] if solver else []
-        return " · ".join(parts + ([self.device] if self.device != "cpu" else []))
+        """How this experiment was computed, where that is a choice: the solver, and what is not as usual."""
+        parts = dict(self.first.identity)
+        solver = str(parts.pop("solver", ""))
+        words = [_SOLVERS.get(solver, solver)] if solver else []
+        unusual = {name: value for name, value in parts.items() if value != _DEFAULTS[name] and name not in _NAMED}
+        words += [str(value) if name in {"device", "dtype"} else f"{name} {value}" for name, value in unusual.items()]
+        return " · ".join(words)
 
     def values(self, quantity: str, layer: int | None = None) -> list[float]:
         """The quantity in every run that measured it."""

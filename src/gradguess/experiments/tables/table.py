@@ -30,6 +30,7 @@ class Table:
     caption: str = ""
     commands: tuple[tuple[str, str], ...] = ()
     hidden: frozenset[int] = frozenset()  # columns for programs only: they say the same in every row
+    folded: bool = False  # shown on request
 
     def __post_init__(self) -> None:
         _check_slug(self.slug)
