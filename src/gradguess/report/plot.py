@@ -61,6 +61,8 @@ def draw(figure: Figure) -> Drawing:
         for curve in figure.curves:
             _draw_curve(axes, curve)
         _dress(axes, figure)
+        page.draw_without_rendering()  # places everything once, for both files
+        page.set_layout_engine("none")
         return Drawing(_png(page), _svg(page))
 
 

@@ -14,7 +14,7 @@ from gradguess.experiments.tables.paper import (
     scaling_table,
 )
 from gradguess.experiments.tables.runs import Run, Variant, command, method_label, variants
-from gradguess.experiments.tables.table import Cell, Curve, Figure, Table, number, text
+from gradguess.experiments.tables.table import Cell, Curve, Figure, Table, constant, number, slugify, text
 
 __all__ = [
     "RULES",
@@ -28,6 +28,7 @@ __all__ = [
     "choice_of_k_table",
     "claims_table",
     "command",
+    "constant",
     "layers_table",
     "method_label",
     "newton_schulz_table",
@@ -38,6 +39,7 @@ __all__ = [
     "scaling_figure",
     "scaling_matrix",
     "scaling_table",
+    "slugify",
     "text",
     "training_figures",
     "variants",

@@ -9,7 +9,7 @@ from gradguess.experiments.paper_numbers import SETTING, Published
 from gradguess.experiments.tables.compare import DIFFERS, Kind, Summary, kind_of, verdict
 from gradguess.experiments.tables.reasons import reason
 from gradguess.experiments.tables.runs import Run, Variant, command, method_label, select
-from gradguess.experiments.tables.table import Cell, Table, number, text
+from gradguess.experiments.tables.table import Cell, Table, constant, number, text
 
 __all__ = ["Line", "compare", "comparison_table"]
 
@@ -79,9 +79,7 @@ def comparison_table(slug: str, title: str, lines: Iterable[Line], caption: str)
         rows,
         f"{caption} {notes}".strip(),
         tuple({_name(line): line.command for line in lines}.items()),
-        hidden=frozenset(
-            i for i, name in enumerate(_COLUMNS) if name in _DESCRIBING and len({row[i].text for row in rows}) == 1
-        ),
+        hidden=constant(_COLUMNS, rows, _DESCRIBING),
     )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Cell", "Curve", "Figure", "Table", "number", "slugify", "text"]
+__all__ = ["Cell", "Curve", "Figure", "Table", "constant", "number", "slugify", "text"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,11 @@ class Figure:
 
     def __post_init__(self) -> None:
         _check_slug(self.slug)
+
+
+def constant(columns: Sequence[str], rows: Sequence[Sequence[Cell]], among: Collection[str]) -> frozenset[int]:
+    """The columns, of those named in `among`, that say the same in every row."""
+    return frozenset(i for i, name in enumerate(columns) if name in among and len({row[i].text for row in rows}) == 1)
 
 
 def slugify(words: str) -> str:
