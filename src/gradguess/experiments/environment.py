@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import platform
 import resource
 from importlib.metadata import PackageNotFoundError, version
@@ -41,6 +44,13 @@ def _kilobytes(field: str) -> int:
     raise ValueError(field)
 
 
+def _give_back_freed_memory() -> None:
+    """Else a run would fill the memory that earlier ones in this process freed, and seem to need none."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # glibc only
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class PeakMemory:
     """Growth of the peak memory since construction, in MB: tensors on a GPU, resident set on a CPU."""
 
@@ -51,6 +61,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device)
             return
         try:  # Linux can forget the peak of what ran before in this process
+            _give_back_freed_memory()
             Path("/proc/self/clear_refs").write_text("5")
             self.start = _kilobytes("VmRSS")
         except (OSError, ValueError):

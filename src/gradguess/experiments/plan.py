@@ -41,9 +41,7 @@ def choice_of_k(preset: Preset) -> Runs:
 
 def overlap(preset: Preset) -> Runs:
     """How much of the true gradient lies in the top-k subspace, layer by layer."""
-    return [
-        TrainConfig(method="wperp", width=width, diagnose=DIAGNOSE) for width in preset.near(128, 512)
-    ]
+    return [TrainConfig(method="wperp", width=width, diagnose=DIAGNOSE) for width in preset.near(128, 512)]
 
 
 def bias_variance(preset: Preset) -> Runs:
@@ -140,5 +138,12 @@ def unique(runs: dict[str, Runs]) -> Runs:
 def cost(config: TrainConfig) -> float:
     """Rough relative work of a run; only the order and the time left depend on it."""
     size = config.depth * config.width**2 + 6e4
-    exact = 30.0 if config.solver == "svd" and config.method in ("wperp", "wperp-bottom") else 1.0
-    return config.epochs * size * (10.0 if config.method == "wperp-ns" else exact)
+    return config.epochs * size * _factor(config)
+
+
+def _factor(config: TrainConfig) -> float:
+    if config.method == "wperp-ns":
+        return 10.0
+    if config.method in ("wperp", "wperp-bottom"):
+        return 30.0 if config.solver == "svd" else 10.0 if config.k == "rank" else 1.0
+    return 4.0 if config.method == "wp" else 1.0
