@@ -123,7 +123,7 @@ def _svg(page: Any) -> str:
 def themed(svg: str, prefix: str) -> str:
     """The drawing for use inside the page: transparent, coloured by the page's variables, its ids its own."""
     body = svg[svg.index("<svg") :]
-    body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
     body = re.sub(r'(<g id="patch_1">\s*<path [^>]*?)fill: #ffffff', r"\1fill: none", body)
     body = re.sub(r'\bid="', f'id="{prefix}-', body)
     body = re.sub(r'((?:xlink:)?href="|url\()#', rf"\1#{prefix}-", body)

@@ -54,8 +54,8 @@ MAGNITUDE_FACTOR = 2.0
 class Summary:
     """Mean and standard deviation over seeds; no deviation from one seed.
 
-    >>> Summary.of([0.3, 0.4])
-    Summary(mean=0.35, sd=0.07071067811865477, n=2)
+    >>> Summary.of([1.0, 2.0, 3.0])
+    Summary(mean=2.0, sd=1.0, n=3)
     """
 
     mean: float

@@ -120,10 +120,13 @@ def training_figures(runs: Sequence[Run]) -> list[Figure]:
     for run in runs:
         if run.history:
             groups.setdefault(_shape(run), []).append(run)
-    figures = []
+    figures: dict[str, list[Figure]] = {}
     for shape in sorted(groups, key=_natural):
-        figures += _training_pair(shape, variants(groups[shape]))
-    return figures
+        slug = slugify("training " + " ".join(shape))[:80]
+        while slug in figures:  # names that differ in signs only
+            slug += "-x"
+        figures[slug] = _training_pair(slug, shape, variants(groups[shape]))
+    return [figure for pair in figures.values() for figure in pair]
 
 
 def _shape(run: Run) -> tuple[str, ...]:
@@ -134,7 +137,7 @@ def _natural(shape: tuple[str, ...]) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in shape)
 
 
-def _training_pair(shape: tuple[str, ...], found: list[Variant]) -> list[Figure]:
+def _training_pair(slug: str, shape: tuple[str, ...], found: list[Variant]) -> list[Figure]:
     data, model, depth, width = shape
     shown = sorted(found, key=_by_method)[:MAX_CURVES]
     names = Counter(variant.first.label for variant in shown)
@@ -144,7 +147,7 @@ def _training_pair(shape: tuple[str, ...], found: list[Variant]) -> list[Figure]
         curves = [_training_curve(variant, quantity, names) for variant in shown]
         figures.append(
             Figure(
-                slugify(f"training {data} {model} {depth} {width} {quantity}"),
+                slugify(f"{slug} {quantity}"),
                 f"{data}, {model}, depth {depth}, width {width}",
                 "Epoch",
                 label,

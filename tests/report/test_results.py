@@ -1,0 +1,96 @@
+"""Results are found wherever they lie; a damaged one is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradguess.errors import GradguessError, InputError
+from gradguess.report.results import load_runs
+from report.synthetic import diagnosed, record, write
+
+
+def test_folders_and_lines_are_both_read(tmp_path: Path):
+    write(tmp_path, [record("wt", key="a")])
+    lines = [json.dumps(record("wt", seed=s, key=f"line {s}")) for s in range(2)]
+    (tmp_path / "sweep.jsonl").write_text("\n".join(lines) + "\n\n")
+    assert [run.key for run in load_runs(tmp_path)] == ["a", "line 0", "line 1"]
+
+
+def test_the_same_key_counts_once(tmp_path: Path):
+    write(tmp_path, [record(key="a"), record(key="a")])
+    assert len(load_runs(tmp_path)) == 1
+
+
+def test_other_logs_are_left_alone(tmp_path: Path):
+    write(tmp_path, [record(key="a")])
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1, "train_loss": 2.0}\n{"epoch": 2, "tr')
+    (tmp_path / "errors.jsonl").write_text('{"key": "b", "config": {}, "error": "no"}\n')
+    assert len(load_runs(tmp_path)) == 1
+
+
+def test_what_was_not_measured_is_left_out(tmp_path: Path):
+    result = record()
+    result["metrics"]["peak_memory_mb"] = None
+    assert "peak_memory_mb" not in load_runs(write(tmp_path, [result]))[0].metrics
+
+
+def damaged(**changes: Any) -> str:
+    return json.dumps({**record(), **changes})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (json.dumps(record())[:200], "truncated or not JSON"),
+        ("", "truncated or not JSON"),
+        ("[1, 2]", "expected a JSON object"),
+        (damaged(schema=2), "expected schema 1, found 2"),
+        (damaged(schema=None), "expected schema 1"),
+        (damaged(key=3), "expected text under 'key'"),
+        (damaged(config="x"), "expected an object under 'config'"),
+        (damaged(config={}), "expected a method in 'config'"),
+        (damaged(config={"method": "wt", "width": "128"}), "a whole number under 'width'"),
+        (damaged(metrics={"train_accuracy": "high"}), "expected a number under 'train_accuracy'"),
+        (damaged(metrics=None), "expected an object under 'metrics'"),
+        (damaged(history={}), "expected a list under 'history'"),
+        (damaged(history=[{"train_loss": 1.0}]), "expected epochs in 'history'"),
+        (damaged(diagnostics=[{"epoch": 1}]), "expected an object under 'sites'"),
+        (damaged(diagnostics=[{"epoch": 1, "sites": {"0": {"overlap": 3}}}]), "a list of numbers under 'overlap'"),
+        (damaged(diagnostics=[{"epoch": 1, "sites": {"0": {"bias": "x"}}}]), "expected a number under 'bias'"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, content: str, message: str):
+    path = tmp_path / "run" / "result.json"
+    path.parent.mkdir()
+    path.write_text(content)
+    with pytest.raises(GradguessError, match=message) as caught:
+        load_runs(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path: Path):
+    (tmp_path / "result.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(GradguessError, match=r"result\.json is not text"):
+        load_runs(tmp_path)
+
+
+def test_a_damaged_line_is_named_with_its_number(tmp_path: Path):
+    (tmp_path / "sweep.jsonl").write_text(json.dumps(record()) + "\n" + json.dumps(record(seed=1))[:90])
+    with pytest.raises(GradguessError, match=r"sweep\.jsonl, line 2 is truncated"):
+        load_runs(tmp_path)
+
+
+def test_nothing_there(tmp_path: Path):
+    with pytest.raises(InputError, match="no results under"):
+        load_runs(tmp_path)
+    with pytest.raises(InputError, match="found no directory"):
+        load_runs(tmp_path / "absent")
+
+
+def test_diagnostics_survive(tmp_path: Path):
+    run = load_runs(write(tmp_path, [diagnosed(record())]))[0]
+    assert run.diagnostics[0]["sites"]["4"]["rank"] == 10
