@@ -94,29 +94,30 @@ def draw() -> None:
     import matplotlib.pyplot as plt
 
     plt.rcParams.update({"svg.hashsalt": "gradguess", "svg.fonttype": "none", "font.size": 9})
-    x = np.linspace(0, 1.1, 2201)
     figure, (curves, errors) = plt.subplots(
         2, 1, figsize=(6.4, 5.2), sharex=True, height_ratios=(3, 2), layout="constrained"
     )
-    colours = matplotlib.colormaps["cividis"](np.linspace(0, 0.9, len(table())))
+    x = np.linspace(0, 1.1, 2201)
+    colours = matplotlib.colormaps["cividis"](np.linspace(0, 0.85, len(table())))
     for entry, colour in zip(table(), colours, strict=True):
-        y = evaluate(x, entry.coefficients)
-        error = np.abs(y - (x > entry.sigma))
-        away = (np.abs(x - entry.sigma) >= BAND - 1e-9) & (x <= 1)
-        curves.plot(x, y, color=colour, lw=1.4)
-        curves.annotate(f"{entry.sigma:.1f}", (entry.crossing, 0.5), fontsize=8, ha="center", va="center",
-                        bbox={"fc": "white", "ec": "none", "pad": 0.6}, color=colour)  # fmt: skip
-        errors.semilogy(x, np.where(away, np.maximum(error, 1e-8), np.nan), color=colour, lw=1.1)
+        curves.plot(x, evaluate(x, entry.coefficients), color=colour, lw=1.4)
+        box = {"fc": "white", "ec": "none", "pad": 0.6}
+        curves.text(entry.crossing, 0.5, f"{entry.sigma:.1f}", size=8, ha="center", va="center", bbox=box)
+    sigma = [entry.sigma for entry in table()]
+    errors.semilogy(sigma, [e.low for e in table()], "v-", color="#00204d", label=f"0 on [0, σ − {BAND}]")
+    errors.semilogy(sigma, [e.high for e in table()], "^--", color="#b8860b", label=f"1 on [σ + {BAND}, 1]")
+    errors.semilogy(sigma, [e.overshoot for e in table()], "s:", color="0.5", label="1 on [1, 1.1]")
+    curves.axvspan(1, 1.1, color="0.92", zorder=0, lw=0)
     for axis in (curves, errors):
-        axis.axvspan(1, 1.1, color="0.92", zorder=0, lw=0)
         axis.spines[["top", "right"]].set_visible(False)
-    curves.set(ylabel="$p^5(x)$", xlim=(0, 1.1), ylim=(-0.15, 1.25),
-               title="Five Newton–Schulz steps of degree 7 as a step at σ")  # fmt: skip
-    errors.set(xlabel="singular value $x$ (grey: norm underestimated)", ylabel=f"error, |x − σ| ≥ {BAND}",
-               ylim=(1e-7, 1))  # fmt: skip
+    curves.set(xlim=(0, 1.1), ylim=(-0.15, 1.25), xlabel="singular value $x$", ylabel="$p^5(x)$")
+    curves.set_title("Five Newton–Schulz steps of degree 7 as a step at σ")
+    curves.tick_params(labelbottom=True)
+    errors.set(xlabel="σ", ylabel="largest error", ylim=(1e-5, 1))
+    errors.legend(frameon=False, loc=(0.42, 0.66), fontsize=8)
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(FIGURE.with_suffix(".svg"), metadata={"Date": None})
-    figure.savefig(FIGURE.with_suffix(".png"), dpi=200)
+    figure.savefig(FIGURE.with_suffix(".png"), dpi=150)
 
 
 def main() -> None:

@@ -1,16 +1,18 @@
 """Coefficients that turn repeated Newton–Schulz steps into a step function of the singular values.
 
 `p(x) = a0 x + a1 x³ + a2 x⁵ + a3 x⁷`, applied five times, approximates `f_σ(x) = 0` on `[0, σ]` and `1` on `(σ, 1]`
-for σ = 0.1, 0.2, ..., 0.9. `scripts/fit_newton_schulz.py` fits the nine sets and writes `newton_schulz.json`, with the
-error that each reaches; `docs/figures/newton_schulz.svg` shows them.
+for σ = 0.1, 0.2, ..., 0.9. `scripts/fit_newton_schulz.py` fits the nine sets and writes `newton_schulz.json`,
+with the error that each reaches; `docs/figures/newton_schulz.svg` shows them.
 
-How it works: σ is near an unstable fixed point of `p` and 1 near an attracting one, so every step drives values apart
-from σ by the slope `p'(σ)`. A small σ caps that slope, because `p` must stay near 1 on all of `[σ, 1]`: hence the
-larger errors of the first two sets, which hold for five steps only (0 itself repels for σ = 0.1).
+How it works: σ is near an unstable fixed point of `p` and 1 near an attracting one, so every step drives values
+away from σ by the slope `p'(σ)`. A small σ caps that slope, because `p` must stay near 1 on all of `[σ, 1]`: hence
+the larger errors of the first two sets. The sets are fitted for five steps; for σ = 0.1 zero itself repels
+(`a0 > 1`), and more steps would raise small values instead of lowering them.
 
-Which threshold: W⊥ keeps the k largest singular values, σ_k itself included, and the step must therefore fall just under
-σ_k, ideally halfway to σ_{k+1}. `coefficients` takes the nearest set, as the paper does: the step is then up to 0.05 off and
-more or fewer than k directions are kept. `matched` shrinks the matrix a little instead, so that the step falls where it should.
+Which threshold: W⊥ keeps the k largest singular values, σ_k included, so the step must fall just under σ_k,
+ideally halfway to σ_{k+1}. `coefficients` takes the nearest set, as the paper does: the step is then up to 0.05
+off, and more or fewer than k directions are kept. `matched` shrinks the matrix a little instead, so that the step
+falls where it should.
 """
 
 from __future__ import annotations
