@@ -96,7 +96,7 @@ def mlp_jacobians(model: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
     layers = list(model)
     for i in range(0, len(layers) - 1, 2):
         s = layers[i](x).detach().requires_grad_()
-        x = layers[i + 1](s)
+        x = layers[i + 1](s.clone())  # in place on the clone, if at all
         (gate,) = torch.autograd.grad(x.sum(), s)  # elementwise: the sum's gradient is the diagonal
         found[str(i)] = torch.stack([layers[i + 2].weight.detach() @ torch.diag(row) for row in gate])
         x = x.detach()

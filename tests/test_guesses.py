@@ -1,0 +1,361 @@
+"""Every guess against its definition, written with dense matrices; and its law, by statistics with a budget."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradguess as gg
+from asserts import assert_covariance, assert_in_subspace, assert_projector, assert_unbiased
+from frames import covariance, frames_of, matrix
+from gradguess.guesses import Guess, perp_ns
+from models import SITE_GUESSES, Case, generator, make
+from references import mlp_jacobians, row_projector, sample_gradients, spectral_norms, top_projector
+
+DRAWS = 40_000
+K = 3
+
+
+# --- the definitions -----------------------------------------------------------------------------------------
+
+
+def newton_schulz_covariance(W: Tensor) -> Tensor:
+    """`p^N(W̃)ᵀ p^N(W̃)` through the singular values: (batch, m, d) -> (batch, d, d)."""
+    from gradguess.newton_schulz import coefficients
+
+    U, S, Vh = torch.linalg.svd(W, full_matrices=False)
+    scale = S[: perp_ns.PROBE, 0].max() * perp_ns.MARGIN
+    ratio = float(S[: perp_ns.PROBE, min(K, S.shape[1]) - 1].mean() / scale)
+    x = S / scale
+    for _ in range(5):
+        x = sum(a * x ** (2 * j + 1) for j, a in enumerate(coefficients(ratio)))
+    return Vh.mT @ torch.diag_embed(x.square()) @ Vh
+
+
+def each(W: Tensor, make) -> Tensor:
+    return torch.stack([make(w) for w in W])
+
+
+def shared_covariance(W: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    """Projectors on the gated columns `D_b V` of one basis `V` for the batch."""
+    _, _, Vh = torch.linalg.svd(weight @ torch.diag(gate.square().mean(0).sqrt()))
+    gated = [torch.diag(row) @ Vh[:K].mT for row in gate]
+    return torch.stack([A @ torch.linalg.pinv(A, rtol=1e-10) for A in gated])
+
+
+def bottom_covariance(W: Tensor) -> Tensor:
+    """The projector on the K weakest right singular vectors: the complement of the projector on the others."""
+    d = W.shape[-1]
+    _, _, Vh = torch.linalg.svd(W)
+    return torch.eye(d, dtype=W.dtype) - Vh[:, : d - K].mT @ Vh[:, : d - K]
+
+
+DEFINITIONS = {
+    "activation": lambda W: torch.eye(W.shape[-1], dtype=W.dtype).expand(len(W), -1, -1),
+    "wt": lambda W: W.mT @ W,
+    "svd": lambda W: each(W, lambda w: top_projector(w, K)),
+    "subspace": lambda W: each(W, lambda w: top_projector(w, K)),
+    "svd-bottom": bottom_covariance,
+    "ns": newton_schulz_covariance,
+    "wp": lambda W: each(W, row_projector) if W.shape[1] < W.shape[2] else DEFINITIONS["activation"](W),
+}
+
+
+@pytest.mark.parametrize("guess", DEFINITIONS)
+@pytest.mark.parametrize("name", ["tanh-bias", "gelu-no-bias"])
+def test_covariance_is_the_definition(name, guess):
+    case = make(name)
+    frames = frames_of(case, SITE_GUESSES[guess])
+    for site, W in mlp_jacobians(case.model, case.inputs).items():
+        found = covariance(frames[site], W.shape[-1])
+        torch.testing.assert_close(found, DEFINITIONS[guess](W), rtol=0, atol=1e-8)
+        A = matrix(frames[site])
+        torch.testing.assert_close(found, A @ A.mT, rtol=0, atol=1e-12)  # apply and adjoint belong together
+
+
+@pytest.mark.parametrize("name", ["relu-bias", "tanh-bias", "gelu-no-bias"])
+def test_shared_covariance_is_the_definition(name):
+    case = make(name)
+    frames = frames_of(case, SITE_GUESSES["shared"])
+    for site, W in mlp_jacobians(case.model, case.inputs).items():
+        weight = case.model[int(site) + 2].weight.detach()
+        gate = (W / weight)[:, 0]
+        found = covariance(frames[site], W.shape[-1])
+        torch.testing.assert_close(found, shared_covariance(W, gate, weight), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("guess", SITE_GUESSES)
+def test_the_top_of_the_network_is_white(guess):
+    case = make("relu-bias")
+    found = covariance(frames_of(case, SITE_GUESSES[guess])["4"], 4)
+    torch.testing.assert_close(found, torch.eye(4, dtype=found.dtype).expand_as(found), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["relu-bias", "branching", "transformer", "cnn", "residual", "lstm", "tied"])
+@pytest.mark.parametrize("guess", ["svd", "subspace", "shared", "svd-bottom", "shared-bottom"])
+def test_perpendicular_guesses_are_projectors(name, guess):
+    case = make(name)
+    for frame in frames_of(case, SITE_GUESSES[guess]).values():
+        assert frame.orthonormal or frame.latent == matrix(frame).shape[1]
+        A = matrix(frame)
+        assert_projector(A @ A.mT)
+        assert A.isfinite().all()
+
+
+# --- the law -------------------------------------------------------------------------------------------------
+
+
+def repeated(name: str = "tanh-bias", count: int = DRAWS) -> Case:
+    """One sample many times: a batch of independent draws at the same point."""
+    case = make(name)
+    return Case(case.model, case.inputs[1:2].repeat(count, 1), case.targets[1:2].repeat(count))
+
+
+@pytest.mark.parametrize("guess", SITE_GUESSES)
+def test_law_of_draws(guess):
+    """40,000 draws: covariance as the frame and as the definition say; E[ĝ] = Cov g. Entrywise, 5 standard errors."""
+    case = repeated()
+    est = gg.estimate(case.model, SITE_GUESSES[guess], *case.args, generator=generator(1))
+    one = Case(case.model, case.inputs[:1], case.targets[:1])
+    frames = frames_of(one, SITE_GUESSES[guess])
+    g = sample_gradients(one, est.directions)
+    W = mlp_jacobians(one.model, one.inputs)
+    for site, y in est.directions.items():
+        C = covariance(frames[site], y.shape[-1])[0]
+        assert_covariance(y[0], C)
+        assert_unbiased(est.site_grads[site], C @ g[site][0, 0])
+        if site in W and guess in DEFINITIONS:
+            assert_covariance(y[0], DEFINITIONS[guess](W[site])[0])
+
+
+@pytest.mark.parametrize("guess", ["svd", "shared", "activation"])
+def test_law_of_several_tangents(guess):
+    """Drawn together or apart: the same covariance and mean. 4 × 10,000 directions in a space of 3."""
+    case = repeated("relu-bias", DRAWS // 4)
+    est = gg.estimate(case.model, SITE_GUESSES[guess], *case.args, tangents=4, generator=generator(2))
+    one = Case(case.model, case.inputs[:1], case.targets[:1])
+    g = sample_gradients(one, est.directions)
+    for site, frame in frames_of(one, SITE_GUESSES[guess]).items():
+        C = covariance(frame, est.directions[site].shape[-1])[0]
+        for y in est.directions[site]:
+            assert_covariance(y, C)
+        assert_unbiased(est.site_grads[site], C @ g[site][0, 0])
+
+
+def test_weight_perturbation_is_white():
+    """8 tangents on 5,000 × 8 weights: 40,000 draws of a row."""
+    case = Case(nn.Linear(8, 5000, bias=False).double(), torch.randn(1, 8).double(), torch.randint(5000, (1,)))
+    est = gg.estimate(case.model, gg.WeightPerturbation(), *case.args, tangents=8, generator=generator())
+    assert_covariance(est.directions["weight"].reshape(-1, 8), torch.eye(8, dtype=torch.float64))
+
+
+def test_weight_perturbation_is_unbiased():
+    torch.manual_seed(0)
+    case = Case(nn.Linear(3, 2).double(), torch.randn(4, 3).double(), torch.randint(2, (4,)))
+    est = gg.estimate(case.model, gg.WeightPerturbation(), *case.args, tangents=4000, generator=generator())
+    case.losses().mean().backward()
+    samples = est.jvp.mean(1)[:, None, None] * est.directions["weight"]
+    torch.testing.assert_close(samples.mean(0), est.grads["weight"], rtol=0, atol=1e-12)
+    assert_unbiased(samples, case.model.weight.grad)
+
+
+# --- W⊥: solvers ---------------------------------------------------------------------------------------------
+
+
+def wide(width: int, *, strong: bool) -> tuple[Case, Tensor]:
+    """The paper's network at initialisation, or with ten directions that stand out; and its first Jacobian."""
+    torch.manual_seed(0)
+    sizes = [nn.Linear(40, width, bias=False), nn.ReLU(), nn.Linear(width, width, bias=False), nn.ReLU()]
+    model = nn.Sequential(*sizes, nn.Linear(width, 10, bias=False)).double()
+    if strong:
+        with torch.no_grad():
+            W = model[2].weight
+            low_rank = torch.randn(width, 10).double() @ torch.randn(10, width).double()
+            W += 3 * torch.linalg.matrix_norm(W, 2) / width * low_rank
+    case = Case(model, torch.randn(3, 40).double(), torch.randint(10, (3,)))
+    return case, mlp_jacobians(model, case.inputs)["0"]
+
+
+# the gap to the next singular value is 1 % or less at initialisation: there the iteration has the hardest case
+SUBSPACE_ERROR = {(128, False): 1e-10, (128, True): 1e-10, (512, False): 3e-2, (512, True): 1e-8}
+
+
+@pytest.mark.parametrize(("width", "strong"), SUBSPACE_ERROR)
+def test_subspace_finds_what_the_svd_finds(width, strong):
+    case, W = wide(width, strong=strong)
+    exact = each(W, lambda w: top_projector(w, 10))
+    found = covariance(frames_of(case, gg.WPerp(solver="subspace"))["0"], width)
+    assert_projector(found, 10)
+    assert spectral_norms(found - exact).max() < SUBSPACE_ERROR[width, strong]
+    # from a start that is no help, it is the iteration that finds it
+    shared = covariance(frames_of(case, gg.WPerp(solver="shared"))["0"], width)
+    assert spectral_norms(shared - exact).max() > 0.1
+
+
+def test_more_iterations_are_nearer():
+    case, W = wide(256, strong=False)
+    exact = each(W, lambda w: top_projector(w, 10))
+    errors = []
+    for iterations in (2, 5, 12):
+        frame = frames_of(case, gg.WPerp(solver="subspace", iterations=iterations))["0"]
+        errors.append(float(spectral_norms(covariance(frame, 256) - exact).max()))
+    assert errors[0] > 2 * errors[1] > 1e6 * errors[2]
+
+
+@pytest.mark.parametrize(("width", "strong"), SUBSPACE_ERROR)
+def test_shared_is_a_projector_of_rank_k_inside_the_gate(width, strong):
+    case, W = wide(width, strong=strong)
+    found = covariance(frames_of(case, gg.WPerp(solver="shared"))["0"], width)
+    assert_projector(found, 10)
+    gate = (case.model[0](case.inputs) > 0).double()
+    for P, row in zip(found, gate, strict=True):
+        assert_in_subspace(P, torch.diag(row), atol=0)  # dead units get exactly zero
+    cover = (found * each(W, lambda w: top_projector(w, 10))).sum((1, 2)) / 10
+    assert cover.min() > (0.9 if strong else 10 / width * 5)  # of the exact subspace; by chance it were 10 / width
+
+
+@pytest.mark.parametrize("guess", ["svd-bottom", "shared-bottom"])
+@pytest.mark.parametrize("width", [16, 64])
+def test_bottom_is_what_the_network_does_not_see(guess, width):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, 4)).double()
+    case = Case(model, torch.randn(5, 6).double(), torch.randint(4, (5,)))
+    W = mlp_jacobians(model, case.inputs)["0"]
+    A = matrix(frames_of(case, SITE_GUESSES[guess])["0"])
+    assert_projector(A @ A.mT, K)
+    torch.testing.assert_close(W @ A, torch.zeros_like(W @ A), rtol=0, atol=1e-10)
+    est = gg.estimate(model, SITE_GUESSES[guess], *case.args, isolate=True, generator=generator())
+    torch.testing.assert_close(est.jvp[0], torch.zeros_like(est.jvp[0]), rtol=0, atol=1e-10)
+    assert est.jvp[-1].abs().max() > 0
+
+
+def test_bottom_basis_survives_batches_with_and_without_closed_units():
+    """A basis found on a batch with dead units serves one where every unit is alive, and the other way round."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.ReLU(), nn.Linear(8, 4)).double()
+    with torch.no_grad():
+        model[0].weight.abs_()
+    mixed, alive = torch.randn(5, 6).double(), torch.rand(5, 6).double() + 0.1
+    targets = torch.randint(4, (5,))
+    for first, second in ((mixed, alive), (alive, mixed)):
+        seen = []
+        forward = gg.ForwardGradient(model, Spy(gg.WPerp(k=2, end="bottom"), seen))
+        for x in (first, second):
+            forward(nn.CrossEntropyLoss(reduction="none"), x, targets)
+        for frame in seen:
+            A = matrix(frame)
+            assert_projector(A @ A.mT)
+
+
+class Spy(Guess):
+    """Draws as another guess does and keeps its frames."""
+
+    def __init__(self, guess: Guess, seen: list) -> None:
+        self.guess, self.seen = guess, seen
+        self.refresh = guess.refresh
+
+    @property
+    def reads(self):
+        return self.guess.reads
+
+    def frame(self, view):
+        self.seen.append(self.guess.frame(view))
+        return self.seen[-1]
+
+
+# --- degenerate cases ----------------------------------------------------------------------------------------
+
+
+def tiny(widths: tuple[int, ...], batch: int = 3, dtype: torch.dtype = torch.float64) -> Case:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for below, above in zip((6, *widths), (*widths, 4), strict=True):
+        layers += [nn.Linear(below, above), nn.ReLU()]
+    return Case(nn.Sequential(*layers[:-1]).to(dtype), torch.randn(batch, 6, dtype=dtype), torch.randint(4, (batch,)))
+
+
+def dead() -> Case:
+    """All units of the second sample are off, in the first layer."""
+    case = tiny((8, 7))
+    with torch.no_grad():
+        case.model[0].weight.abs_()
+        case.model[0].bias.zero_()
+    case.inputs.abs_()
+    case.inputs[1] *= -1
+    return case
+
+
+DEGENERATE = {
+    "one-unit layers": lambda: tiny((1, 1)),
+    "one unit below many": lambda: tiny((1, 9)),
+    "many units below one": lambda: tiny((9, 1)),
+    "batch of one": lambda: tiny((8, 7), batch=1),
+    "a dead sample": dead,
+    "float32": lambda: tiny((2, 9), dtype=torch.float32),
+    "zero weights": lambda: _zeroed(tiny((8, 7))),
+}
+
+
+def _zeroed(case: Case) -> Case:
+    with torch.no_grad():
+        case.model[2].weight.zero_()
+        case.model[4].weight.zero_()
+    return case
+
+
+LARGE = {
+    "svd": gg.WPerp(k=20, solver="svd"),
+    "subspace": gg.WPerp(k=20, solver="subspace"),
+    "shared": gg.WPerp(k=20),
+    "svd-bottom": gg.WPerp(k=20, solver="svd", end="bottom"),
+    "shared-bottom": gg.WPerp(k=20, end="bottom"),
+    "subspace-bottom": gg.WPerp(k=20, solver="subspace", end="bottom"),
+    "ns": gg.WPerpNS(k=20),
+}
+
+
+@pytest.mark.parametrize("degenerate", DEGENERATE)
+@pytest.mark.parametrize("guess", [*SITE_GUESSES, *(f"{name} k=20" for name in LARGE)])
+def test_degenerate_cases_are_finite(degenerate, guess):
+    case = DEGENERATE[degenerate]()
+    method = LARGE[guess.split()[0]] if guess.endswith("k=20") else SITE_GUESSES[guess]
+    est = gg.estimate(case.model, method, *case.args, tangents=3, generator=generator())
+    for value in (*est.grads.values(), *est.directions.values(), *est.site_grads.values(), est.jvp):
+        assert value.isfinite().all()
+
+
+@pytest.mark.parametrize("guess", ["svd", "subspace"])
+@pytest.mark.parametrize("degenerate", [name for name in DEGENERATE if name != "float32"])
+def test_k_above_the_rank_is_the_whole_row_space(degenerate, guess):
+    case = DEGENERATE[degenerate]()
+    frames = frames_of(case, LARGE[guess])
+    for site, W in mlp_jacobians(case.model, case.inputs).items():
+        found = covariance(frames[site], W.shape[-1])
+        torch.testing.assert_close(found, each(W, row_projector), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("degenerate", [name for name in DEGENERATE if name != "float32"])
+def test_shared_with_k_above_the_rank_has_the_rank(degenerate):
+    """A projector inside the gate's image, of the rank that the gate leaves of the weight's row space."""
+    case = DEGENERATE[degenerate]()
+    frames = frames_of(case, LARGE["shared"])
+    x = case.inputs
+    for i in range(0, len(case.model) - 1, 2):
+        x = case.model[i + 1](case.model[i](x)).detach()
+        gate, weight = (x > 0).double(), case.model[i + 2].weight.detach()
+        found = covariance(frames[str(i)], x.shape[1])
+        assert_projector(found)
+        for P, row in zip(found, gate, strict=True):
+            assert_in_subspace(P, torch.diag(row), atol=0)
+            alive = gate.amax(0)  # a unit that is dead for the whole batch is in no basis
+            rank = torch.linalg.matrix_rank(weight * (row * alive))
+            assert P.trace().round() == rank
+
+
+def test_a_dead_sample_gets_no_direction():
+    case = dead()
+    for name in ("wt", "svd", "subspace", "shared"):
+        est = gg.estimate(case.model, SITE_GUESSES[name], *case.args, tangents=2, generator=generator())
+        assert torch.equal(est.directions["0"][:, 1], torch.zeros_like(est.directions["0"][:, 1]))
+        assert est.directions["0"][:, 0].abs().max() > 0

@@ -1,0 +1,158 @@
+"""`W̃`, the Jacobian above a site: closed form, cut graph and explicit matrices agree."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gradguess as gg
+from asserts import assert_in_subspace
+from frames import frames_of, matrix
+from gradguess.noise import Noise
+from gradguess.sites import lay_out
+from gradguess.tangent import formula_kernels
+from gradguess.task import Task
+from gradguess.upstream import ClosedForm, CutGraph
+from models import BATCH, ZOO, Case, generator, make
+from references import mlp_jacobians, row_projector, top_projector
+
+MLPS = ["relu-bias", "gelu-bias", "tanh-no-bias", "relu-no-bias", "in-place"]
+ACTIVATIONS = [
+    nn.ReLU(), nn.LeakyReLU(0.2), nn.GELU(), nn.GELU("tanh"), nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.ELU(0.7), nn.SELU(),
+    nn.Softplus(2.0), nn.Hardtanh(-0.5, 0.4), nn.ReLU6(), nn.Mish(), nn.Hardswish(), nn.ELU(0.7, inplace=True),
+    nn.LeakyReLU(0.2, inplace=True), nn.ReLU(inplace=True), nn.Identity(),
+]  # fmt: skip
+
+
+def graph_of(case: Case, sites="auto") -> CutGraph:
+    task = Task(case.model, *case.args)
+    with formula_kernels(case.model):
+        return CutGraph(task, lay_out(task, sites))
+
+
+def w_transpose(case: Case, *, closed: bool) -> dict[str, Tensor]:
+    """`W̃ᵀ` of every guessed site, through the engine; with closed forms, or without."""
+    layout = lay_out(Task(case.model, *case.args))
+    if not closed:
+        layout = dataclasses.replace(layout, sites=tuple(dataclasses.replace(s, linear=None) for s in layout.sites))
+    frames = frames_of(case, gg.WTranspose(), layout=layout)
+    return {site.name: matrix(frames[site.name]) for site in layout.sites if not site.top}
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed form", "cut graph"])
+@pytest.mark.parametrize("name", MLPS)
+def test_an_mlps_jacobian_is_weight_times_mask(name, closed):
+    case = make(name)
+    found, expected = w_transpose(case, closed=closed), mlp_jacobians(case.model, case.inputs)
+    assert found.keys() == expected.keys()
+    for site in found:
+        torch.testing.assert_close(found[site].mT, expected[site], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_gates_are_the_derivatives(activation):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), activation, nn.Linear(8, 4)).double()
+    case = Case(model, 2 * torch.randn(BATCH, 6).double(), torch.randint(4, (BATCH,)))
+    (site, _) = lay_out(Task(model, *case.args)).sites
+    assert site.linear is model[2]
+    torch.testing.assert_close(
+        w_transpose(case, closed=True)["0"].mT, mlp_jacobians(model, case.inputs)["0"], rtol=0, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if name != "batch-norm"])  # that mixes samples
+def test_products_are_those_of_the_matrix(name):
+    """jvp and vjp are adjoint, and both are the dense matrix."""
+    graph = graph_of(make(name), "leaf")
+    for site in graph.layout.sites:
+        if site.top or site.batch_dim is None:
+            continue
+        W = graph.upstream(site)
+        dense = W.matrix()
+        assert dense.shape == (W.batch, W.m, W.d)
+        v = torch.randn(2, W.batch, W.d, dtype=dense.dtype)
+        eps = torch.randn(2, W.batch, W.m, dtype=dense.dtype)
+        torch.testing.assert_close(W.jvp(v), torch.einsum("bmd,nbd->nbm", dense, v), rtol=0, atol=1e-11)
+        torch.testing.assert_close(W.vjp(eps), torch.einsum("bmd,nbm->nbd", dense, eps), rtol=0, atol=1e-11)
+        assert dense.abs().max() > 0
+
+
+def test_branches_of_unlike_length():
+    """Over the frontier (shared, long.0, head) and no further: what other sites add is held still."""
+    case = make("branching")
+    model = case.model
+    graph = graph_of(case, "leaf")
+    s = graph.above["stem"].detach()
+    short = torch.relu(graph.above["shared"].detach())
+    for b in range(BATCH):
+        M = torch.diag((s[b] > 0).to(s.dtype))
+        head = model.head.weight[:, :7] @ torch.diag(short[b])  # cat[short * x, short + long]
+        expected = torch.cat([model.shared.weight @ M, model.long[0].weight @ M, head @ M])
+        found = graph.upstream(graph.layout["stem"]).matrix()[b]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_skip_paths_of_a_residual_network():
+    case = make("residual")
+    graph = graph_of(case)
+    _, block1, block2, norm, head = case.model
+    stem, branch1, branch2 = (graph.above[name].detach() for name in ("0", "1.down", "2.down"))
+
+    def frontier(s: Tensor, b: int) -> Tensor:
+        """The outputs of 2.down and of the head as functions of 1.down's."""
+        x = stem[b] + s
+        second = block2.down(F.gelu(block2.up(block2.norm(x))))
+        return torch.cat([second, head(norm(x + branch2[b]))])
+
+    found = graph.upstream(graph.layout["1.down"]).matrix()
+    for b in range(BATCH):
+        expected = torch.autograd.functional.jacobian(lambda s, b=b: frontier(s, b), branch1[b])
+        torch.testing.assert_close(found[b], expected, rtol=0, atol=1e-12)
+
+
+def test_a_site_that_also_reaches_the_output_sees_it():
+    class Shortcut(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = self.a(x)
+            return 3 * x + self.b(torch.tanh(x))
+
+    torch.manual_seed(0)
+    case = Case(Shortcut().double(), torch.randn(BATCH, 6).double(), torch.randint(4, (BATCH,)))
+    graph = graph_of(case, "leaf")
+    site = graph.layout["a"]
+    assert site.reaches_output
+    gate = 1 - torch.tanh(graph.above["a"].detach()).square()
+    found = graph.upstream(site).matrix()
+    for b in range(BATCH):
+        expected = torch.cat([case.model.b.weight @ torch.diag(gate[b]), 3 * torch.eye(4, dtype=torch.float64)])
+        torch.testing.assert_close(found[b], expected, rtol=0, atol=1e-12)
+
+
+def test_shared_basis_is_that_of_the_mean_gate():
+    torch.manual_seed(0)
+    weight, gate = torch.randn(5, 9).double(), torch.randint(2, (7, 9)).double()
+    V = ClosedForm(weight, gate).shared_basis(3, Noise(generator()))
+    expected = top_projector(weight @ torch.diag(gate.mean(0).sqrt()), 3)
+    torch.testing.assert_close(V @ V.mT, expected, rtol=0, atol=1e-9)
+
+
+def test_sketched_basis_finds_a_low_rank_row_space():
+    """Where all samples share a row space of dimension k, the sketch must find exactly that."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Dropout(0.0), nn.Linear(9, 3), nn.ReLU(), nn.Linear(3, 4)).double()
+    case = Case(model, torch.randn(BATCH, 6).double(), torch.randint(4, (BATCH,)))
+    graph = graph_of(case)
+    assert graph.layout["0"].linear is None or model[1].p == 0
+    V = graph.upstream(graph.layout["0"]).shared_basis(3, Noise(generator()))
+    P = row_projector(model[2].weight.detach())
+    assert_in_subspace(V.mT, P)
+    torch.testing.assert_close(V @ V.mT, P, rtol=0, atol=1e-9)
