@@ -23,7 +23,7 @@ def _relu(node: Any) -> Gate:
 
 def _leaky_relu(node: Any) -> Gate:
     slope = node._saved_negative_slope
-    return lambda s: torch.where(s > 0, 1.0, slope).to(s.dtype)
+    return lambda s: torch.where(s > 0, torch.ones_like(s), slope)
 
 
 def _gelu(node: Any) -> Gate:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradguess.errors import InputError
 from gradguess.guesses._base import Columns, Frame, GatedBasis, Guess, SiteView, check_count
-from gradguess.linalg import batched_top_subspace
+from gradguess.linalg import batched_top_subspace, orthonormal_columns
 from gradguess.upstream import Upstream
 
 CHUNK = 1 << 26  # numbers in a dense batch of Jacobians that are decomposed at once
@@ -139,7 +139,8 @@ def _null_frame(k: int, view: SiteView) -> Frame:
     batch, d = view.output.shape
     if view.due or "basis" not in view.cache:
         if view.gate is not None and bool((view.gate == 0).any()):
-            view.cache["basis"] = view.noise.normal((d, k), view.output.dtype, view.output.device)
+            noise = view.noise.normal((d, k), view.output.dtype, view.output.device)
+            view.cache["basis"] = orthonormal_columns(noise)
         else:
             full = view.W.shared_basis(d, view.noise)
             full = torch.linalg.qr(full + 1e-12 * torch.eye(d, dtype=full.dtype, device=full.device))[0]
