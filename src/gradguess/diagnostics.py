@@ -333,10 +333,11 @@ class _Bench:
 
     @cached_property
     def probe(self) -> Tensor:
-        """The first samples that have a gradient, then those that have none."""
-        batched = [self.g[site.name] for site in self.layout.sites if site.batch_dim is not None]
-        silent = torch.stack([(g == 0).all(1) for g in batched]).all(0)
-        return torch.argsort(silent.int(), stable=True)[:PROBE]
+        """The first samples that have a gradient at every site with something above, then those that lack some."""
+        silent = [
+            (self.g[site.name] == 0).all(1) for site in self.layout.sites if site.batch_dim is not None and site.above
+        ]
+        return torch.argsort(torch.stack(silent).sum(0), stable=True)[:PROBE]
 
     def _probe_upstream(self, site: Site) -> tuple[Upstream, Tensor]:
         """`W̃` on the probe samples, and which samples of the batch its rows are."""

@@ -1,0 +1,518 @@
+"""`gg.diagnose` against dense twins in float64, and against Monte Carlo with a stated budget.
+
+Monte Carlo: the batch is repeated `REPEATS` times, so that one call of `gg.estimate` draws that many independent
+estimates of every sample. What is compared must agree within `SIGMAS` standard errors of the Monte Carlo side.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import gradguess as gg
+from gradguess import covariance, diagnostics
+from gradguess.diagnostics import SiteReport
+from gradguess.guesses import Estimate, Method
+
+REPEATS, SIGMAS = 3000, 5
+loss_fn = nn.CrossEntropyLoss(reduction="none")
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def mlp(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers = [nn.Linear(a, b, bias=False) for a, b in ((6, 12), (12, 9), (9, 4))]
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2]).double()
+
+
+def data(batch: int = 7) -> tuple[Tensor, Tensor]:
+    """The last sample is zero: without biases every unit is off, and the gradient below the top is zero."""
+    x = torch.randn(batch, 6, dtype=torch.float64, generator=seeded(1))
+    x[-1] = 0
+    return x, torch.arange(batch) % 4
+
+
+def diagnosed(guess: Method, model: nn.Module | None = None, **options: Any) -> gg.diagnostics.Report:
+    return gg.diagnose(mlp() if model is None else model, guess, loss_fn, *data(), seeded(), **options)
+
+
+# --- the dense twin ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Dense:
+    """One site: each sample's gradient of the mean loss (batch, d), `W̃` (batch, m, d), `Cov(y)` (batch, d, d)."""
+
+    g: Tensor
+    W: Tensor | None
+    cov: Tensor
+
+
+def dense_sites(model: nn.Sequential, covariance_of: Any) -> dict[str, Dense]:
+    x, t = data()
+    outputs = {}
+    h = x
+    for index, layer in enumerate(model):
+        h = layer(h)
+        if isinstance(layer, nn.Linear):
+            h.retain_grad()
+            outputs[str(index)] = h
+    loss_fn(h, t).mean().backward()
+    sites = {}
+    for name, above in (("0", "2"), ("2", "4"), ("4", None)):
+        s = outputs[name]
+        eye = torch.eye(s.shape[1], dtype=s.dtype).expand(len(s), -1, -1)
+        if above is None:
+            sites[name] = Dense(s.grad, None, eye)
+            continue
+        gate = (s > 0).double()
+        W = model[int(above)].weight.detach() * gate[:, None, :]
+        sites[name] = Dense(s.grad, W, covariance_of(model[int(above)].weight.detach(), gate, W, eye))
+    return sites
+
+
+def top(W: Tensor, k: int) -> Tensor:
+    """Projectors on the top-k right singular vectors, of lower rank where the matrix has it."""
+    _, S, Vh = torch.linalg.svd(W)
+    kept = torch.zeros(Vh.shape[:2], dtype=W.dtype)
+    kept[:, : S.shape[1]] = (S > 1e-10) & (torch.arange(S.shape[1]) < k)
+    return Vh.mT @ (kept[..., None] * Vh)
+
+
+def shared(weight: Tensor, gate: Tensor, k: int) -> Tensor:
+    V = torch.linalg.svd(weight * gate.mean(0).sqrt())[2][:k].mT
+    return torch.stack([A @ torch.linalg.pinv(A, rtol=1e-9) for A in gate[:, :, None] * V])
+
+
+COVARIANCES = {
+    gg.ActivationPerturbation(): lambda weight, gate, W, eye: eye,
+    gg.WTranspose(): lambda weight, gate, W, eye: W.mT @ W,
+    gg.WPerp(k=2, solver="svd"): lambda weight, gate, W, eye: top(W, 2),
+    gg.WPerp(k=6, solver="subspace"): lambda weight, gate, W, eye: top(W, 6),
+    gg.WPerp(k=50, solver="svd"): lambda weight, gate, W, eye: top(W, 50),
+    gg.WPerp(k=2, solver="shared"): lambda weight, gate, W, eye: shared(weight, gate, 2),
+    gg.WPreconditioned(): lambda weight, gate, W, eye: eye if W.shape[1] >= W.shape[2] else polar(W),
+}
+
+
+def polar(W: Tensor) -> Tensor:
+    """All of V, whatever the singular values: as many directions as there are rows."""
+    V = torch.linalg.svd(W, full_matrices=False)[2]
+    return V.mT @ V
+
+
+def dense_report(sites: dict[str, Dense], name: str) -> dict[str, float]:
+    """Bias, variance and covariance norm, from the fourth moments of all directions at once (Isserlis)."""
+    site = sites[name]
+    batch, d = site.g.shape
+    bias = torch.einsum("bij,bj->bi", site.cov - torch.eye(d), site.g).mean(0)
+    error = torch.zeros(d, dtype=torch.float64)
+    for b in range(batch):
+        g = torch.cat([other.g[b] for other in sites.values()])
+        C = torch.block_diag(*(other.cov[b] for other in sites.values()))
+        own = slice(*(sum(o.g.shape[1] for n, o in sites.items() if n < last) for last in (name, chr(ord(name) + 1))))
+        first = (C @ g)[own]
+        # E y_i² y_j y_k = C_ii C_jk + 2 C_ij C_ik
+        second = torch.einsum("j,k,i,jk->i", g, g, C.diagonal(), C) + 2 * torch.einsum("j,k,ij,ik->i", g, g, C, C)
+        error += (site.g[b].square() - 2 * site.g[b] * first + second[own]) / batch
+    frobenius = (site.cov - torch.eye(d)).square().sum((1, 2)).sqrt().mean() / d
+    return {
+        "bias": bias.norm().item(),
+        "variance": (error - bias.square()).norm().item(),
+        "covariance_norm": frobenius.item(),
+    }
+
+
+@pytest.mark.parametrize("guess", COVARIANCES, ids=repr)
+def test_closed_forms_match_the_dense_twin(guess):
+    model = mlp()
+    sites = dense_sites(model, COVARIANCES[guess])
+    report = gg.diagnose(model, guess, loss_fn, *data(), seeded())
+    for name in sites:
+        for key, expected in dense_report(sites, name).items():
+            assert getattr(report[name], key) == pytest.approx(expected, rel=1e-9, abs=1e-14), (name, key)
+        assert report[name].gradient_norm == pytest.approx(sites[name].g.norm().item(), rel=1e-12)
+
+
+def test_spectrum_matches_the_dense_twin():
+    model = mlp()
+    sites = dense_sites(model, COVARIANCES[gg.WTranspose()])
+    report = gg.diagnose(model, gg.WTranspose(), loss_fn, *data(), seeded())
+    for name in ("0", "2"):
+        W, g = sites[name].W, sites[name].g
+        d, alive = g.shape[1], g.norm(dim=1) > 0
+        assert 0 < alive.sum() < len(alive)
+        lengths = g[alive].norm(dim=1)
+        curve = [
+            ((torch.linalg.vector_norm((top(W[alive], k) @ g[alive, :, None])[..., 0], dim=1) / lengths).mean().item())
+            for k in range(1, d + 1)
+        ]
+        assert report[name].overlap == pytest.approx(curve, rel=1e-9)
+        assert report[name].overlap[-1] == pytest.approx(1, rel=1e-9)  # the gradient lies in the row space
+        assert report[name].overlap[0] < 0.999
+        assert report[name].rank == torch.linalg.matrix_rank(W).double().mean().item()
+        values = torch.zeros(len(W), d, dtype=torch.float64)
+        values[:, : min(W.shape[1:])] = torch.linalg.svdvals(W)
+        assert report[name].singular_values == pytest.approx(values.mean(0).tolist(), abs=1e-9)
+
+
+def test_nothing_above_the_top():
+    top_site = diagnosed(gg.WPerp(k=2))["4"]
+    assert (top_site.rank, top_site.overlap, top_site.singular_values) == (None, None, None)
+    assert (top_site.bias, top_site.covariance_norm) == (0.0, 0.0)
+    assert top_site.variance > 0
+
+
+def test_without_curve_nothing_is_decomposed(monkeypatch):
+    monkeypatch.setattr(diagnostics, "_spectrum", None)
+    assert diagnosed(gg.WTranspose(), curve=False)["0"].overlap is None
+
+
+# --- Monte Carlo ---------------------------------------------------------------------------------------------
+
+
+def assert_moments(report: SiteReport, draws: Tensor, g: Tensor) -> None:
+    """`draws` (n, batch, d) of the estimate against the report; `g` (batch, d); of the mean loss."""
+    blocks = (draws - g).unflatten(0, (20, -1))  # (20, n / 20, batch, d)
+    means = blocks.mean((1, 2))  # one estimate of the bias per block
+    bias = means.mean(0)
+    spread = (means.var(0).sum() / len(means)).sqrt()
+    assert abs(report.bias - bias.norm()) <= SIGMAS * spread + 1e-15
+    squares = blocks.square().mean((1, 2))
+    variance = squares.mean(0) - bias.square() + means.var(0) / len(means)
+    spread = (squares.var(0).sum() / len(squares)).sqrt()
+    assert spread < 0.2 * report.variance, "the budget is too small to tell anything"
+    assert abs(report.variance - variance.norm()) <= SIGMAS * spread
+
+
+def assert_monte_carlo(model: nn.Module, guess: Method, x: Tensor, t: Tensor, **options: Any) -> None:
+    report = gg.diagnose(model, guess, loss_fn, x, t, seeded(), **options)
+    many = x.repeat(REPEATS, *[1] * (x.dim() - 1)), t.repeat(REPEATS)
+    est = gg.estimate(model, guess, loss_fn, *many, generator=seeded(2), **options)
+    true = gg.estimate(model, gg.Backprop(), loss_fn, x, t)
+    for name in report:
+        draws = est.site_grads[name].unflatten(0, (REPEATS, len(x))).flatten(2) / len(x)
+        assert_moments(report[name], draws, true.site_grads[name].flatten(1) / len(x))
+
+
+GUESSES = [
+    gg.ActivationPerturbation(),
+    gg.WTranspose(),
+    gg.WPerp(k=2, solver="svd"),
+    gg.WPerp(k=2, solver="shared"),
+    gg.WPerp(k=40, solver="shared"),
+    gg.WPerp(k=2, end="bottom"),
+    gg.WPerp(k=2, end="bottom", solver="svd"),
+    gg.WPerpNS(k=3),
+    gg.WPreconditioned(),
+]
+
+
+@pytest.mark.parametrize("guess", GUESSES, ids=repr)
+def test_monte_carlo(guess):
+    assert_monte_carlo(mlp(), guess, *data())
+
+
+@pytest.mark.parametrize("guess", [gg.WTranspose(), gg.WPerp(k=2)], ids=repr)
+def test_monte_carlo_isolated(guess):
+    assert_monte_carlo(mlp(), guess, *data(), isolate=True)
+
+
+class Residual(nn.Module):
+    """A convolution, a residual block and a head: no site has a closed form above it but by the cut graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Conv1d(1, 2, 3, padding=1)
+        self.branch = nn.Linear(12, 12)
+        self.head = nn.Linear(12, 4)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x[:, None]).flatten(1)
+        h = h + self.branch(torch.tanh(h))
+        return self.head(nn.functional.gelu(h))
+
+
+@pytest.mark.parametrize("guess", [gg.WTranspose(), gg.WPerp(k=3, solver="svd"), gg.WPerp(k=3)], ids=repr)
+@pytest.mark.parametrize("sites", ["auto", "leaf"])
+def test_monte_carlo_on_general_sites(guess, sites):
+    assert_monte_carlo(Residual(), guess, *data(), sites=sites)
+
+
+def test_general_sites_match_the_dense_twin():
+    model, (x, t) = Residual(), data()
+    report = gg.diagnose(model, gg.WTranspose(), loss_fn, x, t, seeded())
+
+    def above(s: Tensor) -> Tensor:  # from the stem: to the branch, and past it to the head
+        h = s.flatten()
+        return torch.cat([model.branch(torch.tanh(h)), model.head(nn.functional.gelu(h + later))])
+
+    matrices, d = [], 12
+    for sample in x:
+        s = model.stem(sample[None, None])
+        later = model.branch(torch.tanh(s.flatten())).detach()
+        matrices.append(torch.autograd.functional.jacobian(above, s).flatten(1))
+    W = torch.stack(matrices)
+    values = torch.linalg.svdvals(W)
+    assert report["stem"].singular_values == pytest.approx(values.mean(0).tolist(), rel=1e-9)
+    distance = (W.mT @ W - torch.eye(d)).square().sum((1, 2)).sqrt().mean().item() / d
+    assert report["stem"].covariance_norm == pytest.approx(distance, rel=1e-9)
+    assert report["stem"].overlap[-1] == pytest.approx(1, rel=1e-9)
+
+
+def test_a_few_products_agree_with_many(monkeypatch):
+    """Above large layers diag Cov and ‖Cov - I‖ are estimated: 1000 draws, 5 %."""
+    exact = gg.diagnose(Residual(), gg.WTranspose(), loss_fn, *data(), seeded())
+    monkeypatch.setattr(covariance, "COLUMNS", 0)
+    drawn = gg.diagnose(Residual(), gg.WTranspose(), loss_fn, *data(), seeded(), draws=1000)
+    for name in ("stem", "branch"):
+        assert drawn[name].covariance_norm != exact[name].covariance_norm
+        assert drawn[name].covariance_norm == pytest.approx(exact[name].covariance_norm, rel=0.05)
+        assert drawn[name].variance == pytest.approx(exact[name].variance, rel=0.05)
+
+
+class Positions(nn.Module):
+    """A position embedding: one output for the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Linear(1, 3)
+        self.position = nn.Embedding(6, 3)
+        self.head = nn.Linear(18, 4)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x[..., None]) + self.position(torch.arange(6))
+        return self.head(torch.tanh(h).flatten(1))
+
+
+@pytest.mark.parametrize("coupling", ["sample", "batch"])
+def test_monte_carlo_where_the_batch_shares_an_output_or_a_derivative(coupling):
+    """White noise at every site: 2000 independent tangents of one call are the draws."""
+    tangents = 2000
+    model, (x, t), guess = Positions(), data(), gg.ActivationPerturbation()
+    options: Any = {"sites": "leaf", "coupling": coupling}
+    report = gg.diagnose(model, guess, loss_fn, x, t, seeded(), draws=400, **options)
+    est = gg.estimate(model, guess, loss_fn, x, t, tangents=tangents, generator=seeded(1), **options)
+    true = gg.estimate(model, gg.Backprop(), loss_fn, x, t, sites="leaf")
+    assert report["position"].d == 18
+    for name in report:
+        alone = name == "position"
+        c = est.jvp.sum(1, keepdim=True) if alone or coupling == "batch" else est.jvp
+        draws = c[..., None] * est.directions[name].reshape(tangents, 1 if alone else len(x), -1)
+        g = true.site_grads[name].reshape(draws.shape[1:])
+        assert_moments(report[name], draws / len(x), g / len(x))
+
+
+def test_weight_perturbation_by_parameter():
+    """2000 independent tangents of one call are the draws."""
+    tangents = 2000
+    model, (x, t) = mlp(), data()
+    report = gg.diagnose(model, gg.WeightPerturbation(), loss_fn, x, t, seeded())
+    assert set(report) == {"0.weight", "2.weight", "4.weight"}
+    est = gg.estimate(model, gg.WeightPerturbation(), loss_fn, x, t, tangents=tangents, generator=seeded(1))
+    true = gg.estimate(model, gg.Backprop(), loss_fn, x, t)
+    for name, site in report.items():
+        draws = est.jvp.mean(1)[:, None, None] * est.directions[name].flatten(1)[:, None]
+        assert_moments(site, draws, true.grads[name].reshape(1, -1))
+        assert (site.bias, site.covariance_norm, site.rank) == (0.0, 0.0, None)
+
+
+# --- methods without directions ------------------------------------------------------------------------------
+
+
+def test_backprop_is_exact():
+    for site in diagnosed(gg.Backprop()).values():
+        assert (site.bias, site.variance, site.covariance_norm) == (0.0, 0.0, None)
+        assert site.cosine == pytest.approx(1)
+        assert site.mean_cosine == pytest.approx(1)
+
+
+@dataclass(frozen=True)
+class Noisy(Method):
+    """The gradient of each sample's loss, `offset` and noise of deviation `sigma` added to each number."""
+
+    offset: float
+    sigma: float
+
+    def run(self, step: Any) -> Estimate:
+        found = gg.Backprop().run(step)
+        for name, g in found.site_grads.items():
+            noise = step.noise.normal(g.shape, g.dtype, g.device)
+            found.site_grads[name] = g + self.offset + self.sigma * noise
+        return found
+
+
+def test_other_methods_by_draws():
+    """400 draws at 7 samples: the variance to 5 %, the bias to 0.01 / 7 (four standard errors)."""
+    for offset in (0.0, 0.3):
+        report = diagnosed(Noisy(offset, 0.2), draws=400)
+        for site in report.values():
+            assert site.bias == pytest.approx(offset * site.d**0.5 / 7, abs=0.01 / 7)
+            assert site.variance == pytest.approx(0.04 * site.d**0.5 / 49, rel=0.05)
+
+
+def test_the_noise_of_few_draws_is_taken_off():
+    """From two draws, without an offset: the bias is zero or what chance leaves, not the deviation of an average.
+
+    In 40 runs the squared bias is off by `± 0.2²/7 · √(2/12)`; without the correction it would be `0.2²/7` in the mean.
+    """
+    found = [
+        gg.diagnose(mlp(), Noisy(0.0, 0.2), loss_fn, *data(), seeded(i), draws=2, curve=False)["0"].bias * 7
+        for i in range(40)
+    ]
+    uncorrected = 0.2**2 / 7 * 12 / 2
+    assert sum(bias**2 for bias in found) / len(found) < 0.5 * uncorrected
+    assert found.count(0.0) > 8
+
+
+# --- edges ---------------------------------------------------------------------------------------------------
+
+
+def test_cosine_is_that_of_the_estimate():
+    model, (x, t) = mlp(), data()
+    report = diagnosed(gg.WPerp(k=2))
+    est = gg.estimate(model, gg.WPerp(k=2), loss_fn, x, t, generator=seeded())
+    true = gg.estimate(model, gg.Backprop(), loss_fn, x, t)
+    for name, site in report.items():
+        a, b = est.site_grads[name].flatten(), true.site_grads[name].flatten()
+        assert site.cosine == pytest.approx(torch.cosine_similarity(a, b, dim=0).item(), rel=1e-9)
+        assert abs(site.mean_cosine) > abs(site.cosine)
+
+
+def test_a_batch_without_gradient_has_no_overlap():
+    x, t = torch.zeros(3, 6, dtype=torch.float64), torch.arange(3)
+    site = gg.diagnose(mlp(), gg.WPerp(k=2), loss_fn, x, t, seeded())["0"]
+    assert (site.bias, site.variance, site.cosine, site.gradient_norm) == (0, 0, 0, 0)
+    assert (site.rank, site.overlap, set(site.singular_values)) == (0, None, {0.0})
+
+
+def test_samples_with_a_gradient_are_probed_first(monkeypatch):
+    """More silent samples than the probe holds must not hide those that speak."""
+    monkeypatch.setattr(diagnostics, "PROBE", 2)
+    x = torch.zeros(6, 6, dtype=torch.float64)
+    x[4:] = torch.randn(2, 6, dtype=torch.float64, generator=seeded())
+    report = gg.diagnose(mlp(), gg.WTranspose(), loss_fn, x, torch.arange(6) % 4, seeded())
+    assert report["0"].rank > 0
+    assert report["0"].overlap is not None
+
+
+def test_a_large_jacobian_is_left_alone(monkeypatch):
+    monkeypatch.setattr(diagnostics, "DENSE", 12 * 9 - 1)
+    report = diagnosed(gg.WTranspose())
+    assert report["0"].rank is None
+    assert report["2"].rank is not None
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers in any tensor that an operation returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self.numbers = max([self.numbers, *sizes])
+        return out
+
+
+@pytest.mark.parametrize("guess", [gg.WTranspose(), gg.WPerp(k=4)], ids=repr)
+def test_no_array_of_batch_times_d_times_d(guess):
+    batch, d = 200, 64
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, d), nn.ReLU(), nn.Linear(d, d), nn.ReLU(), nn.Linear(d, 4))
+    with Largest() as largest:
+        gg.diagnose(model, guess, loss_fn, torch.randn(batch, 6), torch.arange(batch) % 4, seeded())
+    assert largest.numbers <= max(diagnostics.PROBE * d * d, batch * d * 4)
+    assert largest.numbers < batch * d * d
+
+
+class Touchy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 4)
+        ).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("guess", [gg.WTranspose(), gg.WPerp(k=2), gg.Backprop(), gg.WeightPerturbation()], ids=repr)
+def test_nothing_is_written(guess):
+    model = Touchy()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    first = gg.diagnose(model, guess, loss_fn, *data(), seeded(), coupling="batch")
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert gg.diagnose(model, guess, loss_fn, *data(), seeded(), coupling="batch") == first
+
+
+def test_under_no_grad():
+    with torch.no_grad():
+        assert diagnosed(gg.WPerp(k=2)) == diagnosed(gg.WPerp(k=2))
+
+
+def test_forward_is_taken_over_and_left_alone():
+    """A basis found on another batch, not due for a refresh, is the one that is diagnosed."""
+    model, (x, t) = mlp(), data()
+    forward = gg.ForwardGradient(model, gg.WPerp(k=2))
+    forward(loss_fn, x[:2], t[:2])
+    kept = {key: value.clone() for key, value in forward.state_dict().items()}
+    fresh = diagnosed(gg.WPerp(k=2), model)
+    taken = diagnosed(gg.WPerp(k=2), model, forward=forward)
+    assert taken["0"].bias != fresh["0"].bias
+    assert all(torch.equal(value, kept[key]) for key, value in forward.state_dict().items())
+
+
+def test_bias_in_single_precision_is_zero_for_white_noise():
+    report = gg.diagnose(mlp().float(), gg.ActivationPerturbation(), loss_fn, data()[0].float(), data()[1], seeded())
+    assert [site.bias for site in report.values()] == [0.0, 0.0, 0.0]
+
+
+def test_table_and_dict():
+    report = diagnosed(gg.WPerp(k=2))
+    lines = report.table().splitlines()
+    assert [line.split()[0] for line in lines] == ["site", "0", "2", "4"]
+    assert len({len(line) for line in lines}) == 1
+    assert "covariance norm" in lines[0]
+    assert lines[3].endswith("–")
+    again = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert again["0"]["overlap"] == list(report["0"].overlap)
+    assert again["4"]["rank"] is None
+    assert again["2"]["bias"] == report["2"].bias
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"draws": 1}, "draws: expected a whole number of at least 2"), ({"sites": ["nine"]}, "no module named 'nine'")],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(gg.InputError, match=message):
+        diagnosed(gg.WPerp(k=2), **options)
+
+
+def test_a_class_in_place_of_a_guess():
+    with pytest.raises(gg.InputError, match="with parentheses"):
+        diagnosed(gg.WPerp)  # type: ignore[arg-type]
+
+
+def test_a_loss_that_is_not_finite():
+    with pytest.raises(gg.NonFiniteError, match="NaN or infinite"):
+        gg.diagnose(mlp(), gg.WTranspose(), loss_fn, data()[0] * float("nan"), data()[1])
