@@ -34,8 +34,9 @@ class Backprop(Method):
             return self._with_sites(step)
         with torch.enable_grad(), step.one_pass():
             losses = step.task.losses(step.task.outputs())
+            mean = losses.mean()
         names, parameters = _trainable(step)
-        grads = torch.autograd.grad(losses.mean(), parameters, allow_unused=True)
+        grads = torch.autograd.grad(mean, parameters, allow_unused=True)
         return _estimate(losses, dict(zip(names, grads, strict=True)))
 
     def _with_sites(self, step: Step) -> Estimate:
@@ -47,8 +48,9 @@ class Backprop(Method):
 
         with torch.enable_grad(), step.one_pass(), Watch(step.layout, watch):
             losses = step.task.losses(step.task.outputs())
+            total = losses.sum()
         names, parameters = _trainable(step)
-        found = torch.autograd.grad(losses.sum(), [*outputs.values(), *parameters], allow_unused=True)
+        found = torch.autograd.grad(total, [*outputs.values(), *parameters], allow_unused=True)
         at_sites, at_parameters = found[: len(outputs)], found[len(outputs) :]
         batch = len(losses)
         grads = {n: None if g is None else g / batch for n, g in zip(names, at_parameters, strict=True)}
