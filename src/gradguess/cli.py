@@ -38,9 +38,6 @@ def main() -> None:
         notes.print("error:", style="bold red", end=" ")
         notes.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        notes.print("interrupted; the same command goes on from here")
-        sys.exit(130)
 
 
 def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -85,7 +82,7 @@ def train(config: Any, out: Out = None, json: Json = False, tensorboard: bool = 
 
     if threads:
         torch.set_num_threads(threads)
-    with _epoch_bar(config) as show, _scalars(out, tensorboard) as log:
+    with _interruptible(), _epoch_bar(config) as show, _scalars(out, tensorboard) as log:
 
         def on_epoch(row: dict[str, Any]) -> None:
             show(row)
@@ -119,7 +116,7 @@ def reproduce(
         write_json(dump, [config.as_dict() for config in plan.unique(runs)])
         emit({"configs": str(dump)}, json, [str(dump)])
         return
-    with _overall_bar() as show:
+    with _interruptible(), _overall_bar() as show:
         records, failures = run(runs, out, jobs, show)
     page = _write_report(out)
     results = {record["key"]: record["metrics"] for record in records}
@@ -177,6 +174,16 @@ def _write_report(directory: Path) -> Path:
     except ModuleNotFoundError as error:
         raise GradguessError(f"the report needs {error.name}: pip install 'gradguess[report]'") from error
     return write_report(directory)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends the command with a word about what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        notes.print("Interrupted. What is in the --out directory is kept: the same command continues from there.")
+        raise typer.Exit(130) from None
 
 
 @contextlib.contextmanager

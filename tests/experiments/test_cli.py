@@ -39,9 +39,7 @@ def test_every_field_is_an_option():
 
     from gradguess.cli import app
 
-    (callback,) = [
-        command.callback for command in app.registered_commands if command.callback.__name__ == "train"
-    ]
+    (callback,) = [command.callback for command in app.registered_commands if command.callback.__name__ == "train"]
     fields = {item.name for item in dataclasses.fields(TrainConfig)}
     assert fields < set(inspect.signature(callback).parameters)
 
@@ -92,9 +90,7 @@ def test_cost_puts_the_longest_first():
 
 
 def test_sweep_keeps_what_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    entries = [
-        {"method": "wt", "width": 8, "depth": 1, "epochs": 1, "batch": 4000, "seed": seed} for seed in (0, 1)
-    ]
+    entries = [{"method": "wt", "width": 8, "depth": 1, "epochs": 1, "batch": 4000, "seed": seed} for seed in (0, 1)]
     (tmp_path / "configs.json").write_text(json.dumps(entries[:1]))
     arguments = [str(tmp_path / "configs.json"), str(tmp_path / "out"), "--workers", "1"]
     assert sweep(arguments) == 0
@@ -109,3 +105,26 @@ def test_sweep_keeps_what_is_finished(tmp_path: Path, capsys: pytest.CaptureFixt
     assert both | first == both
     assert sweep([str(tmp_path / "absent.json"), str(tmp_path / "out")]) == 2
     assert "absent.json" in capsys.readouterr().err
+
+
+def test_diagnose_prints_a_fresh_network_and_a_checkpoint(tmp_path: Path):
+    run, plots = tmp_path / "run", tmp_path / "plots"
+    assert invoke("train", "--method", "wperp", *SMALL, "--out", str(run)).exit_code == 0
+    fresh = invoke("diagnose", "--method", "wperp", *SMALL, "--json")
+    assert json.loads(fresh.stdout.splitlines()[-1])["epoch"] == 0
+    result = invoke("diagnose", "--run", str(run), "--out", str(plots), "--json")
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert record["epoch"] == 2
+    assert {"bias", "variance", "overlap", "singular_values"} <= set(record["sites"]["0"])
+    assert {path.name for path in plots.iterdir()} >= {"overlap.png", "overlap.svg"}
+    empty = invoke("diagnose", "--run", str(tmp_path))
+    assert isinstance(empty.exception, GradguessError)
+
+
+def test_the_report_can_read_a_diagnosed_run(tmp_path: Path):
+    from gradguess.report.results import load_runs
+
+    options = ["--method", "wperp", *SMALL, "--diagnose", "1", "--out", str(tmp_path / "run")]
+    assert invoke("train", *options).exit_code == 0
+    (run,) = load_runs(tmp_path)
+    assert len(run.diagnostics) == 2

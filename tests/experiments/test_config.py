@@ -68,15 +68,11 @@ def test_plans_share_runs():
     assert {config.width for config in plan.unique(quick)} == {64, 128}
     assert {config.seed for config in plan.unique(full)} == {0, 1, 2}
     assert all(config.epochs == 300 for config in plan.unique(full))
-    wt = {
-        config for runs in quick.values() for config in runs if (config.method, config.width) == ("wt", 128)
-    }
+    wt = {config for runs in quick.values() for config in runs if (config.method, config.width) == ("wt", 128)}
     assert len(wt) == 1
     # a quick run is a run of the paper's preset too (but the stand-in for width 256), and asking for one
     # experiment alone does not make other runs of it
-    at_papers_widths = {
-        config for name in plan.EXPERIMENTS if name != "preconditioning" for config in quick[name]
-    }
+    at_papers_widths = {config for name in plan.EXPERIMENTS if name != "preconditioning" for config in quick[name]}
     assert at_papers_widths <= set(plan.unique(full))
     assert plan.plan("quick", ["choice-of-k"])["choice-of-k"] == quick["choice-of-k"]
 

@@ -195,9 +195,7 @@ def test_an_unusable_device_is_refused(small: TrainConfig):
         train(dataclasses.replace(small, device="nonsense"))
 
 
-@pytest.mark.parametrize(
-    "method", ["backprop", "weight", "activation", "wt", "wperp-bottom", "wp", "feedback-direct"]
-)
+@pytest.mark.parametrize("method", ["backprop", "weight", "activation", "wt", "wperp-bottom", "wp", "feedback-direct"])
 def test_every_method_trains(small: TrainConfig, method: str):
     record = train(dataclasses.replace(small, method=method, epochs=2))
     assert 0 < record["metrics"]["train_loss"] < 5

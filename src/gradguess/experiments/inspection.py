@@ -19,7 +19,9 @@ NUMBERS = ("bias", "variance", "covariance_norm", "cosine", "rank", "gradient_no
 CURVES = ("overlap", "singular_values")
 
 
-def inspect_sites(model: nn.Module, guess: Any, data: Dataset, config: TrainConfig) -> dict[str, dict[str, Any]]:
+def inspect_sites(
+    model: nn.Module, guess: Any, data: Dataset, config: TrainConfig, curves: tuple[str, ...] = ("overlap",)
+) -> dict[str, dict[str, Any]]:
     """`gg.diagnose` on the first batch of the training data, as values that JSON can hold.
 
     From a generator of its own, so that looking at a run does not change it.
@@ -28,12 +30,12 @@ def inspect_sites(model: nn.Module, guess: Any, data: Dataset, config: TrainConf
     loss_fn = nn.CrossEntropyLoss(reduction="none")
     x, y = data.x_train[: config.batch], data.y_train[: config.batch]
     report = gg.diagnose(model, guess, loss_fn, x, y, generator=generator)
-    return {site: _plain(entry) for site, entry in report.items()}
+    return {site: _plain(entry, NUMBERS + curves) for site, entry in report.items()}
 
 
-def _plain(entry: Any) -> dict[str, Any]:
+def _plain(entry: Any, names: tuple[str, ...]) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for name in NUMBERS + CURVES:
+    for name in names:
         value = getattr(entry, name, None)
         if isinstance(value, Tensor):
             value = value.tolist()
@@ -54,7 +56,8 @@ def inspect_run(config: TrainConfig, directory: Path | None = None) -> dict[str,
     if directory is not None:
         tensors, epoch = _weights(directory)
         model.load_state_dict(tensors)
-    return {"key": config.key, "epoch": epoch, "sites": inspect_sites(model, guess_for(config), data, config)}
+    sites = inspect_sites(model, guess_for(config), data, config, CURVES)
+    return {"key": config.key, "epoch": epoch, "sites": sites}
 
 
 def _weights(directory: Path) -> tuple[dict[str, Tensor], int]:
