@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gradguess.errors import InputError, NonFiniteError
 from gradguess.guesses import Estimate, Method
-from gradguess.isolation import untouched
+from gradguess.isolation import Snapshot, untouched
 from gradguess.noise import Noise
 from gradguess.sites import Layout, LayoutChanged, Sites, bare_layout, lay_out, layout_mode
 from gradguess.step import Cache, Options, Step
@@ -63,8 +63,9 @@ def estimate(
         generator = torch.Generator()
         generator.seed()
     layout = _layout(guess, task, sites)
+    noise = Noise(generator)
     with untouched(model) if layout.stochastic or layout.mutates else nullcontext():
-        result = guess.run(Step(task, layout, Noise(generator), options))
+        result, _ = _settle(guess, task, sites, layout, noise, lambda layout: Step(task, layout, noise, options))
     _check_finite(result, "this batch")
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     result.grads = {name: result.grads.get(name, torch.zeros_like(p)) for name, p in parameters.items()}
@@ -124,9 +125,11 @@ class ForwardGradient:
     def __call__(self, loss_fn: LossFn, inputs: Any, targets: Any) -> Tensor:
         """Estimate the gradient of the mean loss, add it to `.grad`, and return the mean loss."""
         task = Task(self.model, loss_fn, inputs, targets)
+        kept = {site: dict(entries) for site, entries in self.cache.items()}
         result = self._run(task)
         self.steps += 1
         if self.nonfinite != "ignore" and not _is_finite(result):
+            self.cache = kept  # a basis of such a step would spoil the next ones
             if self.nonfinite == "raise":
                 _check_finite(result, f"step {self.steps - 1}")
             self.skipped += 1
@@ -138,16 +141,12 @@ class ForwardGradient:
         if self.layout is None or self.layout.mode != layout_mode(self.model):
             self.layout = _layout(self.guess, task, self.sites)
         noise = Noise(self.generator)
-        try:
-            return self.guess.run(self._step(task, noise))
-        except LayoutChanged:  # other calls than before (control flow that depends on the data)
-            noise.rewind()
-            self.layout = _layout(self.guess, task, self.sites)
-            return self.guess.run(self._step(task, noise))
 
-    def _step(self, task: Task, noise: Noise) -> Step:
-        assert self.layout is not None
-        return Step(task, self.layout, noise, self.options, self.cache, self.learned, self.steps, detail=False)
+        def step(layout: Layout) -> Step:
+            return Step(task, layout, noise, self.options, self.cache, self.learned, self.steps, detail=False)
+
+        result, self.layout = _settle(self.guess, task, self.sites, self.layout, noise, step)
+        return result
 
     def _write(self, grads: Mapping[str, Tensor]) -> None:
         for name, parameter in self.model.named_parameters():
@@ -199,6 +198,41 @@ def _check_guess(guess: Any) -> None:
 
 def _layout(guess: Method, task: Task, sites: Sites) -> Layout:
     return lay_out(task, sites) if guess.uses_sites else bare_layout(task.model)
+
+
+def _settle(
+    guess: Method, task: Task, sites: Sites, layout: Layout, noise: Noise, step: Callable[[Layout], Step]
+) -> tuple[Estimate, Layout]:
+    """Run. Where the model makes other calls than when it was laid out, lay it out anew; at last on the whole batch."""
+    before = Snapshot(task.model) if layout.stochastic or layout.mutates else None
+    for whole in (False, True):
+        try:
+            return _run(guess, step(layout)), layout
+        except LayoutChanged:  # control flow that depends on the data
+            noise.rewind()
+            if before is not None:
+                before.restore_random()
+                before.restore_buffers()
+            layout = lay_out(task, sites, whole=whole)
+    try:
+        return _run(guess, step(layout)), layout
+    except LayoutChanged:
+        raise InputError(
+            "The model called other modules each time it ran on the same batch. Make its control flow depend on its "
+            "inputs and on PyTorch's random numbers alone."
+        ) from None
+
+
+def _run(guess: Method, step: Step) -> Estimate:
+    """A factorisation that failed on NaN gives an estimate that says so."""
+    try:
+        return guess.run(step)
+    except torch.linalg.LinAlgError:
+        with untouched(step.task.model), torch.no_grad():
+            losses = step.task.losses(step.task.outputs())
+        if torch.isfinite(losses).all():
+            raise
+        return Estimate(losses.mean(), {}, losses.new_zeros(0, len(losses)), losses=losses)
 
 
 def _is_finite(result: Estimate) -> bool:

@@ -272,15 +272,18 @@ class _Graph:
         return {id(node.variable): node for node in self.nodes if hasattr(node, "variable")}
 
 
-def lay_out(task: Task, sites: Sites = "auto") -> Layout:
-    """Find the sites of `task.model` from a cut graph on a few samples. Leaves no trace in the model."""
+def lay_out(task: Task, sites: Sites = "auto", *, whole: bool = False) -> Layout:
+    """Find the sites of `task.model` from a cut graph on a few samples. Leaves no trace in the model.
+
+    With `whole`, on the whole batch: for models whose calls depend on all of it.
+    """
     if not any(p.requires_grad for p in task.model.parameters()):
         raise InputError(
             "The model has no parameter that requires a gradient: there is nothing to estimate. "
             "Set requires_grad_(True) on what should be trained."
         )
     with untouched(task.model) as traces:
-        probe, sliceable, shapes = _probe(task)
+        probe, sliceable, shapes = (task, False, {}) if whole else _probe(task)
         want = _wanted(task.model, sites)
         cut = _CutPass(probe.model, want)
         losses = cut.run(probe)

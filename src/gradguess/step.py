@@ -20,7 +20,7 @@ from gradguess.isolation import Snapshot, untouched
 from gradguess.linalg import orthonormal_columns
 from gradguess.noise import Noise
 from gradguess.pullback import parameter_gradients
-from gradguess.sites import Layout, Site, Watch
+from gradguess.sites import Layout, LayoutChanged, Site, Watch
 from gradguess.tangent import carry, formula_kernels
 from gradguess.task import Task
 from gradguess.upstream import ClosedForm, CutGraph, Upstream
@@ -182,6 +182,7 @@ class Step:
             flat = flat.float()
         if not self._guessed(site):
             return Identity(flat)
+        self._check_cache(site, flat.shape[1])
         with torch.autocast(flat.device.type, enabled=False):
             view = SiteView(
                 name=site.name,
@@ -195,6 +196,13 @@ class Step:
             frame = guess.frame(view)
         self._fresh.add(site.name)
         return frame
+
+    def _check_cache(self, site: Site, d: int) -> None:
+        """A basis of another size (a longer sequence, a larger image) is of no use: find all of them again."""
+        cached = self.cache.get(site.name, {}).values()
+        if any(value.dim() == 2 and value.shape[0] != d for value in cached):
+            self.cache.clear()
+            raise LayoutChanged
 
     def _upstream(self, site: Site, flat: Tensor, gate: Tensor | None) -> Upstream:
         if site.linear is not None:

@@ -14,6 +14,7 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import ForwardModeError, InputError
@@ -35,7 +36,23 @@ def forward_mode(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.no_grad())
         stack.enter_context(formula_kernels(model))
         stack.enter_context(fwAD.dual_level())
+        if any(torch.is_autocast_enabled(device.type) for device in {p.device for p in model.parameters()}):
+            stack.enter_context(_TangentsKeepDtype())
         yield
+
+
+class _TangentsKeepDtype(TorchFunctionMode):
+    """Under autocast a norm with float32 weights returns a half-precision output with a float32 tangent: cast it."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.is_floating_point():
+            primal, tangent = fwAD.unpack_dual(out)
+            if tangent is not None and tangent.dtype != primal.dtype:
+                return fwAD.make_dual(primal, tangent.to(primal.dtype))
+        return out
 
 
 @contextmanager

@@ -116,8 +116,13 @@ class CutGraph:
             eps = [noise.normal(end.shape, end.dtype, end.device) for end in ends]
             grads = torch.autograd.grad(ends, leaves, eps, retain_graph=True)
             for site, grad in zip(sites, grads, strict=True):
-                rows[site.name].append(site.flat(grad))
+                rows[site.name].append(_at_least_float32(site.flat(grad)))
         return {name: torch.cat(parts) for name, parts in rows.items()}
+
+
+def _at_least_float32(t: Tensor) -> Tensor:
+    """Factorisations have no half precision."""
+    return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
 
 
 class GraphProducts(Upstream):
@@ -148,7 +153,7 @@ class GraphProducts(Upstream):
 
     def vjp(self, eps: Tensor) -> Tensor:
         if eps.dim() == 2:
-            return self._pull(eps.to(self.leaf.dtype))
+            return _at_least_float32(self._pull(eps.to(self.leaf.dtype)))
         return torch.stack([self.vjp(part) for part in eps])
 
     def jvp(self, v: Tensor) -> Tensor:
@@ -162,7 +167,7 @@ class GraphProducts(Upstream):
                 self._linear = eps, self._pull(eps, create_graph=True)
         eps, pulled = self._linear
         (out,) = torch.autograd.grad(pulled, eps, v.to(pulled.dtype), retain_graph=True)
-        return out
+        return _at_least_float32(out)
 
     def matrix(self) -> Tensor:
         rows = torch.eye(self.m, dtype=self.leaf.dtype, device=self.leaf.device)
