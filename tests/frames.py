@@ -38,3 +38,8 @@ def matrix(frame: Frame) -> Tensor:
     """`A` of every sample: (batch, d, latent)."""
     eye = torch.eye(frame.latent, dtype=frame.dtype)[:, None].expand(frame.latent, frame.batch, frame.latent)
     return frame.apply(eye).permute(1, 2, 0)
+
+
+def slots_of(case: Case, sites="auto") -> dict[str, int]:
+    """Site name -> which of the tensors that its module returns."""
+    return {site.name: site.slot for site in lay_out(Task(case.model, *case.args), sites).sites}

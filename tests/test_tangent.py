@@ -5,13 +5,8 @@ import torch
 
 import gradguess as gg
 from asserts import assert_jvp_matches_autograd
-from gradguess.sites import lay_out
-from gradguess.task import Task
+from frames import slots_of
 from models import GUESSES, SITE_GUESSES, ZOO, generator, make
-
-
-def slots_of(case) -> dict[str, int]:
-    return {site.name: site.slot for site in lay_out(Task(case.model, *case.args)).sites}
 
 
 @pytest.mark.parametrize("guess", GUESSES)

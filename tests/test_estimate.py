@@ -1,0 +1,367 @@
+"""`gg.estimate`: what it returns, that tangents are spread well, and that it leaves no trace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradguess as gg
+from asserts import assert_close, assert_jvp_matches_autograd, assert_same, assert_unbiased
+from frames import covariance, frames_of, slots_of
+from models import BATCH, GUESSES, SITE_GUESSES, ZOO, Case, generator, make
+from references import gradients, parameter_sample_gradients, sample_gradients
+
+PROJECTORS = {
+    "svd": gg.WPerp(k=3, solver="svd"),
+    "subspace": gg.WPerp(k=3, solver="subspace"),
+    "shared": gg.WPerp(k=3),
+    "bottom": gg.WPerp(k=3, solver="svd", end="bottom"),
+}
+
+
+# --- what it returns -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guess", [*GUESSES, "backprop"])
+@pytest.mark.parametrize("name", ["relu-bias", "branching", "frozen", "keywords"])
+def test_fields(name, guess):
+    case = make(name)
+    method = GUESSES.get(guess, gg.Backprop())
+    est = gg.estimate(case.model, method, *case.args, tangents=2, generator=generator())
+    torch.testing.assert_close(est.loss, case.losses().mean().detach(), rtol=0, atol=1e-12)
+    assert est.loss.dim() == 0
+    trainable = {n: p for n, p in case.model.named_parameters() if p.requires_grad}
+    assert est.grads.keys() == trainable.keys()
+    for n, p in trainable.items():
+        assert est.grads[n].shape == p.shape
+        assert est.grads[n].dtype == p.dtype
+        assert not est.grads[n].requires_grad
+    if guess == "backprop":
+        return
+    assert est.jvp.shape == (2, BATCH)
+    for y in est.directions.values():
+        assert len(y) == 2
+    for site, g in est.site_grads.items():
+        assert est.directions[site].shape == (2, *g.shape)
+        assert len(g) == BATCH
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_backprop_is_backpropagation(name):
+    case = make(name)
+    est = gg.estimate(case.model, gg.Backprop(), *case.args)
+    assert_close(est.grads, gradients(case), atol=1e-12)
+
+
+def test_backprop_gives_each_samples_own_gradient_at_the_sites():
+    case = make("relu-bias")
+    est = gg.estimate(case.model, gg.Backprop(), *case.args)
+    g = sample_gradients(case, est.site_grads)
+    for site, found in est.site_grads.items():
+        own = torch.stack([g[site][b, b] for b in range(BATCH)])
+        torch.testing.assert_close(found, own, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("tangents", [1, 3])
+def test_estimates_are_averages_of_derivative_times_direction(tangents, isolate):
+    case = make("relu-bias")
+    est = gg.estimate(
+        case.model, gg.WTranspose(), *case.args, tangents=tangents, isolate=isolate, generator=generator()
+    )
+    for i, (site, y) in enumerate(est.directions.items()):
+        c = est.jvp[i::3] if isolate else est.jvp
+        expected = torch.stack([c[t][:, None] * y[t] for t in range(tangents)]).mean(0)
+        torch.testing.assert_close(est.site_grads[site], expected, rtol=0, atol=1e-13)
+    outer = torch.einsum("bo,bi->oi", est.site_grads["0"], case.inputs) / BATCH
+    torch.testing.assert_close(est.grads["0.weight"], outer, rtol=0, atol=1e-13)
+    torch.testing.assert_close(est.grads["4.bias"], est.site_grads["4"].mean(0), rtol=0, atol=1e-13)
+
+
+def test_weight_perturbation_averages_over_batch_and_tangents():
+    case = make("gru")
+    est = gg.estimate(case.model, gg.WeightPerturbation(), *case.args, tangents=3, generator=generator())
+    for name, y in est.directions.items():
+        expected = torch.stack([c.mean() * part for c, part in zip(est.jvp, y, strict=True)]).mean(0)
+        torch.testing.assert_close(est.grads[name], expected, rtol=0, atol=1e-13)
+
+
+def test_the_padding_row_is_left_alone():
+    case = make("transformer")
+    case.inputs[:, 0] = 0
+    for guess in (gg.WeightPerturbation(), gg.ActivationPerturbation(), gg.WPerp(k=3)):
+        est = gg.estimate(case.model, guess, *case.args, generator=generator())
+        assert torch.equal(est.grads["embed.weight"][0], torch.zeros(8, dtype=torch.float64))
+        assert est.grads["embed.weight"].abs().max() > 0
+
+
+def test_shared_outputs_use_the_whole_batchs_derivative():
+    """Position embeddings: one direction for the batch, weighted by the sum of all samples' derivatives."""
+    case = make("transformer")
+    est = gg.estimate(case.model, gg.ActivationPerturbation(), *case.args, tangents=2, generator=generator())
+    y = est.directions["positions"]
+    assert y.shape == (2, 6, 8)
+    expected = (est.jvp.sum(1)[:, None, None] * y).mean(0) / BATCH
+    torch.testing.assert_close(est.grads["positions.weight"], expected, rtol=0, atol=1e-13)
+
+
+def test_sum_over_the_batch_is_right_where_samples_mix():
+    """Batch norm: with coupling='batch' the estimate is unbiased; per sample it is not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2, bias=False), nn.BatchNorm1d(2), nn.Linear(2, 2)).double()
+    case = Case(model, torch.randn(3, 3).double(), torch.tensor([0, 1, 1]))
+    true = gradients(case)["0.weight"]
+    est = gg.estimate(
+        model, gg.ActivationPerturbation(), *case.args, tangents=1000, coupling="batch", generator=generator()
+    )
+
+    def samples(c: Tensor) -> Tensor:
+        return torch.einsum("tb,tbo,bi->toi", c, est.directions["0"], case.inputs) / 3
+
+    whole = samples(est.jvp.sum(1, keepdim=True).expand_as(est.jvp))
+    torch.testing.assert_close(est.grads["0.weight"], whole.mean(0), rtol=0, atol=1e-12)
+    assert_unbiased(whole, true)
+    g = sample_gradients(case, ["0"])["0"]  # what one sample's loss owes to another's output is lost per sample
+    own = torch.einsum("bbo,bi->oi", g, case.inputs) / 3
+    assert_unbiased(samples(est.jvp), own)
+    assert (own - true).abs().max() > 0.1 * true.abs().max()
+
+
+# --- several tangents ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guess", PROJECTORS)
+def test_tangents_are_orthonormal_in_the_subspace(guess):
+    """Scaled by √k; more than k come in blocks of k."""
+    case = make("tanh-bias")
+    est = gg.estimate(case.model, PROJECTORS[guess], *case.args, tangents=5, generator=generator())
+    for site in ("0", "2"):
+        y = est.directions[site].transpose(0, 1)  # (batch, tangents, d)
+        for block in (y[:, :3], y[:, 3:]):
+            gram = block @ block.mT
+            expected = 3 * torch.eye(block.shape[1], dtype=y.dtype).expand_as(gram)
+            torch.testing.assert_close(gram, expected, rtol=0, atol=1e-9)
+        assert (y[:, :3] @ y[:, 3:].mT).abs().max() > 0.1  # the blocks are independent of each other
+
+
+@pytest.mark.parametrize("guess", PROJECTORS)
+@pytest.mark.parametrize("name", ["relu-bias", "gelu-no-bias", "residual", "branching", "lstm"])
+def test_k_tangents_per_site_give_the_projected_gradient(name, guess):
+    """As many tangents as dimensions, one site at a time: nothing is left to chance."""
+    case = make(name)
+    est = gg.estimate(case.model, PROJECTORS[guess], *case.args, tangents=3, isolate=True, generator=generator())
+    frames = frames_of(case, PROJECTORS[guess])
+    slots = {"rnn": 0, "rnn[1]": 1, "head": 0} if name == "lstm" else {}
+    g = sample_gradients(case, est.directions, slots)
+    checked = 0
+    for site, frame in frames.items():
+        if not frame.orthonormal:
+            continue
+        batch_dim = est.site_grads[site].shape.index(BATCH)
+        own = torch.stack([g[site][b].select(batch_dim, b) for b in range(BATCH)]).flatten(1)
+        P = covariance(frame, own.shape[1])
+        found = est.site_grads[site].movedim(batch_dim, 0).flatten(1)
+        torch.testing.assert_close(found, torch.einsum("bij,bj->bi", P, own), rtol=0, atol=1e-8)
+        checked += 1
+    assert checked > 0
+
+
+def test_orthonormal_tangents_are_never_worse():
+    """Mean squared error of the projected gradient: three spread tangents against three independent ones."""
+    case = make("tanh-bias")
+    case = Case(case.model, case.inputs[:1].repeat(2000, 1), case.targets[:1].repeat(2000))
+    guess = gg.WPerp(k=3, solver="svd")
+    P = covariance(frames_of(Case(case.model, case.inputs[:1], case.targets[:1]), guess)["0"], 8)[0]
+    g = sample_gradients(Case(case.model, case.inputs[:1], case.targets[:1]), ["0"])["0"][0, 0]
+    spread = gg.estimate(case.model, guess, *case.args, tangents=2, isolate=True, generator=generator())
+    single = [
+        gg.estimate(case.model, guess, *case.args, isolate=True, generator=generator(seed)).site_grads["0"]
+        for seed in (1, 2)
+    ]
+    error = (spread.site_grads["0"] - P @ g).square().sum(1).mean()
+    assert error < 0.8 * (torch.stack(single).mean(0) - P @ g).square().sum(1).mean()
+
+
+# --- purity --------------------------------------------------------------------------------------------------
+
+
+def photograph(model: nn.Module) -> dict[str, object]:
+    """All of a model and of PyTorch's global state that an estimate might touch."""
+    return {
+        "state": {n: t.clone() for n, t in model.state_dict().items()},
+        "identity": [id(t) for t in (*model.parameters(), *model.buffers())],
+        "versions": [p._version for p in model.parameters()],
+        "grads": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "flags": [p.requires_grad for p in model.parameters()],
+        "training": [m.training for m in model.modules()],
+        "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()],
+        "attributes": [sorted(vars(m)) for m in model.modules()],
+        "random": torch.get_rng_state(),
+        "switches": (
+            torch.is_grad_enabled(),
+            torch.backends.mha.get_fastpath_enabled(),
+            torch._C._get_mkldnn_enabled(),
+            torch.backends.cudnn.enabled,
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+        ),
+    }
+
+
+def assert_same_photograph(a, b):
+    assert a.keys() == b.keys()
+    for key in a:
+        if key == "state":
+            assert_same(a[key], b[key])
+        elif key == "random":
+            assert torch.equal(a[key], b[key])
+        elif key == "grads":
+            assert all((x is None and y is None) or torch.equal(x, y) for x, y in zip(a[key], b[key], strict=True))
+        else:
+            assert a[key] == b[key], key
+
+
+@pytest.mark.parametrize("guess", [*GUESSES, "backprop"])
+@pytest.mark.parametrize("name", ["relu-bias", "transformer", "lstm", "dropout", "batch-norm", "frozen", "bare"])
+def test_estimate_writes_nothing(name, guess):
+    case = make(name)
+    for p in case.model.parameters():
+        p.grad = torch.randn_like(p)
+    case.model.register_forward_hook(lambda *_: None)  # the user's own
+    before = photograph(case.model)
+    inputs = case.inputs.clone()
+    gg.estimate(case.model, GUESSES.get(guess, gg.Backprop()), *case.args, tangents=2, generator=generator())
+    assert_same_photograph(before, photograph(case.model))
+    assert torch.equal(inputs, case.inputs)
+
+
+def test_buffers_that_are_replaced_are_put_back():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 4)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            return self.fc(x)
+
+    case = Case(Counter(), torch.randn(BATCH, 6), torch.randint(4, (BATCH,)))
+    for guess in (gg.ActivationPerturbation(), gg.WeightPerturbation()):
+        gg.estimate(case.model, guess, *case.args)
+        assert case.model.calls == 0
+
+
+@pytest.mark.parametrize("name", ["relu-bias", "dropout", "batch-norm", "transformer"])
+@pytest.mark.parametrize("guess", GUESSES)
+def test_the_generator_alone_decides(name, guess):
+    case = make(name)
+    state = torch.get_rng_state()
+    first = gg.estimate(case.model, GUESSES[guess], *case.args, generator=generator(3))
+    second = gg.estimate(case.model, GUESSES[guess], *case.args, generator=generator(3))
+    other = gg.estimate(case.model, GUESSES[guess], *case.args, generator=generator(4))
+    assert_same(first.directions, second.directions)
+    assert_same(first.grads, second.grads)
+    assert any(not torch.equal(first.grads[n], other.grads[n]) for n in first.grads)
+    if name != "dropout":
+        torch.manual_seed(99)
+        assert_same(gg.estimate(case.model, GUESSES[guess], *case.args, generator=generator(3)).grads, first.grads)
+    torch.set_rng_state(state)
+
+
+def test_without_a_generator_every_call_differs():
+    case = make("relu-bias")
+    a, b = (gg.estimate(case.model, gg.ActivationPerturbation(), *case.args) for _ in range(2))
+    assert not torch.equal(a.jvp, b.jvp)
+
+
+def test_dropout_masks_are_those_of_a_plain_pass():
+    """The estimate is of the very loss that loss_fn(model(x)) would have given."""
+    case = make("dropout")
+    for guess in SITE_GUESSES.values():
+        torch.manual_seed(7)
+        est = gg.estimate(case.model, guess, *case.args, tangents=2, generator=generator())
+        torch.testing.assert_close(est.loss, case.losses().mean().detach(), rtol=0, atol=1e-12)
+
+
+# --- dtypes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("name", ["relu-bias", "cnn", "residual", "branching"])
+def test_low_precision(name, guess, dtype):
+    """Dtypes are kept, and the derivative is reverse mode's as far as the dtype goes."""
+    case = make(name, dtype=dtype)
+    est = gg.estimate(case.model, GUESSES[guess], *case.args, generator=generator())
+    for tensor in (*est.grads.values(), *est.directions.values(), *est.site_grads.values()):
+        assert tensor.dtype == dtype
+        assert tensor.isfinite().all()
+    g = parameter_sample_gradients(case) if guess == "weight" else sample_gradients(case, est.directions)
+    expected, scale = torch.zeros(BATCH).double(), torch.zeros(BATCH).double()
+    for n, y in est.directions.items():
+        v, rows = y[0].flatten().double(), g[n].flatten(1).double()
+        expected += rows @ v
+        scale += rows.norm(dim=1) * v.norm()
+    tolerance = 64 * torch.finfo(dtype).eps * scale.max()
+    assert ((est.jvp[0].double() - expected).abs() <= tolerance).all()
+
+
+@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("name", ["relu-bias", "residual", "batch-norm", "gru"])
+def test_autocast(name, guess):
+    """Under autocast: the same sites and parameters, float32 gradients near those of full precision."""
+    if (name, guess) == ("gru", "weight"):
+        pytest.skip("covered by the site guesses")
+    case = make(name, dtype=torch.float32)
+    plain = gg.estimate(case.model, GUESSES[guess], *case.args, generator=generator())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        est = gg.estimate(case.model, GUESSES[guess], *case.args, generator=generator())
+    assert est.directions.keys() == plain.directions.keys()
+    for n, p in case.model.named_parameters():
+        assert est.grads[n].dtype == p.dtype
+        assert est.grads[n].isfinite().all()
+    torch.testing.assert_close(est.loss.float(), plain.loss, rtol=0.05, atol=0.02)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_jvp_matches_autograd(case, est, slots_of(case), tolerance=0.05)
+
+
+def test_autocast_pulls_back_the_estimate_it_made():
+    case = make("relu-bias", dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        est = gg.estimate(case.model, gg.WPerp(k=3), *case.args, generator=generator())
+    outer = torch.einsum("bo,bi->oi", est.site_grads["0"].float(), case.inputs) / BATCH
+    torch.testing.assert_close(est.grads["0.weight"], outer, rtol=0.02, atol=1e-3)
+    assert est.grads["2.weight"].abs().max() > 0
+
+
+# --- data-dependent calls ------------------------------------------------------------------------------------
+
+
+class UntilSmall(nn.Module):
+    """Repeats a layer until the largest sample of the batch is small: a few samples need fewer calls than all."""
+
+    def __init__(self):
+        super().__init__()
+        self.again, self.last = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        while x.detach().abs().max() > 1:
+            x = 0.5 * torch.tanh(self.again(x)) + 0.45 * x
+        return self.last(x)
+
+
+def test_calls_that_depend_on_the_whole_batch():
+    torch.manual_seed(0)
+    x = torch.randn(BATCH, 6).double()
+    x[-1] *= 1000
+    case = Case(UntilSmall().double(), x, torch.randint(4, (BATCH,)))
+    est = gg.estimate(case.model, gg.WTranspose(), *case.args, generator=generator())
+    assert len(est.directions) > 4
+    assert_jvp_matches_autograd(case, est, dict.fromkeys(est.directions, 0))
+    again = Case(case.model, x * 10, case.targets)
+    forward = gg.ForwardGradient(case.model, gg.WTranspose())
+    for one in (case, again, case):
+        forward(*one.args)
+    assert case.model.again.weight.grad.abs().max() > 0
