@@ -93,6 +93,12 @@ def test_times_are_compared_on_one_device_only():
     ns = record("wperp-ns", step_ms=2.0)
     assert check(runs(ns, record(solver="svd", device="cuda", step_ms=9.0))).verdict == "not run"
     assert check(runs(ns, record(solver="svd", step_ms=9.0))).verdict == "holds"
+    both = [
+        ns,
+        record("wperp-ns", device="cuda", key="c", step_ms=9.5),
+        record(solver="svd", device="cuda", step_ms=9.0),
+    ]
+    assert check(runs(*both)).verdict == "differs"
 
 
 def test_every_takes_the_weakest():
