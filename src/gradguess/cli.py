@@ -116,6 +116,8 @@ def reproduce(
         write_json(dump, [config.as_dict() for config in plan.unique(runs)])
         emit({"configs": str(dump)}, json, [str(dump)])
         return
+    if preset == "quick" and not only:
+        notes.print("quick leaves out W⊥-NS and W⊥ with k = rank (an hour each): --only NAME or --preset paper.")
     with _interruptible(), _overall_bar() as show:
         records, failures = run(runs, out, jobs, show)
     page = _write_report(out)

@@ -74,7 +74,16 @@ def test_plans_share_runs():
     # experiment alone does not make other runs of it
     at_papers_widths = {config for name in plan.EXPERIMENTS if name != "preconditioning" for config in quick[name]}
     assert at_papers_widths <= set(plan.unique(full))
-    assert plan.plan("quick", ["choice-of-k"])["choice-of-k"] == quick["choice-of-k"]
+    alone = plan.plan("quick", ["choice-of-k"])["choice-of-k"]
+    assert [config for config in alone if config in quick["choice-of-k"]] == quick["choice-of-k"]
+
+
+def test_quick_leaves_out_what_takes_an_hour_unless_asked_for():
+    assert not any(plan.is_heavy(config) for config in plan.unique(plan.plan("quick")))
+    asked = plan.unique(plan.plan("quick", ["newton-schulz"]))
+    assert "wperp-ns" in {config.method for config in asked}
+    full = {(config.method, config.k) for config in plan.unique(plan.plan("paper"))}
+    assert {("wperp-ns", 10), ("wperp", "rank")} <= full
 
 
 def test_plans_take_another_solver_and_seeds():

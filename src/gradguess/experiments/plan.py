@@ -21,6 +21,7 @@ class Preset:
 
     widths: tuple[int, ...]
     seeds: int
+    heavy: bool  # also the runs that take an hour on a CPU
 
     def near(self, *wanted: int) -> tuple[int, ...]:
         """The wanted widths that this preset has; if none, its largest stands in."""
@@ -28,8 +29,8 @@ class Preset:
 
 
 PRESETS = {
-    "quick": Preset(widths=(64, 128), seeds=1),
-    "paper": Preset(widths=(64, 128, 256, 512), seeds=3),
+    "quick": Preset(widths=(64, 128), seeds=1, heavy=False),
+    "paper": Preset(widths=(64, 128, 256, 512), seeds=3, heavy=True),
 }
 
 
@@ -95,8 +96,8 @@ def plan(
 ) -> dict[str, Runs]:
     """The runs of each experiment; a run that two experiments share is the same record in both."""
     chosen = lookup(PRESETS, preset, "preset")
-    names = list(only) or list(EXPERIMENTS)
-    for name in names:
+    asked = list(only)
+    for name in asked:
         lookup(EXPERIMENTS, name, "experiment")
     count = chosen.seeds if seeds is None else seeds
     if count < 1:
@@ -107,11 +108,12 @@ def plan(
             dataclasses.replace(config, seed=seed, **overrides)  # type: ignore[arg-type]
             for seed in range(count)
             for config in build(chosen)
+            if chosen.heavy or name in asked or not is_heavy(config)
         ]
         for name, build in EXPERIMENTS.items()
     }
     shared = _shared(runs)  # over all experiments: asking for one alone must not make its runs other runs
-    return {name: shared[name] for name in names}
+    return {name: shared[name] for name in asked or EXPERIMENTS}
 
 
 def _shared(runs: dict[str, Runs]) -> dict[str, Runs]:
@@ -129,6 +131,15 @@ def _shared(runs: dict[str, Runs]) -> dict[str, Runs]:
     }
 
 
+def is_heavy(config: TrainConfig) -> bool:
+    """Runs that decompose a matrix of full size per sample and step: seconds per step where others take ms.
+
+    A quick preset leaves them out unless their experiment is asked for by name.
+    """
+    exact = config.method in ("wperp", "wperp-bottom") and (config.solver == "svd" or config.k == "rank")
+    return config.method == "wperp-ns" or exact
+
+
 def unique(runs: dict[str, Runs]) -> Runs:
     """Every run once, expensive ones first so that no process is left alone with the longest at the end."""
     configs = {config.key: config for configs in runs.values() for config in configs}
@@ -142,8 +153,6 @@ def cost(config: TrainConfig) -> float:
 
 
 def _factor(config: TrainConfig) -> float:
-    if config.method == "wperp-ns":
-        return 10.0
-    if config.method in ("wperp", "wperp-bottom"):
-        return 30.0 if config.solver == "svd" else 10.0 if config.k == "rank" else 1.0
+    if is_heavy(config):
+        return 300.0 if config.method == "wperp-ns" else 130.0
     return 4.0 if config.method == "wp" else 1.0
