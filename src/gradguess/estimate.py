@@ -34,6 +34,7 @@ def estimate(
     *,
     isolate: bool = False,
     coupling: Literal["sample", "batch"] = "sample",
+    balance: bool = False,
 ) -> Estimate:
     """Estimate the gradient of the mean loss of one batch. Writes nothing, holds no state.
 
@@ -58,7 +59,7 @@ def estimate(
     """
     _check_guess(guess)
     task = Task(model, loss_fn, inputs, targets)
-    options = Options(tangents=tangents, isolate=isolate, coupling=coupling)
+    options = Options(tangents=tangents, isolate=isolate, coupling=coupling, balance=balance)
     if generator is None:
         generator = torch.Generator()
         generator.seed()
@@ -105,6 +106,7 @@ class ForwardGradient:
         *,
         isolate: bool = False,
         coupling: Literal["sample", "batch"] = "sample",
+        balance: bool = False,
         nonfinite: Literal["raise", "skip", "ignore"] = "raise",
     ) -> None:
         _check_guess(guess)
@@ -113,7 +115,7 @@ class ForwardGradient:
         if next(model.parameters(), None) is None:
             raise InputError("The model has no parameters: there is nothing to train.")
         self.model, self.guess, self.sites = model, guess, sites
-        self.options = Options(tangents=tangents, isolate=isolate, memory=memory, coupling=coupling)
+        self.options = Options(tangents=tangents, isolate=isolate, memory=memory, coupling=coupling, balance=balance)
         self.nonfinite = nonfinite
         self.generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
         self.cache: Cache = {}
@@ -149,12 +151,14 @@ class ForwardGradient:
         return result
 
     def _write(self, grads: Mapping[str, Tensor]) -> None:
+        taken: set[int] = set()  # two parameters may have got one tensor: x + (a + b)
         for name, parameter in self.model.named_parameters():
             grad = grads.get(name)
             if grad is None:
                 continue
             if parameter.grad is None:
-                parameter.grad = grad.detach()
+                parameter.grad = grad.detach().clone() if grad.data_ptr() in taken else grad.detach()
+                taken.add(grad.data_ptr())
             else:
                 parameter.grad += grad
 
@@ -174,9 +178,7 @@ class ForwardGradient:
         """Take over what `state_dict` gave."""
         missing = {"generator", "steps", "skipped"} - set(state)
         if missing:
-            raise InputError(
-                f"state: expected the keys of ForwardGradient.state_dict(), missing {sorted(missing)}."
-            )
+            raise InputError(f"state: expected the keys of ForwardGradient.state_dict(), missing {sorted(missing)}.")
         stores: dict[str, Cache] = {"cache": {}, "learned": {}}
         for key, value in state.items():
             kind, _, rest = key.partition("/")
@@ -191,9 +193,7 @@ class ForwardGradient:
 def _check_guess(guess: Any) -> None:
     if not isinstance(guess, Method):
         hint = " Write WPerp(), with parentheses." if isinstance(guess, type) else ""
-        raise InputError(
-            f"guess: expected one of gradguess's methods, gg.WPerp() for instance, found {guess!r}.{hint}"
-        )
+        raise InputError(f"guess: expected one of gradguess's methods, gg.WPerp() for instance, found {guess!r}.{hint}")
 
 
 def _layout(guess: Method, task: Task, sites: Sites) -> Layout:

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradguess.errors import InputError
 from gradguess.guesses._base import Estimate, Guess, Method, check_count
+from gradguess.guesses.backprop import Backprop
 from gradguess.isolation import Snapshot
 from gradguess.sites import Site, Watch
 from gradguess.step import Measurement, Record, Records, Step
@@ -53,8 +54,11 @@ class Feedback(Method):
         fraction: part of the batch that carries tangents.
         sweeps: how often the chain rule is applied to the predictions ("chained"). Each sweep is a step towards
             backpropagation; with as many sweeps as there are sites in a row it *is* backpropagation.
-        learn: what teaches: the tangent of the "outputs" (one number per output and sample), that of the "loss" (one
-            number per sample), or "never" (the predictor stays as it is).
+        learn: what teaches: the tangent of the "outputs" (one number per output and sample), the same "weighted" by the
+            samples' errors, the tangent of the "loss" (one number per sample), the "truth" (backpropagated gradients,
+            to know the ceiling of the form), or "never".
+        bootstrap: rate at which the predictor is also drawn to the chained estimate itself ("chained").
+        start: "zero", or "random" matrices; random ones that never learn are direct feedback alignment.
 
     >>> import torch, gradguess as gg
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
@@ -71,7 +75,9 @@ class Feedback(Method):
     every: int = 1
     fraction: float = 1.0
     sweeps: int = 1
-    learn: Literal["outputs", "loss", "never"] = "outputs"
+    learn: Literal["outputs", "weighted", "loss", "truth", "never"] = "outputs"
+    bootstrap: float = 0.0
+    start: Literal["zero", "random"] = "zero"
 
     def __post_init__(self) -> None:
         if not isinstance(self.guess, Guess):
@@ -81,8 +87,14 @@ class Feedback(Method):
             )
         if self.form not in ("direct", "chained", "corrected"):
             raise InputError(f"Feedback(form): expected 'direct', 'chained' or 'corrected', found {self.form!r}.")
-        if self.learn not in ("outputs", "loss", "never"):
-            raise InputError(f"Feedback(learn): expected 'outputs', 'loss' or 'never', found {self.learn!r}.")
+        if self.learn not in ("outputs", "weighted", "loss", "truth", "never"):
+            raise InputError(
+                f"Feedback(learn): expected 'outputs', 'weighted', 'loss', 'truth' or 'never', found {self.learn!r}."
+            )
+        if self.start not in ("zero", "random"):
+            raise InputError(f"Feedback(start): expected 'zero' or 'random', found {self.start!r}.")
+        if not 0 <= self.bootstrap <= 1:
+            raise InputError(f"Feedback(bootstrap): expected 0 <= bootstrap <= 1, found {self.bootstrap!r}.")
         if not 0 <= self.rate < 2:
             raise InputError(f"Feedback(rate): expected 0 <= rate < 2 (from 2 on it diverges), found {self.rate!r}.")
         if not 0 < self.fraction <= 1:
@@ -91,11 +103,17 @@ class Feedback(Method):
         check_count("Feedback(sweeps)", self.sweeps)
 
     def run(self, step: Step) -> Estimate:
-        teach = self.learn != "never" and step.count % self.every == 0
+        teach = self.learn not in ("never", "truth") and step.count % self.every == 0
         seen = self._measure(step) if teach and self.fraction == 1 else None
         forward = _Forward(step, seen, graph=self._needs_graph(step))
         error = OutputError(step.task, forward.outputs)
         correction: Values = {}
+        if self.start == "random":
+            _start_random(step, forward, error)
+        if self.learn == "truth":
+            truth = Backprop().run(replace(step, detail=True)).site_grads
+            for site in filter(predicted, step.layout.sites):
+                regress(step, forward, error, site, site.flat(truth[site.name]), self.rate)
         if seen is not None:
             correction = self._teach(step, forward, seen, error)
         elif teach:
@@ -106,7 +124,7 @@ class Feedback(Method):
         return forward.finish(g, seen)
 
     def _measure(self, step: Step) -> Measurement:
-        return step.measure(self.guess, keep_outputs=True, only=predicted)
+        return step.measure(self.guess, keep_outputs=True, only=predicted, balance=True)
 
     def _needs_graph(self, step: Step) -> bool:
         """Must the chain rule go through a cut graph? Not where every piece that is used has a closed form."""
@@ -130,6 +148,9 @@ class Feedback(Method):
         if self.form == "chained":
             for _ in range(self.sweeps):
                 g = forward.chain(g, error)
+            if self.bootstrap:
+                for site in filter(predicted, step.layout.sites):
+                    regress(step, forward, error, site, g[site.name], self.bootstrap)
         else:
             g.update(forward.exact_tops(error))
         return g
@@ -184,6 +205,30 @@ def predict(step: Step, forward: _Forward, error: OutputError) -> Values:
     return h
 
 
+def regress(step: Step, forward: _Forward, error: OutputError, site: Site, g: Tensor, rate: float) -> None:
+    """Draw `B` towards the least-squares fit of the gradients `g` by `D B e` on this batch."""
+    e = error.flat
+    B = matrix(step, site, g.shape[1], e)
+    gate = forward.gate(site)
+    h = e @ B.t()
+    wrong = g - (h if gate is None else h * gate)
+    moment = e.t() @ e
+    ridge = 1e-3 * moment.diagonal().mean() + torch.finfo(e.dtype).tiny
+    moment = moment + ridge * torch.eye(len(moment), dtype=e.dtype, device=e.device)
+    if gate is not None:
+        wrong = wrong * gate / gate.square().mean(0).clamp_min(0.1)  # a unit that is mostly off sees fewer samples
+    B += rate * torch.linalg.solve_ex(moment, e.t() @ wrong)[0].t()
+
+
+def _start_random(step: Step, forward: _Forward, error: OutputError) -> None:
+    """Random matrices of the scale of a layer, once."""
+    for site in filter(predicted, step.layout.sites):
+        if "B" not in step.learned.get(site.name, {}):
+            d, e = forward.size(site), error.flat
+            B = step.noise.normal((d, e.shape[1]), e.dtype, e.device) / d**0.5
+            step.learned[site.name] = {"B": B}
+
+
 class Lesson:
     """One measurement, seen as a regression of the outputs' tangents `u` on the gated directions `φ_i = D_i y_i`."""
 
@@ -211,8 +256,12 @@ class Lesson:
         u = flatten_outputs(self.seen.output_tangents[p])
         for site in self._in_pass(p):
             phi = self._phi(site, self.seen.passes[p][0])
-            u = u - phi @ matrix(self.step, site, phi.shape[1], self.error.flat)
+            u = u - self._scale(site, p) * (phi @ matrix(self.step, site, phi.shape[1], self.error.flat))
         return u
+
+    def _scale(self, site: Site, p: int) -> Tensor:
+        """σ of the direction that a pass carried."""
+        return self.seen.scales[site.name][self.seen.passes[p][0]]
 
     def correction(self, name: str) -> Tensor:
         """`r y` averaged over tangents, with `r = c - Σ_i <y_i, h_i>` of each sample."""
@@ -220,7 +269,8 @@ class Lesson:
         passes = [p for p in range(len(self.seen.passes)) if site in self._in_pass(p)]
         e = self.error.flat
         total = [
-            (self.residuals[p] * e).sum(1, keepdim=True) * self._y(site, self.seen.passes[p][0]) for p in passes
+            (self.residuals[p] * e).sum(1, keepdim=True) / self._scale(site, p) * self._y(site, self.seen.passes[p][0])
+            for p in passes
         ]
         return torch.stack(total).mean(0) if len(total) > 1 else total[0]
 
@@ -239,7 +289,11 @@ class Lesson:
             phis = [self._phi(site, self.seen.passes[p][0]) for site in sites]
             samples: Tensor | float = float(len(e))
             weights = 1 / samples
-            if from_ == "loss":
+            if from_ == "weighted":
+                residual = residual * power[:, None]
+                samples = total.square() / power.square().sum().clamp_min(torch.finfo(e.dtype).tiny)
+                weights = 1 / total
+            elif from_ == "loss":
                 residual = (residual * e).sum(1, keepdim=True) * e
                 samples = total.square() / power.square().sum().clamp_min(torch.finfo(e.dtype).tiny)
                 weights = 1 / total
@@ -249,7 +303,7 @@ class Lesson:
             mu = rate / (largest + trace / (samples * n)).clamp_min(torch.finfo(e.dtype).tiny) / n
             for site, phi in zip(sites, phis, strict=True):
                 B = matrix(self.step, site, phi.shape[1], e)
-                B += (mu * weights) * (phi.t() @ residual)
+                B += (mu * weights / self._scale(site, p)) * (phi.t() @ residual)
 
     def _largest(self, site: Site, phi: Tensor) -> Tensor:
         """Largest eigenvalue of `φᵀφ / b`, by power iteration that goes on from step to step."""
@@ -260,7 +314,10 @@ class Lesson:
         for _ in range(2):
             v = v / torch.linalg.vector_norm(v).clamp_min(torch.finfo(phi.dtype).tiny)
             v = phi.t() @ (phi @ v) / len(phi)
-        learned["v"] = v
+        if learned.get("v") is None or learned["v"].shape != v.shape:
+            learned["v"] = v
+        else:
+            learned["v"].copy_(v)
         return torch.linalg.vector_norm(v)
 
 

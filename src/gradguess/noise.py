@@ -15,14 +15,14 @@ class Noise:
     sample depend on its place in the whole batch and not on how the batch is split.
     """
 
-    def __init__(
-        self, generator: torch.Generator, rows: slice | None = None, total: int | None = None
-    ) -> None:
+    def __init__(self, generator: torch.Generator, rows: slice | None = None, total: int | None = None) -> None:
         self.generator = generator
         self.rows, self.total = rows, total
-        self._start = generator.get_state()
+        capturing = generator.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        self._start = None if capturing else generator.get_state()
 
     def rewind(self) -> None:
+        assert self._start is not None, "a step that is captured in a CUDA graph cannot be replayed"
         self.generator.set_state(self._start)
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

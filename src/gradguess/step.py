@@ -39,6 +39,7 @@ class Options:
     isolate: bool = False  # one tangent per site: sites cause each other no noise
     memory: Literal["store", "replay"] = "store"
     coupling: Literal["sample", "batch"] = "sample"  # "batch": for layers that mix samples
+    balance: bool = False  # scale each site's directions to the tangent that arrives from below
 
     def __post_init__(self) -> None:
         if not isinstance(self.tangents, int) or self.tangents < 1:
@@ -80,11 +81,24 @@ class Measurement:
     outputs: Any
     output_tangents: list[list[Tensor]]  # per pass
     passes: list[tuple[int, str | None]]  # per pass: the tangent, and the one site it was for (None: all)
+    scales: dict[str, list[Tensor]]  # per site and tangent: the σ by which the direction was scaled, if any
+
+    def rows(self, site: Site) -> list[int]:
+        """The passes that carried the directions of a site."""
+        return [i for i, (_, name) in enumerate(self.passes) if name in (None, site.name)]
 
     def of(self, site: Site) -> Tensor:
-        """The directional derivatives that concern a site: (tangents, batch)."""
-        rows = [i for i, (_, name) in enumerate(self.passes) if name in (None, site.name)]
-        return self.jvp if len(rows) == len(self.passes) else self.jvp[rows]
+        """The directional derivatives that concern a site, (tangents, batch): `c/σ`, so that `ĝ = (c/σ) y`."""
+        rows = self.rows(site)
+        c = self.jvp if len(rows) == len(self.passes) else self.jvp[rows]
+        return c / torch.stack(self.scales[site.name])[:, None] if site.name in self.scales else c
+
+    def injected(self, site: Site) -> Tensor | None:
+        """The directions as they were carried, `σ y`: (tangents, *s.shape)."""
+        y = self.records[site.name].y
+        if y is None or site.name not in self.scales:
+            return y
+        return y * torch.stack(self.scales[site.name]).reshape(-1, *[1] * (y.dim() - 1)).to(y.dtype)
 
 
 @dataclass
@@ -183,6 +197,7 @@ class Step:
         if not self._guessed(site):
             return Identity(flat)
         self._check_cache(site, flat.shape[1])
+        due = self._due(guess, site)
         with torch.autocast(flat.device.type, enabled=False):
             view = SiteView(
                 name=site.name,
@@ -190,8 +205,8 @@ class Step:
                 gate=None if site.gate is None else site.gate(flat),
                 upstream=lambda gate: self._upstream(site, flat, gate),
                 cache=self.cache.setdefault(site.name, {}),
-                due=self._due(guess, site),
-                noise=self._sketch_noise(flat.device),
+                due=due,
+                noise=self._sketch_noise() if due else self.noise,
             )
             frame = guess.frame(view)
         self._fresh.add(site.name)
@@ -210,7 +225,7 @@ class Step:
         assert self._graph is not None
         return self._graph.upstream(site)
 
-    def _sketch_noise(self, device: torch.device) -> Noise:
+    def _sketch_noise(self) -> Noise:
         """A stream of its own: a refresh must not shift the numbers that directions are drawn from."""
         return Noise(torch.Generator(self.noise.generator.device).manual_seed(0x5EED + self.count))
 
@@ -236,13 +251,20 @@ class Step:
         return Record(x, x._version if isinstance(x, Tensor) else 0, s, y)
 
     def measure(
-        self, guess: Guess, keep_outputs: bool = False, only: Callable[[Site], bool] = lambda site: True
+        self,
+        guess: Guess,
+        keep_outputs: bool = False,
+        only: Callable[[Site], bool] = lambda site: True,
+        balance: bool = False,
     ) -> Measurement:
         """Draw directions at the sites for which `only` holds, and carry them to the losses.
 
-        With `keep_outputs` the records hold every site's output as well.
+        With `keep_outputs` the records hold every site's output as well. With `balance` every site's direction is
+        scaled (one number for the batch) so that it weighs as much in the derivative as those of the sites below.
         """
+        balance = balance or self.options.balance
         records: Records = {}
+        scales: dict[str, list[Tensor]] = {}
         keep = self.options.memory == "store" or self.detail
         self.prepare(guess)
         seen = []
@@ -252,7 +274,7 @@ class Step:
                 self.noise.rewind()
 
             def direction(
-                site: Site, x: Any, s: Tensor, tangent: int = tangent, chosen: str | None = chosen
+                site: Site, x: Any, s: Tensor, t: Tensor | None, tangent: int = tangent, chosen: str | None = chosen
             ) -> Tensor | None:
                 record = records.get(site.name)
                 if record is None:
@@ -261,13 +283,19 @@ class Step:
                         records[site.name] = self.record(x, s if keep_outputs or self.detail else None, y)
                 else:
                     y = record.y
-                return y[tangent] if y is not None and chosen in (None, site.name) else None
+                if y is None or chosen not in (None, site.name):
+                    return None
+                if not balance:
+                    return y[tangent]
+                scale = _match(y[tangent], t, sum(len(done) > tangent for done in scales.values()))
+                scales.setdefault(site.name, []).append(scale)
+                return y[tangent] * scale.to(y.dtype)
 
             with self.one_pass():
                 seen.append(carry(self.task, self.layout, direction))
         jvp = torch.stack([one.jvp for one in seen])
         first, tangents = seen[0], [one.output_tangents for one in seen]
-        return Measurement(first.losses, jvp, records, first.outputs, tangents, passes)
+        return Measurement(first.losses, jvp, records, first.outputs, tangents, passes, scales)
 
     def _schedule(self, only: Callable[[Site], bool]) -> list[tuple[int, str | None]]:
         """(tangent, the one site it is for, or None for all)."""
@@ -302,9 +330,10 @@ class Step:
         """
         gradients = _Gradients(self.task)
         if records and self.layout.closed:
-            for site in self.layout.sites:
-                record = records[site.name]
-                gradients.add_closed(site, record.input(site), cotangent(site, record.s))
+            with torch.no_grad():
+                for site in self.layout.sites:
+                    record = records[site.name]
+                    gradients.add_closed(site, record.input(site), cotangent(site, record.s))
         elif self.layout.closed:
             self._replay(lambda site, x, s: gradients.add_closed(site, x, cotangent(site, s)))
         else:
@@ -316,7 +345,7 @@ class Step:
             act(site, x, s)
             return s
 
-        with self.one_pass(), torch.no_grad(), Watch(self.layout, visit):
+        with self.one_pass(), torch.no_grad(), formula_kernels(self.task.model), Watch(self.layout, visit):
             self.task.outputs()
 
     def _replay_with_graph(self, gradients: _Gradients, cotangent: Cotangent) -> None:
@@ -367,6 +396,21 @@ class _Gradients:
                 self.add(name, grad)
 
 
+def _match(y: Tensor, t: Tensor | None, sites_below: int) -> Tensor:
+    """The σ that makes `σ y` as long as one site's share of the tangent `t` that arrives from below.
+
+    Derivatives shrink or grow from layer to layer. Without this, the sites nearest to the loss drown the others: a
+    site's estimate has relative variance `Σ_j |g_j|² / |g_i|²`; when all weigh the same it is the number of sites.
+    σ depends on the noise of the sites below alone, so the estimate stays as unbiased as it was.
+    """
+    if t is None or sites_below == 0:
+        return y.new_ones((), dtype=torch.promote_types(y.dtype, torch.float32))
+    wide = torch.promote_types(y.dtype, torch.float32)
+    own, arriving = torch.linalg.vector_norm(y, dtype=wide), torch.linalg.vector_norm(t, dtype=wide)
+    good = (own > 0) & (arriving > 0)
+    return torch.where(good, arriving / (torch.where(good, own, 1.0) * sites_below**0.5), 1.0)
+
+
 def spread(z: Tensor) -> Tensor:
     """Replace independent draws (n, batch, k) by orthonormal ones scaled by √k: never worse, same covariance.
 
@@ -375,4 +419,3 @@ def spread(z: Tensor) -> Tensor:
     k = z.shape[-1]
     blocks = [orthonormal_columns(block.permute(1, 2, 0)).permute(2, 0, 1) for block in z.split(k)]
     return torch.cat(blocks) * k**0.5
-

@@ -5,7 +5,7 @@ No reverse graph is ever recorded: a stray one costs more memory than backpropag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from gradguess.errors import ForwardModeError, InputError
 from gradguess.sites import Layout, Site, Watch
 from gradguess.task import Task, tensors
 
-Direction = Callable[[Site, Tensor, Tensor], Tensor | None]
+Direction = Callable[[Site, Any, Tensor, Tensor | None], Tensor | None]
 
 
 @contextmanager
@@ -121,8 +121,8 @@ def _culprit(task: Task) -> str:
 def _as_call(inputs: Any) -> tuple[Any, ...]:
     if isinstance(inputs, tuple):
         return (inputs,)
-    if isinstance(inputs, dict):
-        return ((), inputs)
+    if isinstance(inputs, Mapping):
+        return ((), dict(inputs))
     return ((inputs,),)
 
 
@@ -137,13 +137,13 @@ class Carried:
 
 
 def carry(task: Task, layout: Layout, direction: Direction) -> Carried:
-    """One tangent pass. `direction(site, x, s)` gives the `y` that is added to the tangent at a site, or None."""
+    """One tangent pass. `direction(site, x, s, t)` gives what is added to the tangent `t` at a site, or None."""
 
     def inject(site: Site, x: Any, s: Tensor) -> Tensor:
         primal, tangent = fwAD.unpack_dual(s)
         if isinstance(x, Tensor):
             x = fwAD.unpack_dual(x).primal
-        y = direction(site, x, primal)
+        y = direction(site, x, primal, tangent)
         if y is None:
             return s
         return fwAD.make_dual(primal, y if tangent is None else y + tangent)

@@ -37,9 +37,7 @@ class Frame(ABC):
     batch: int
     latent: int  # length of z per sample
     dtype: torch.dtype
-    orthonormal: bool = (
-        False  # columns of A are orthonormal (or zero): several tangents are drawn orthonormal
-    )
+    orthonormal: bool = False  # columns of A are orthonormal (or zero): several tangents are drawn orthonormal
 
     @abstractmethod
     def apply(self, z: Tensor) -> Tensor:
@@ -132,7 +130,7 @@ class GatedBasis(Frame):
             d, k = V.shape
             outer = (V[:, :, None] * V[:, None, :]).reshape(d, k * k)
             C = (gate.square() @ outer).reshape(-1, k, k)
-            self.L, self.alive = semidefinite_cholesky(C)
+            self.L, self.alive = semidefinite_cholesky(C) if C.device.type == "cpu" else _jittered_cholesky(C)
 
     def apply(self, z: Tensor) -> Tensor:
         if self.L is None or self.gate is None:
@@ -143,6 +141,21 @@ class GatedBasis(Frame):
         if self.L is None or self.gate is None:
             return v @ self.V
         return triangular_apply(self.L, (v * self.gate) @ self.V, transpose=False) * self.alive
+
+
+def _jittered_cholesky(C: Tensor) -> tuple[Tensor, Tensor]:
+    """The same without waiting for the device: a diagonal of `100 eps` makes every matrix regular.
+
+    A direction that `D V` does not have comes out as zero by itself: with `C + δI = L Lᵀ` the covariance has the
+    eigenvalues `λ / (λ + δ)`. A matrix that is not finite gives no direction at all.
+    """
+    k = C.shape[-1]
+    size = C.diagonal(dim1=-2, dim2=-1).amax(-1)
+    delta = 100 * torch.finfo(C.dtype).eps * size + torch.finfo(C.dtype).tiny
+    eye = torch.eye(k, dtype=C.dtype, device=C.device)
+    L, info = torch.linalg.cholesky_ex(C + delta[:, None, None] * eye)
+    good = (info == 0) & (size > 0)
+    return torch.where(good[:, None, None], L, eye), good[:, None].expand(-1, k)
 
 
 # --- guesses -------------------------------------------------------------------------------------------------
@@ -221,11 +234,19 @@ class Guess(Method):
         result = Estimate(seen.losses.mean(), grads, seen.jvp, losses=seen.losses)
         if step.detail:
             for site in step.layout.sites:
-                record = seen.records[site.name]
-                assert record.y is not None
-                result.directions[site.name] = record.y
-                result.site_grads[site.name] = estimate(site, record.s)
+                injected = seen.injected(site)
+                assert injected is not None
+                result.directions[site.name] = injected
+                result.site_grads[site.name] = estimate(site, seen.records[site.name].s)
         return result
+
+
+def keep(cache: dict[str, Tensor], key: str, value: Tensor) -> None:
+    """Cache in place where possible, so that a captured step sees the new value."""
+    if key in cache and cache[key].shape == value.shape:
+        cache[key].copy_(value)
+    else:
+        cache[key] = value
 
 
 def check_count(name: str, value: Any, least: int = 1) -> None:

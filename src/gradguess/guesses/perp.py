@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradguess.errors import InputError
-from gradguess.guesses._base import Columns, Frame, GatedBasis, Guess, SiteView, check_count
+from gradguess.guesses._base import Columns, Frame, GatedBasis, Guess, SiteView, check_count, keep
 from gradguess.linalg import batched_top_subspace, orthonormal_columns
 from gradguess.upstream import Upstream
 
@@ -100,9 +100,7 @@ def _subspace(guess: WPerp, view: SiteView) -> Frame:
     start = view.cache["start"]
     if view.gate is not None:
         start = view.gate[:, :, None] * start
-    V, _ = batched_top_subspace(
-        lambda X: _gram(W, X), start.expand(batch, d, width), guess.k, guess.iterations
-    )
+    V, _ = batched_top_subspace(lambda X: _gram(W, X), start.expand(batch, d, width), guess.k, guess.iterations)
     return Columns(V)
 
 
@@ -126,7 +124,7 @@ def _shared(guess: WPerp, view: SiteView) -> Frame:
     if guess.end == "bottom":
         return _null_frame(k, view)
     if view.due or "basis" not in view.cache:
-        view.cache["basis"] = view.W.shared_basis(k, view.noise, warm=view.cache.get("basis"))
+        keep(view.cache, "basis", view.W.shared_basis(k, view.noise, warm=view.cache.get("basis")))
     return GatedBasis(view.cache["basis"], view.gate, batch)
 
 
