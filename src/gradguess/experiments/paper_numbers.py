@@ -121,10 +121,11 @@ _SCALING_ROWS = {
     64: ("0.121319115", "0.201", "0.268", "0.268", "0.536"),
     128: ("0.1236854", "0.275", "0.312", "0.323", "0.709"),
     256: ("0.17908654", "0.30934495", "0.3755601043", "0.4339256897", "0.887019217"),
-    512: ("0.17734", "0.319", "0.494", "0.581", "1.0"),
+    512: ("0.17734", "0.319", "0.494", "0.581", "1.000"),
 }
 
-# Table and figure "scaling": training accuracy, with the digits of the data file behind the figure.
+# Table and figure "scaling": training accuracy, with the digits of the data file behind both (1.0 there is
+# printed as 1.000).
 SCALING = tuple(
     Published("tab:scaling_table", method, width, "train_accuracy", printed, k=_k(method))
     for width, row in _SCALING_ROWS.items()
