@@ -83,6 +83,7 @@ class Layout:
     mutates: bool  # a pass writes buffers (batch norm)
     mode: tuple[bool, ...]  # `layout_mode` of the model when laid out
     calls: Mapping[nn.Module, int]  # how often each watched module was called
+    idle: tuple[nn.Module, ...] = ()  # modules with trainable parameters that were not called
 
     @cached_property
     def at(self) -> Mapping[tuple[nn.Module, int], tuple[Site, ...]]:
@@ -115,7 +116,8 @@ class Watch:
 
     def __enter__(self) -> Watch:
         self.handles = [
-            module.register_forward_hook(self._hook, with_kwargs=True) for module in self.layout.modules
+            module.register_forward_hook(self._hook, with_kwargs=True)
+            for module in (*self.layout.modules, *self.layout.idle)
         ]
         return self
 
@@ -130,7 +132,7 @@ class Watch:
         self.calls[module] = call + 1
         sites = self.layout.at.get((module, call))
         if sites is None:
-            if call < self.layout.calls[module]:
+            if call < self.layout.calls.get(module, 0):
                 return output
             raise LayoutChanged
         x = first_tensor(args, kwargs)
@@ -389,7 +391,8 @@ def _branch_calls(cut: _CutPass, losses: Tensor) -> set[tuple[nn.Module, int]]:
     """The calls that feed an addition directly, and those above which there is no other; none without additions."""
     owner = {id(leaf): call for call in cut.calls for _, leaf in call.slots.values()}
     graph = _Graph([losses, *(s for call in cut.calls for s, _ in call.slots.values())])
-    additions = {node for node in graph.nodes if _is_data_addition(node, graph, set(owner))}
+    inside = _Graph([*cut.ends, *(s for call in cut.calls for s, _ in call.slots.values())])
+    additions = {node for node in inside.nodes if _is_data_addition(node, graph, set(owner))}  # none of the loss's
     if not additions:
         return set()
     feeding: set[int] = set()
@@ -451,6 +454,7 @@ def _read(
         mutates=mutates,
         mode=layout_mode(model),
         calls=cut.counts,
+        idle=tuple(module for _, module in _candidates(model, False) if module not in cut.counts),
     )
 
 

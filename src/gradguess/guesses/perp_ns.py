@@ -50,28 +50,40 @@ class WPerpNS(Guess):
         W = view.W.matrix().expand(view.output.shape[0], -1, -1)
         if view.due or "scale" not in view.cache:
             view.cache["scale"], view.cache["coefficients"] = self._fit(W[:PROBE], view)
-        scale, a = view.cache["scale"], view.cache["coefficients"]
+        a = view.cache["coefficients"]
         rows = max(1, CHUNK // W[0].numel())
-        return Matrix(torch.cat([newton_schulz(part / scale, a, self.steps) for part in W.split(rows)]))
+        return Matrix(torch.cat([newton_schulz(self._scaled(part, view), a, self.steps) for part in W.split(rows)]))
+
+    def _scaled(self, W: Tensor, view: SiteView) -> Tensor:
+        """Norm at most one: a sample above the probe's norm is scaled by its own, lest the iteration diverge."""
+        start = torch.Generator(view.noise.generator.device).manual_seed(0)  # a replay must see the same
+        own = _singular_values(W, 1, LANCZOS, start)[:, 0] * MARGIN
+        return W / torch.maximum(own, view.cache["scale"])[:, None, None]
 
     def _fit(self, W: Tensor, view: SiteView) -> tuple[Tensor, Tensor]:
         """The spectral norm of the probe and the coefficients for its mean `σ_k / σ_1`."""
         from gradguess.newton_schulz import coefficients
 
-        batch, m, d = W.shape
-        k = min(self.k, m, d)
-        values, _ = batched_top_singular(
-            lambda v: (W @ v[..., None])[..., 0],
-            lambda u: (W.mT @ u[..., None])[..., 0],
-            batch,
-            m,
-            d,
-            k,
-            steps=LANCZOS * k,
-            generator=view.noise.generator,
-            dtype=W.dtype,
-            device=W.device,
-        )
+        k = min(self.k, *W.shape[1:])
+        values = _singular_values(W, k, LANCZOS * k, view.noise.generator)
         scale = (values.max() * MARGIN).clamp_min(torch.finfo(W.dtype).tiny)
         ratio = float(values[:, -1].mean() / scale)
         return scale, torch.tensor(coefficients(ratio), dtype=W.dtype, device=W.device)
+
+
+def _singular_values(W: Tensor, k: int, steps: int, generator: torch.Generator) -> Tensor:
+    """The k largest of every sample, (batch, k), by Lanczos."""
+    batch, m, d = W.shape
+    values, _ = batched_top_singular(
+        lambda v: (W @ v[..., None])[..., 0],
+        lambda u: (W.mT @ u[..., None])[..., 0],
+        batch,
+        m,
+        d,
+        k,
+        steps=steps,
+        generator=generator,
+        dtype=W.dtype,
+        device=W.device,
+    )
+    return values
