@@ -24,7 +24,7 @@ def newton_schulz_covariance(W: Tensor) -> Tensor:
     """`p^N(W̃)ᵀ p^N(W̃)` through the singular values: (batch, m, d) -> (batch, d, d)."""
     from gradguess.newton_schulz import coefficients
 
-    U, S, Vh = torch.linalg.svd(W, full_matrices=False)
+    _, S, Vh = torch.linalg.svd(W, full_matrices=False)
     scale = S[: perp_ns.PROBE, 0].max() * perp_ns.MARGIN
     ratio = float(S[: perp_ns.PROBE, min(K, S.shape[1]) - 1].mean() / scale)
     x = S / scale

@@ -22,8 +22,8 @@ from references import mlp_jacobians, row_projector, top_projector
 
 MLPS = ["relu-bias", "gelu-bias", "tanh-no-bias", "relu-no-bias", "in-place"]
 ACTIVATIONS = [
-    nn.ReLU(), nn.LeakyReLU(0.2), nn.GELU(), nn.GELU("tanh"), nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.ELU(0.7), nn.SELU(),
-    nn.Softplus(2.0), nn.Hardtanh(-0.5, 0.4), nn.ReLU6(), nn.Mish(), nn.Hardswish(), nn.ELU(0.7, inplace=True),
+    nn.ReLU(), nn.LeakyReLU(0.2), nn.GELU(), nn.GELU("tanh"), nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.ELU(0.7),
+    nn.SELU(), nn.Softplus(2.0), nn.Hardtanh(-0.5, 0.4), nn.ReLU6(), nn.Mish(), nn.Hardswish(), nn.ELU(0.7, inplace=True),
     nn.LeakyReLU(0.2, inplace=True), nn.ReLU(inplace=True), nn.Identity(),
 ]  # fmt: skip
 
@@ -100,7 +100,7 @@ def test_branches_of_unlike_length():
 def test_skip_paths_of_a_residual_network():
     case = make("residual")
     graph = graph_of(case)
-    _, block1, block2, norm, head = case.model
+    _, _, block2, norm, head = case.model
     stem, branch1, branch2 = (graph.above[name].detach() for name in ("0", "1.down", "2.down"))
 
     def frontier(s: Tensor, b: int) -> Tensor:

@@ -1,0 +1,500 @@
+"""`gg.ForwardGradient`: writes `.grad` as backward() would, keeps state, and costs no reverse graph."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gradguess as gg
+from asserts import assert_close, assert_same
+from models import BATCH, GUESSES, ZOO, Case, Repeats, generator, make
+from references import gradients
+
+FEEDBACK = {f"feedback-{form}": gg.Feedback(gg.WPerp(k=3), form=form) for form in ("direct", "chained", "corrected")}
+METHODS = {**GUESSES, **FEEDBACK, "backprop": gg.Backprop()}
+
+
+def grads(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def train(case: Case, forward: gg.ForwardGradient, steps: int = 3, lr: float = 0.05) -> list[float]:
+    optimiser = torch.optim.SGD(case.model.parameters(), lr=lr)
+    losses = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        losses.append(float(forward(*case.args)))
+        optimiser.step()
+    return losses
+
+
+# --- what it writes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("guess", ["activation", "wt", "shared", "weight"])
+def test_a_step_is_the_estimate(name, guess):
+    case = make(name)
+    state = torch.get_rng_state()
+    est = gg.estimate(case.model, GUESSES[guess], *case.args, generator=generator(5))
+    torch.set_rng_state(state)
+    loss = gg.ForwardGradient(case.model, GUESSES[guess], seed=5)(*case.args)
+    torch.testing.assert_close(loss, est.loss, rtol=0, atol=0)
+    assert loss.dim() == 0
+    assert not loss.requires_grad
+    assert_close(grads(case.model), est.grads, atol=1e-14)
+
+
+@pytest.mark.parametrize("guess", METHODS)
+def test_gradients_accumulate(guess):
+    case = make("branching")
+    forward = gg.ForwardGradient(case.model, METHODS[guess], seed=1)
+    forward(*case.args)
+    first = grads(case.model)
+    forward(*case.args)
+    both = grads(case.model)
+    case.model.zero_grad()
+    again = gg.ForwardGradient(case.model, METHODS[guess], seed=1)
+    again(*case.args)
+    case.model.zero_grad()
+    again(*case.args)
+    for name, second in grads(case.model).items():
+        torch.testing.assert_close(both[name], first[name] + second, rtol=0, atol=1e-13)
+
+
+def test_gradients_of_two_parameters_never_share_memory():
+    """`a` and `b` enter as a + b and get the same gradient: clipping one must not touch the other."""
+    for method in (gg.Backprop(), gg.ActivationPerturbation(), FEEDBACK["feedback-chained"]):
+        case = make("bare")
+        forward = gg.ForwardGradient(case.model, method, seed=1)
+        forward(*case.args)
+        pointers = [p.grad.data_ptr() for p in case.model.parameters()]
+        assert len(set(pointers)) == len(pointers)
+        first = grads(case.model)
+        torch.testing.assert_close(first["a"], first["b"], rtol=0, atol=0)
+        case.model.a.grad.mul_(0)
+        assert torch.equal(case.model.b.grad, first["b"])
+
+
+def test_clipping_param_groups_and_zero_grad():
+    case = make("relu-bias")
+    forward = gg.ForwardGradient(case.model, gg.WPerp(k=3), seed=0)
+    groups = [{"params": case.model[0].parameters(), "lr": 0.0}, {"params": case.model[2:].parameters()}]
+    optimiser = torch.optim.AdamW(groups, lr=0.1)
+    before = [p.clone() for p in case.model.parameters()]
+    forward(*case.args)
+    norm = torch.nn.utils.clip_grad_norm_(case.model.parameters(), 1e-3)
+    assert norm > 1e-3
+    optimiser.step()
+    moved = [not torch.equal(a, b) for a, b in zip(before, case.model.parameters(), strict=True)]
+    assert moved == [False, False, True, True, True, True]
+    optimiser.zero_grad(set_to_none=False)
+    forward(*case.args)
+    assert all(p.grad.abs().max() > 1e-3 for p in case.model.parameters())
+
+
+@pytest.mark.parametrize("guess", METHODS)
+def test_frozen_parameters_get_no_grad(guess):
+    case = make("frozen")
+    forward = gg.ForwardGradient(case.model, METHODS[guess])
+    forward(*case.args)
+    for name, p in case.model.named_parameters():
+        assert (p.grad is not None) == p.requires_grad, name
+
+
+def test_freezing_later_is_noticed():
+    case = make("relu-bias")
+    forward = gg.ForwardGradient(case.model, gg.WPerp(k=3))
+    forward(*case.args)
+    case.model.zero_grad()
+    case.model[0].requires_grad_(False)
+    forward(*case.args)
+    assert case.model[0].weight.grad is None
+    assert case.model[2].weight.grad is not None
+    case.model[0].requires_grad_(True)
+    forward(*case.args)
+    assert case.model[0].weight.grad is not None
+
+
+def test_unused_parameters_get_no_grad():
+    case = make("relu-bias")
+    case.model.register_parameter("unused", nn.Parameter(torch.zeros(3)))
+    gg.ForwardGradient(case.model, gg.ActivationPerturbation())(*case.args)
+    assert case.model.unused.grad is None
+
+
+@pytest.mark.parametrize("guess", ["shared", "feedback-direct", "backprop"])
+def test_it_learns(guess):
+    """The loss of a fixed batch falls, under Adam and any method."""
+    case = make("relu-bias")
+    forward = gg.ForwardGradient(case.model, METHODS[guess], tangents=3)
+    optimiser = torch.optim.Adam(case.model.parameters(), lr=0.02)
+    losses = []
+    for _ in range(60):
+        optimiser.zero_grad()
+        losses.append(float(forward(*case.args)))
+        optimiser.step()
+    assert losses[-1] < 0.6 * losses[0]
+
+
+# --- state ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guess", METHODS)
+def test_same_seed_same_result(guess):
+    runs = []
+    for seed in (3, 3, 4):
+        case = make("transformer" if guess != "ns" else "gelu-bias")
+        torch.manual_seed(seed * 17)  # the global generator has no say
+        runs.append((train(case, gg.ForwardGradient(case.model, METHODS[guess], seed=seed)), grads(case.model)))
+    assert runs[0][0] == runs[1][0]
+    assert_same(runs[0][1], runs[1][1])
+    if guess != "backprop":
+        assert runs[0][0] != runs[2][0]
+
+
+@pytest.mark.parametrize("name", ["relu-bias", "residual"])
+@pytest.mark.parametrize("guess", [name for name in METHODS if name != "backprop"])
+def test_a_restored_run_continues_bit_for_bit(name, guess, tmp_path):
+    """Through a file, in the middle between two refreshes."""
+    method = METHODS[guess]
+    case = make(name)
+    forward = gg.ForwardGradient(case.model, method, seed=2)
+    train(case, forward, 3)
+    torch.save((case.model.state_dict(), forward.state_dict()), tmp_path / "state.pt")
+    expected = train(case, forward, 3), grads(case.model)
+
+    other = make(name, seed=9)
+    other.inputs, other.targets = case.inputs, case.targets
+    restored = gg.ForwardGradient(other.model, method, seed=77)
+    model_state, state = torch.load(tmp_path / "state.pt", weights_only=True)
+    other.model.load_state_dict(model_state)
+    restored.load_state_dict(state)
+    assert restored.steps == 3
+    found = train(other, restored, 3), grads(other.model)
+    assert found[0] == expected[0]
+    assert_same(found[1], expected[1])
+
+
+def test_state_is_a_flat_dict_of_tensors_that_own_their_memory():
+    case = make("relu-bias")
+    forward = gg.ForwardGradient(case.model, FEEDBACK["feedback-chained"])
+    train(case, forward, 2)
+    state = forward.state_dict()
+    kept = {name: value.clone() for name, value in state.items()}
+    train(case, forward, 2)
+    assert_same(state, kept)
+    fresh = gg.ForwardGradient(case.model, FEEDBACK["feedback-chained"])
+    fresh.load_state_dict(state)
+    train(case, fresh, 2)
+    assert_same(state, kept)
+
+
+def test_a_basis_is_kept_between_refreshes():
+    case = make("relu-bias")
+    forward = gg.ForwardGradient(case.model, gg.WPerp(k=3, refresh=3))
+    bases = []
+    for _ in range(5):
+        train(case, forward, 1)
+        bases.append(forward.state_dict()["cache/0/basis"])
+    same = [torch.equal(a, b) for a, b in zip(bases, bases[1:], strict=False)]
+    assert same == [True, True, False, True]
+
+
+# --- store and replay ----------------------------------------------------------------------------------------
+
+
+class FunctionalAttention(nn.Module):
+    """Closed-form layers around a fused kernel: the replay must choose the same kernel as the tangent pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(6, 24), nn.Linear(8, 4)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        heads = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+        return self.out(heads.mean(1))
+
+
+def attention_case() -> Case:
+    torch.manual_seed(0)
+    return Case(FunctionalAttention().double(), torch.randn(BATCH, 5, 6).double(), torch.randint(4, (BATCH,)))
+
+
+REPLAYED = [
+    "relu-bias",
+    "gelu-no-bias",
+    "residual",
+    "transformer",
+    "branching",
+    "dropout",
+    "batch-norm",
+    "lstm",
+    "in-place",
+]
+
+
+@pytest.mark.parametrize("name", [*REPLAYED, "attention"])
+@pytest.mark.parametrize("guess", GUESSES)
+def test_replay_is_store_bit_for_bit(name, guess):
+    results = []
+    for memory in ("store", "replay"):
+        case = attention_case() if name == "attention" else make(name)
+        torch.manual_seed(11)  # dropout masks
+        forward = gg.ForwardGradient(case.model, GUESSES[guess], tangents=2, memory=memory, seed=1)
+        losses = train(case, forward, 2)
+        results.append((losses, grads(case.model), case.model.state_dict(), torch.get_rng_state()))
+    (losses, *store), (replayed, *replay) = results
+    assert losses == replayed
+    for a, b in zip(store, replay, strict=True):
+        assert_same(a, b)
+
+
+@pytest.mark.parametrize(
+    ("guess", "memory"), [*((name, "store") for name in METHODS), *((name, "replay") for name in GUESSES)]
+)
+def test_a_step_is_one_pass_to_the_model(guess, memory):
+    """Statistics are updated once, dropout draws once, whatever number of passes the method takes."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 4)]
+    model = nn.Sequential(*layers).double()
+    case = Case(model, torch.randn(50, 6).double(), torch.randint(4, (50,)))
+    twin = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 4)).double()
+    twin.load_state_dict(model.state_dict())
+    forward = gg.ForwardGradient(model, METHODS[guess], tangents=2, memory=memory, coupling="sample")
+    for _ in range(2):
+        torch.manual_seed(4)
+        loss = forward(*case.args)
+        after = torch.get_rng_state()
+        torch.manual_seed(4)
+        expected = case.loss_fn(twin(case.inputs), case.targets).mean()
+        assert torch.equal(torch.get_rng_state(), after)
+        torch.testing.assert_close(loss, expected.detach(), rtol=0, atol=1e-12)
+        assert_close(dict(model.named_buffers()), dict(twin.named_buffers()), atol=1e-12)
+
+
+def test_an_input_changed_in_place_is_noticed_and_replay_copes():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 4)
+
+        def forward(self, x):
+            x = torch.tanh(self.a(x))
+            y = self.b(x)
+            x += 1
+            return y + x[:, :4]
+
+    torch.manual_seed(0)
+    case = Case(InPlace().double(), torch.randn(BATCH, 6).double(), torch.randint(4, (BATCH,)))
+    sites = ["a", "b"]
+    with pytest.raises(gg.InputError, match=r"input of 'b' was changed in place.*memory='replay'"):
+        gg.ForwardGradient(case.model, gg.ActivationPerturbation(), sites=sites)(*case.args)
+    assert all(p.grad is None for p in case.model.parameters())
+    gg.ForwardGradient(case.model, gg.ActivationPerturbation(), sites=sites, memory="replay")(*case.args)
+    replayed = grads(case.model)
+    est = gg.estimate(
+        UnBroken(case.model), gg.ActivationPerturbation(), *case.args, sites=["m.a", "m.b"], generator=generator()
+    )
+    assert_close(replayed, {name.removeprefix("m."): g for name, g in est.grads.items()}, atol=1e-13)
+
+
+class UnBroken(nn.Module):
+    """The same function without the in-place addition."""
+
+    def __init__(self, m):
+        super().__init__()
+        self.m = m
+
+    def forward(self, x):
+        x = torch.tanh(self.m.a(x))
+        return self.m.b(x) + (x + 1)[:, :4]
+
+
+# --- no reverse graph ----------------------------------------------------------------------------------------
+
+
+def forbidden(tensor: Tensor) -> Tensor:
+    raise AssertionError(f"a reverse graph was recorded: saved a tensor of shape {tuple(tensor.shape)}")
+
+
+@pytest.mark.parametrize("memory", ["store", "replay"])
+@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("name", ["relu-bias", "gelu-no-bias", "tanh-bias", "in-place"])
+def test_no_reverse_graph_in_closed_form(name, guess, memory):
+    case = make(name)
+    forward = gg.ForwardGradient(case.model, GUESSES[guess], tangents=2, memory=memory)
+    forward(*case.args)  # lays the model out
+    with torch.autograd.graph.saved_tensors_hooks(forbidden, lambda packed: packed):
+        forward(*case.args)
+    assert all(not p.grad.requires_grad for p in case.model.parameters())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in ZOO
+        if name not in ("bare", "lstm", "gru", "gru-time-first", "transformer", "residual", "branching")
+    ],
+)
+def test_no_reverse_graph_wherever_the_chain_rule_is_closed(name):
+    """Activation perturbation needs no Jacobian: without a general pull-back, nothing is recorded on any model."""
+    case = make(name)
+    forward = gg.ForwardGradient(case.model, gg.ActivationPerturbation())
+    forward(*case.args)
+    assert forward.layout.closed
+    with torch.autograd.graph.saved_tensors_hooks(forbidden, lambda packed: packed):
+        forward(*case.args)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_weight_perturbation_never_records(name):
+    case = make(name)
+    with torch.autograd.graph.saved_tensors_hooks(forbidden, lambda packed: packed):
+        gg.ForwardGradient(case.model, gg.WeightPerturbation())(*case.args)
+
+
+# --- other calls, other shapes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guess", METHODS)
+def test_a_module_called_another_number_of_times(guess):
+    case = make("repeats")
+    x = case.inputs
+    forward = gg.ForwardGradient(case.model, METHODS[guess], seed=3)
+    for times in (2, 4, 1, 0, 3):
+        case.model.zero_grad()
+        forward(case.loss_fn, (x, times), case.targets)
+        assert case.model.first.weight.grad.abs().max() > 0
+        if guess != "weight":  # that one guesses for parameters which play no part, too
+            grad = case.model.again.weight.grad
+            assert (grad is not None and bool(grad.any())) == (times > 0)
+
+
+@pytest.mark.parametrize("guess", ["activation", "wt", "svd"])
+def test_the_step_after_a_change_is_the_estimate(guess):
+    case = make("repeats")
+    forward = gg.ForwardGradient(case.model, GUESSES[guess], seed=3)
+    forward(case.loss_fn, (case.inputs, 2), case.targets)
+    case.model.zero_grad()
+    source = generator()
+    source.set_state(forward.generator.get_state())
+    est = gg.estimate(case.model, GUESSES[guess], case.loss_fn, (case.inputs, 4), case.targets, generator=source)
+    forward(case.loss_fn, (case.inputs, 4), case.targets)
+    assert_same(grads(case.model), est.grads)
+
+
+def test_statistics_are_updated_once_when_the_calls_change():
+    class Normed(Repeats):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6)
+
+        def forward(self, x, times):
+            return super().forward(self.norm(x), times)
+
+    torch.manual_seed(0)
+    model, x, t = Normed(), torch.randn(BATCH, 6), torch.randint(4, (BATCH,))
+    forward = gg.ForwardGradient(model, gg.WTranspose())
+    for i, times in enumerate((1, 2, 2, 3)):
+        forward(nn.CrossEntropyLoss(reduction="none"), (x, times), t)
+        assert model.norm.num_batches_tracked == i + 1
+
+
+@pytest.mark.parametrize("guess", METHODS)
+@pytest.mark.parametrize("name", ["transformer", "lstm", "tied"])
+def test_sequences_of_other_lengths_and_batches_of_other_sizes(name, guess):
+    case = make(name)
+    forward = gg.ForwardGradient(case.model, METHODS[guess], seed=3)
+    for rows, length in ((5, 4), (5, 3), (2, 3), (1, 4), (4, 2)):
+        case.model.zero_grad()
+        targets = case.targets[:rows, :length] if case.targets.dim() > 1 else case.targets[:rows]
+        forward(case.loss_fn, case.inputs[:rows, :length], targets)
+        assert all(p.grad.isfinite().all() for p in case.model.parameters() if p.grad is not None)
+
+
+def test_calls_that_python_chance_decides_are_refused():
+    class Chance(Repeats):
+        def forward(self, x):
+            return super().forward(x, next(self.counter))
+
+    model = Chance()
+    model.counter = iter(range(1000))
+    x, t = torch.randn(BATCH, 6), torch.randint(4, (BATCH,))
+    with pytest.raises(gg.InputError, match="other modules each time it ran on the same batch"):
+        gg.ForwardGradient(model, gg.WTranspose())(nn.CrossEntropyLoss(reduction="none"), x, t)
+
+
+def test_stochastic_depth():
+    """Layers that PyTorch's generator drops: the layout and all passes of a step see the same choice."""
+
+    class Drops(Repeats):
+        def forward(self, x):
+            return super().forward(x, int(torch.randint(4, ())))
+
+    torch.manual_seed(0)
+    model, x, t = Drops(), torch.randn(BATCH, 6), torch.randint(4, (BATCH,))
+    forward = gg.ForwardGradient(model, gg.WPerp(k=2), tangents=2)
+    counts = set()
+    for _ in range(12):
+        forward(nn.CrossEntropyLoss(reduction="none"), x, t)
+        counts.add(len(forward.layout.sites))
+    assert len(counts) > 2
+
+
+def test_global_generators_are_untouched():
+    case = make("relu-bias")
+    forward = gg.ForwardGradient(case.model, gg.WPerp(k=3))
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    train(case, forward, 2)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert random.getstate() == python_state
+
+
+def test_backprop_through_the_same_interface():
+    case = make("transformer")
+    expected = gradients(case)
+    gg.ForwardGradient(case.model, gg.Backprop())(*case.args)
+    assert_close(grads(case.model), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("guess", ["activation", "shared", "weight"])
+def test_user_dicts_are_keyword_arguments(guess):
+    """Tokenisers return mappings that are no dicts."""
+    from collections import UserDict
+
+    case = make("keywords")
+    plain = gg.ForwardGradient(case.model, GUESSES[guess])
+    plain(*case.args)
+    expected = grads(case.model)
+    case.model.zero_grad()
+    gg.ForwardGradient(case.model, GUESSES[guess])(case.loss_fn, UserDict(case.inputs), case.targets)
+    assert_close(grads(case.model), expected, atol=1e-12)
+
+
+# --- numbers that are not finite -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guess", [name for name in METHODS if name != "backprop"])
+@pytest.mark.parametrize("name", ["gelu-bias", "residual"])
+def test_a_skipped_step_leaves_no_trace_in_later_ones(name, guess):
+    """A NaN batch is counted, writes nothing, and what was learned or cached before is what goes on."""
+    case = make(name)
+    bad = torch.full_like(case.inputs, float("nan"))
+    forward = gg.ForwardGradient(case.model, METHODS[guess], nonfinite="skip", seed=1)
+    loss = forward(case.loss_fn, bad, case.targets)
+    assert not loss.isfinite()
+    assert forward.skipped == 1
+    assert all(p.grad is None for p in case.model.parameters())
+    for _ in range(2):
+        assert forward(*case.args).isfinite()
+    assert forward.skipped == 1
+    assert all(p.grad.isfinite().all() for p in case.model.parameters())
+    assert int(forward.state_dict()["skipped"]) == 1
+    assert all(value.isfinite().all() for value in forward.state_dict().values() if value.is_floating_point())
