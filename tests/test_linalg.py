@@ -150,6 +150,23 @@ def test_orthonormal_columns_drop_exact_copies_whatever_the_scale() -> None:
     assert torch.isfinite(Q).all()
 
 
+def test_orthonormal_columns_have_the_orientation_of_gram_schmidt() -> None:
+    """Without it the columns of Gaussian noise would not have mean zero."""
+    A = noise(50, 6, 4)
+    T = orthonormal_columns(A).mT @ A
+    assert (T.diagonal(dim1=-2, dim2=-1) > 0).all()
+    torch.testing.assert_close(T.tril(-1), torch.zeros_like(T), rtol=0, atol=1e-12)
+
+
+def test_orthonormal_columns_away_from_lapack() -> None:
+    """What runs away from the CPU is Cholesky QR; here it is compared on the CPU."""
+    from gradguess.linalg import _cholesky_rows
+
+    A, _ = degenerate_batch(F64)
+    rows, _ = _cholesky_rows(A.mT, 1e-13)
+    torch.testing.assert_close(rows.mT, orthonormal_columns(A), rtol=0, atol=1e-11)
+
+
 def test_orthonormal_columns_more_than_rows() -> None:
     assert_orthonormal_or_zero(orthonormal_columns(noise(2, 1, 4)), 1, 1e-12)
 
