@@ -19,7 +19,7 @@ from gradguess.isolation import Snapshot, untouched
 from gradguess.noise import Noise
 from gradguess.sites import Layout, LayoutChanged, Sites, bare_layout, lay_out, layout_mode
 from gradguess.step import Cache, Options, Step
-from gradguess.task import LossFn, Task
+from gradguess.task import LossFn, Task, check_model
 
 
 def estimate(
@@ -112,6 +112,7 @@ class ForwardGradient:
         _check_guess(guess)
         if nonfinite not in ("raise", "skip", "ignore"):
             raise InputError(f"nonfinite: expected 'raise', 'skip' or 'ignore', found {nonfinite!r}.")
+        check_model(model)
         if next(model.parameters(), None) is None:
             raise InputError("The model has no parameters: there is nothing to train.")
         self.model, self.guess, self.sites = model, guess, sites

@@ -279,11 +279,7 @@ def lay_out(task: Task, sites: Sites = "auto", *, whole: bool = False) -> Layout
 
     With `whole`, on the whole batch: for models whose calls depend on all of it.
     """
-    if not any(p.requires_grad for p in task.model.parameters()):
-        raise InputError(
-            "The model has no parameter that requires a gradient: there is nothing to estimate. "
-            "Set requires_grad_(True) on what should be trained."
-        )
+    _check_trainable(task.model)
     with untouched(task.model) as traces:
         probe, sliceable, shapes = (task, False, {}) if whole else _probe(task)
         want = _wanted(task.model, sites)
@@ -458,6 +454,14 @@ def _read(
     )
 
 
+def _check_trainable(model: nn.Module) -> None:
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InputError(
+            "The model has no parameter that requires a gradient: there is nothing to estimate. "
+            "Set requires_grad_(True) on what should be trained."
+        )
+
+
 def layout_mode(model: nn.Module) -> tuple[bool, ...]:
     """What a layout depends on besides the model's code: training mode and frozen parameters."""
     return (*(module.training for module in model.modules()), *(p.requires_grad for p in model.parameters()))
@@ -465,6 +469,7 @@ def layout_mode(model: nn.Module) -> tuple[bool, ...]:
 
 def bare_layout(model: nn.Module) -> Layout:
     """No sites: for methods that need none."""
+    _check_trainable(model)
     return Layout((), False, (), (), False, True, True, layout_mode(model), {})
 
 

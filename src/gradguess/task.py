@@ -20,6 +20,16 @@ def tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
+def check_model(model: Any) -> None:
+    """Refuse what is no module, or one whose parameters cannot carry a tangent."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, found {type(model).__name__}.")
+    if any(p.is_inference() for p in model.parameters()):
+        raise InputError(
+            "The model was made under torch.inference_mode(): its parameters can never be trained. Make it outside."
+        )
+
+
 @dataclass(frozen=True)
 class Task:
     """One batch through `model` and `loss_fn`; the loss is one number per sample."""
@@ -30,8 +40,7 @@ class Task:
     targets: Any
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, nn.Module):
-            raise InputError(f"model: expected a torch.nn.Module, found {type(self.model).__name__}.")
+        check_model(self.model)
         if not callable(self.loss_fn):
             raise InputError(
                 f"loss_fn: expected a function of (outputs, targets) that returns one loss per sample, "
