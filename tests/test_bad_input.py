@@ -1,0 +1,401 @@
+"""Bad input: a clear error that says what to do, and nothing changed."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import gradguess as gg
+from models import BATCH, GUESSES, SITE_GUESSES, Case, cross_entropy, generator, make
+from test_estimate import assert_same_photograph, photograph
+
+FRONT_DOORS = {
+    "estimate": lambda model, guess, *args: gg.estimate(model, guess, *args),
+    "ForwardGradient": lambda model, guess, *args: gg.ForwardGradient(model, guess)(*args),
+}
+doors = pytest.mark.parametrize("door", FRONT_DOORS)
+guesses = pytest.mark.parametrize("guess", ["weight", "activation", "shared", "wt"])
+
+
+@contextmanager
+def refused(model: nn.Module, error: type[Exception], match: str):
+    """The error comes, says so, and the model is as it was."""
+    before = photograph(model)
+    with pytest.raises(error, match=match):
+        yield
+    assert_same_photograph(before, photograph(model))
+
+
+# --- the loss ------------------------------------------------------------------------------------------------
+
+
+@doors
+@guesses
+def test_a_scalar_loss(door, guess):
+    case = make("relu-bias")
+    with refused(case.model, gg.InputError, r"one loss per sample.*found a scalar.*reduction='none'"):
+        FRONT_DOORS[door](case.model, GUESSES[guess], nn.CrossEntropyLoss(), case.inputs, case.targets)
+
+
+@doors
+@guesses
+def test_a_matrix_of_losses(door, guess):
+    case = make("relu-bias")
+    targets = torch.zeros(BATCH, 4).double()
+    with refused(case.model, gg.InputError, r"one loss per sample.*found shape \(5, 4\).*flatten\(1\)\.mean\(1\)"):
+        FRONT_DOORS[door](case.model, GUESSES[guess], nn.MSELoss(reduction="none"), case.inputs, targets)
+
+
+@doors
+@guesses
+def test_losses_of_another_batch(door, guess):
+    case = make("tied")
+
+    def per_token(outputs, targets):
+        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
+
+    with refused(case.model, gg.InputError, r"outputs have shape \(\d, 6, 9\).*returned \d+ losses.*view\(batch, -1\)"):
+        FRONT_DOORS[door](case.model, GUESSES[guess], per_token, case.inputs, case.targets)
+
+
+def test_a_loss_that_is_no_tensor():
+    case = make("relu-bias")
+    with refused(case.model, gg.InputError, "must return a tensor, found float"):
+        gg.estimate(case.model, gg.WPerp(), lambda o, t: 1.0, case.inputs, case.targets)
+    with refused(case.model, gg.InputError, "loss_fn: expected a function of .* found int"):
+        gg.estimate(case.model, gg.WPerp(), 3, case.inputs, case.targets)
+
+
+@doors
+def test_an_empty_batch(door):
+    case = make("relu-bias")
+    with refused(case.model, gg.InputError, "batch is empty.*at least one sample"):
+        FRONT_DOORS[door](case.model, gg.WPerp(), cross_entropy, case.inputs[:0], case.targets[:0])
+
+
+# --- contexts ------------------------------------------------------------------------------------------------
+
+
+@doors
+@guesses
+def test_inference_mode(door, guess):
+    case = make("relu-bias")
+    with (
+        refused(case.model, gg.InputError, r"vanish without a word under torch\.inference_mode\(\).*no_grad"),
+        torch.inference_mode(),
+    ):
+        FRONT_DOORS[door](case.model, GUESSES[guess], *case.args)
+
+
+@doors
+@guesses
+def test_tensors_made_in_inference_mode(door, guess):
+    case = make("relu-bias")
+    with torch.inference_mode():
+        inputs = case.inputs * 2
+    with refused(case.model, gg.InputError, r"made under torch\.inference_mode\(\).*\.clone\(\)"):
+        FRONT_DOORS[door](case.model, GUESSES[guess], cross_entropy, inputs, case.targets)
+
+
+@doors
+@guesses
+def test_parameters_made_in_inference_mode(door, guess):
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 4)).double()
+    case = make("relu-bias")
+    with pytest.raises(gg.InputError, match="inference_mode"):
+        FRONT_DOORS[door](model, GUESSES[guess], *case.args)
+
+
+@doors
+@guesses
+def test_inside_another_dual_level(door, guess):
+    case = make("relu-bias")
+    with refused(case.model, gg.InputError, r"inside .*dual_level\(\).*Call it outside"), fwAD.dual_level():
+        FRONT_DOORS[door](case.model, GUESSES[guess], *case.args)
+    FRONT_DOORS[door](case.model, GUESSES[guess], *case.args)  # and then it works
+
+
+@pytest.mark.parametrize("guess", [*GUESSES, "backprop"])
+def test_no_grad_is_fine(guess):
+    case = make("branching")
+    method = GUESSES.get(guess, gg.Backprop())
+    plain = gg.estimate(case.model, method, *case.args, generator=generator())
+    with torch.no_grad():
+        est = gg.estimate(case.model, method, *case.args, generator=generator())
+        gg.ForwardGradient(case.model, method)(*case.args)
+    for name in plain.grads:
+        assert torch.equal(est.grads[name], plain.grads[name])
+
+
+# --- layers without a formula --------------------------------------------------------------------------------
+
+
+class NoJvp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+class Custom(nn.Module):
+    def forward(self, x):
+        return NoJvp.apply(x)
+
+
+@doors
+@guesses
+def test_a_custom_function_without_jvp(door, guess):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 7), nn.Sequential(nn.ReLU(), Custom()), nn.Linear(7, 4)).double()
+    case = make("relu-bias")
+    with refused(model, gg.ForwardModeError, r"^1\.1 \(Custom\) has no forward-mode formula.*a jvp"):
+        FRONT_DOORS[door](model, GUESSES[guess], *case.args)
+
+
+def test_embedding_bag_is_named_where_its_weights_move():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(9, 7), nn.ReLU(), nn.Linear(7, 4)).double()
+    case = Case(model, torch.randint(9, (BATCH, 3)), torch.randint(4, (BATCH,)))
+    with refused(model, gg.ForwardModeError, r"^0 \(EmbeddingBag\) has no forward-mode formula"):
+        gg.estimate(model, gg.WeightPerturbation(), *case.args)
+    for guess in SITE_GUESSES.values():  # a site's output moves, not its weights: no formula is needed
+        assert gg.estimate(model, guess, *case.args).grads["0.weight"].abs().sum() > 0
+
+
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_parametrised_weights(norm):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), norm(nn.Linear(7, 4))).double()
+    case = make("relu-bias")
+    if norm is parametrizations.weight_norm:
+        with refused(model, gg.ForwardModeError, r"^2\S* \(.*\) has no forward-mode formula"):
+            gg.estimate(model, gg.WeightPerturbation(), *case.args)
+    for guess in SITE_GUESSES.values():
+        est = gg.estimate(model, guess, *case.args)
+        assert all(est.grads[name].abs().sum() > 0 for name in est.grads if name.startswith("2"))
+
+
+@doors
+def test_a_loss_without_formula(door):
+    torch.manual_seed(0)
+    model = nn.Linear(6, 5).double()
+    x, t = torch.randn(BATCH, 7, 6).double(), torch.randint(1, 5, (BATCH, 3))
+
+    def ctc(outputs, targets):
+        lengths = torch.full((BATCH,), 7)[: len(outputs)], torch.full((BATCH,), 3)[: len(outputs)]
+        return F.ctc_loss(outputs.log_softmax(-1).transpose(0, 1), targets, *lengths, reduction="none")
+
+    for guess in (gg.ActivationPerturbation(), gg.WeightPerturbation()):
+        with refused(model, gg.ForwardModeError, "^loss_fn has no forward-mode formula"):
+            FRONT_DOORS[door](model, guess, ctc, x, t)
+
+
+def test_a_models_own_error_is_not_hidden():
+    case = make("relu-bias")
+    with refused(case.model, RuntimeError, "cannot be multiplied"):
+        gg.estimate(case.model, gg.WPerp(), cross_entropy, case.inputs[:, :3], case.targets)
+
+
+# --- numbers that are not finite -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("guess", [*GUESSES, "backprop"])
+def test_nan_and_inf_name_the_step(guess, value):
+    case = make("gelu-bias")
+    forward = gg.ForwardGradient(case.model, GUESSES.get(guess, gg.Backprop()))
+    forward(*case.args)
+    case.model.zero_grad()
+    bad = case.inputs.clone()
+    bad[1] = value
+    with refused(
+        case.model, gg.NonFiniteError, r"loss of 1 sample\(s\) at step 1 is NaN or infinite.*nonfinite='skip'"
+    ):
+        forward(case.loss_fn, bad, case.targets)
+    with refused(case.model, gg.NonFiniteError, "this batch"):
+        gg.estimate(case.model, GUESSES.get(guess, gg.Backprop()), case.loss_fn, bad, case.targets)
+
+
+@pytest.mark.parametrize("guess", GUESSES)
+def test_nan_weights(guess):
+    case = make("relu-bias")
+    with torch.no_grad():
+        case.model[2].weight[0] = float("nan")
+    with pytest.raises(gg.NonFiniteError, match="at this batch is NaN or infinite"):
+        gg.estimate(case.model, GUESSES[guess], *case.args)
+
+
+def test_an_infinite_derivative_of_a_finite_loss():
+    """√|x| at zero."""
+    model = nn.Linear(6, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.zero_()
+    forward = gg.ForwardGradient(model, gg.ActivationPerturbation())
+    with refused(model, gg.NonFiniteError, r"directional derivative of 5 sample\(s\) at step 0"):
+        forward(lambda o, t: o[:, 0].abs().sqrt(), torch.ones(BATCH, 6).double(), None)
+
+
+def test_skip_counts_and_writes_nothing():
+    case = make("relu-bias")
+    forward = gg.ForwardGradient(case.model, gg.WPerp(k=3), nonfinite="skip")
+    for _ in range(2):
+        loss = forward(case.loss_fn, case.inputs * float("nan"), case.targets)
+        assert loss.isnan()
+    assert (forward.steps, forward.skipped) == (2, 2)
+    assert all(p.grad is None for p in case.model.parameters())
+    forward(*case.args)
+    assert forward.skipped == 2
+    assert all(p.grad.isfinite().all() for p in case.model.parameters())
+
+
+def test_ignore_does_not_look():
+    case = make("relu-bias")
+    forward = gg.ForwardGradient(case.model, gg.ActivationPerturbation(), nonfinite="ignore")
+    forward(case.loss_fn, case.inputs * float("nan"), case.targets)
+    assert case.model[4].weight.grad.isnan().any()
+
+
+# --- arguments -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make_it", "match"),
+    [
+        (lambda: gg.WPerp(k=0), r"WPerp\(k\): expected a whole number of at least 1, found 0"),
+        (lambda: gg.WPerp(k=-3), r"WPerp\(k\).*found -3"),
+        (lambda: gg.WPerp(k=2.5), r"WPerp\(k\).*found 2\.5"),
+        (lambda: gg.WPerp(k=True), r"WPerp\(k\).*found True"),
+        (lambda: gg.WPerp(refresh=0), r"WPerp\(refresh\)"),
+        (lambda: gg.WPerp(iterations=0), r"WPerp\(iterations\)"),
+        (lambda: gg.WPerp(solver="qr"), r"WPerp\(solver\): expected one of .*'shared'.*found 'qr'"),
+        (lambda: gg.WPerp(end="middle"), r"WPerp\(end\): expected 'top' or 'bottom', found 'middle'"),
+        (lambda: gg.WPerpNS(k=0), r"WPerpNS\(k\)"),
+        (lambda: gg.WPerpNS(steps=0), r"WPerpNS\(steps\)"),
+        (lambda: gg.WPerpNS(refresh=0), r"WPerpNS\(refresh\)"),
+        (lambda: gg.WPreconditioned(sigma=0), r"WPreconditioned\(sigma\): expected a positive number, found 0"),
+        (lambda: gg.WPreconditioned(sigma=float("nan")), r"WPreconditioned\(sigma\)"),
+    ],
+)
+def test_a_guess_refuses(make_it, match):
+    with pytest.raises(gg.InputError, match=match):
+        make_it()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"tangents": 0}, "tangents: expected a whole number of at least 1, found 0"),
+        ({"tangents": 1.5}, r"tangents.*found 1\.5"),
+        ({"memory": "recompute"}, "memory: expected 'store' or 'replay', found 'recompute'"),
+        ({"coupling": "both"}, "coupling: expected 'sample' or 'batch', found 'both'"),
+        ({"nonfinite": "warn"}, "nonfinite: expected 'raise', 'skip' or 'ignore', found 'warn'"),
+    ],
+)
+def test_forward_gradient_refuses(options, match):
+    with pytest.raises(gg.InputError, match=match):
+        gg.ForwardGradient(nn.Linear(2, 2), gg.WPerp(), **options)
+
+
+@doors
+def test_a_class_instead_of_a_guess(door):
+    case = make("relu-bias")
+    with refused(case.model, gg.InputError, r"expected one of gradguess's methods.*Write WPerp\(\), with parentheses"):
+        FRONT_DOORS[door](case.model, gg.WPerp, *case.args)
+
+
+@doors
+def test_a_string_instead_of_a_guess(door):
+    case = make("relu-bias")
+    with refused(case.model, gg.InputError, r"gg\.WPerp\(\) for instance, found 'wperp'"):
+        FRONT_DOORS[door](case.model, "wperp", *case.args)
+
+
+@pytest.mark.parametrize(
+    ("sites", "match"),
+    [
+        ("layers", r"expected 'auto', 'leaf', 'branch' or a list.*found 'layers'"),
+        ("stem", r"For one module write sites=\['stem'\]"),
+        (["long.1.0"], r"no module named 'long\.1\.0'. Nearest: \['long\.1'"),
+        (["shard"], r"no module named 'shard'. Nearest: \['shared'"),
+        ([], "list of module names is empty"),
+        ([""], "no module named ''"),
+    ],
+)
+def test_unknown_sites(sites, match):
+    case = make("branching")
+    with refused(case.model, gg.InputError, match):
+        gg.estimate(case.model, gg.WPerp(), *case.args, sites=sites)
+
+
+def test_sites_that_are_not_called():
+    case = make("branching")
+    case.model.spare = nn.Linear(2, 2)
+    with refused(case.model, gg.InputError, r"None of the modules \['spare'\] was called"):
+        gg.estimate(case.model, gg.WPerp(), *case.args, sites=["spare"])
+
+
+# --- models --------------------------------------------------------------------------------------------------
+
+
+@guesses
+def test_a_model_without_parameters(guess):
+    x, t = torch.randn(BATCH, 4), torch.randint(4, (BATCH,))
+    with pytest.raises(gg.InputError, match="no parameter.*nothing to"):
+        gg.estimate(nn.ReLU(), GUESSES[guess], cross_entropy, x, t)
+    with pytest.raises(gg.InputError, match="no parameters: there is nothing to train"):
+        gg.ForwardGradient(nn.ReLU(), GUESSES[guess])
+
+
+@doors
+@guesses
+def test_a_model_with_all_frozen(door, guess):
+    case = make("relu-bias")
+    case.model.requires_grad_(False)
+    with refused(case.model, gg.InputError, r"no parameter that requires a gradient.*requires_grad_\(True\)"):
+        FRONT_DOORS[door](case.model, GUESSES[guess], *case.args)
+
+
+@doors
+def test_a_model_that_calls_no_module(door):
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 4)
+
+        def forward(self, x):
+            return F.linear(x, self.fc.weight, self.fc.bias)
+
+    model, case = Functional().double(), make("relu-bias")
+    with refused(model, gg.InputError, r"No module with trainable parameters was called.*self\.fc\(x\).*WeightPert"):
+        FRONT_DOORS[door](model, gg.WPerp(), *case.args)
+    FRONT_DOORS[door](model, gg.WeightPerturbation(), *case.args)
+
+
+def test_a_function_instead_of_a_model():
+    with pytest.raises(gg.InputError, match=r"expected a torch\.nn\.Module, found function"):
+        gg.estimate(lambda x: x, gg.WPerp(), cross_entropy, torch.randn(2, 2), torch.zeros(2).long())
+    with pytest.raises(gg.InputError, match=r"expected a torch\.nn\.Module, found function"):
+        gg.ForwardGradient(lambda x: x, gg.WPerp())
+
+
+def test_a_state_of_something_else():
+    forward = gg.ForwardGradient(nn.Linear(2, 2), gg.WPerp())
+    with pytest.raises(gg.InputError, match=r"expected the keys of ForwardGradient\.state_dict\(\), missing"):
+        forward.load_state_dict({"weight": torch.zeros(2)})
+
+
+def test_every_error_is_of_one_family():
+    assert issubclass(gg.InputError, gg.GradguessError)
+    assert issubclass(gg.InputError, ValueError)
+    assert issubclass(gg.ForwardModeError, NotImplementedError)
+    assert issubclass(gg.NonFiniteError, ArithmeticError)
