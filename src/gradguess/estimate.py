@@ -128,11 +128,17 @@ class ForwardGradient:
     def __call__(self, loss_fn: LossFn, inputs: Any, targets: Any) -> Tensor:
         """Estimate the gradient of the mean loss, add it to `.grad`, and return the mean loss."""
         task = Task(self.model, loss_fn, inputs, targets)
-        kept = {site: dict(entries) for site, entries in self.cache.items()}
-        result = self._run(task)
+        if self.layout is None or self.layout.mode != layout_mode(self.model):
+            self.layout = _layout(self.guess, task, self.sites)
+        undo = self._remember(self.layout)
+        try:
+            result = self._run(task, self.layout)
+        except Exception:
+            undo()
+            raise
         self.steps += 1
         if self.nonfinite != "ignore" and not _is_finite(result):
-            self.cache = kept  # a basis of such a step would spoil the next ones
+            undo()
             if self.nonfinite == "raise":
                 _check_finite(result, f"step {self.steps - 1}")
             self.skipped += 1
@@ -140,15 +146,25 @@ class ForwardGradient:
         self._write(result.grads)
         return result.loss
 
-    def _run(self, task: Task) -> Estimate:
-        if self.layout is None or self.layout.mode != layout_mode(self.model):
-            self.layout = _layout(self.guess, task, self.sites)
+    def _remember(self, layout: Layout) -> Callable[[], None]:
+        """A way back from a step that failed: its statistics and bases would spoil the next ones."""
+        cache = {site: dict(entries) for site, entries in self.cache.items()}
+        buffers = Snapshot(self.model, random=False) if layout.mutates else None
+
+        def undo() -> None:
+            self.cache = cache
+            if buffers is not None:
+                buffers.restore_buffers()
+
+        return undo
+
+    def _run(self, task: Task, layout: Layout) -> Estimate:
         noise = Noise(self.generator)
 
         def step(layout: Layout) -> Step:
             return Step(task, layout, noise, self.options, self.cache, self.learned, self.steps, detail=False)
 
-        result, self.layout = _settle(self.guess, task, self.sites, self.layout, noise, step)
+        result, self.layout = _settle(self.guess, task, self.sites, layout, noise, step)
         return result
 
     def _write(self, grads: Mapping[str, Tensor]) -> None:
