@@ -258,6 +258,21 @@ def test_skip_counts_and_writes_nothing():
     assert all(p.grad.isfinite().all() for p in case.model.parameters())
 
 
+@pytest.mark.parametrize("guess", [*GUESSES, "backprop"])
+def test_statistics_survive_a_bad_step(guess):
+    """Batch norm's running mean would stay NaN for ever."""
+    case = make("batch-norm")
+    forward = gg.ForwardGradient(case.model, GUESSES.get(guess, gg.Backprop()), nonfinite="skip")
+    forward(*case.args)
+    case.model.zero_grad()
+    before = photograph(case.model)
+    forward(case.loss_fn, case.inputs * float("nan"), case.targets)
+    assert forward.skipped == 1
+    assert_same_photograph(before, photograph(case.model))
+    with refused(case.model, gg.InputError, "found a scalar"):
+        forward(nn.CrossEntropyLoss(), case.inputs, case.targets)
+
+
 def test_ignore_does_not_look():
     case = make("relu-bias")
     forward = gg.ForwardGradient(case.model, gg.ActivationPerturbation(), nonfinite="ignore")
@@ -350,7 +365,7 @@ def test_sites_that_are_not_called():
 @guesses
 def test_a_model_without_parameters(guess):
     x, t = torch.randn(BATCH, 4), torch.randint(4, (BATCH,))
-    with pytest.raises(gg.InputError, match="no parameter.*nothing to"):
+    with pytest.raises(gg.InputError, match=r"no parameter.*nothing to"):
         gg.estimate(nn.ReLU(), GUESSES[guess], cross_entropy, x, t)
     with pytest.raises(gg.InputError, match="no parameters: there is nothing to train"):
         gg.ForwardGradient(nn.ReLU(), GUESSES[guess])
