@@ -292,6 +292,7 @@ class Positions(nn.Module):
         self.embed = nn.Linear(1, 3)
         self.position = nn.Embedding(6, 3)
         self.head = nn.Linear(18, 4)
+        nn.init.normal_(self.head.weight)  # large: most of the derivative comes from below the head
         self.double()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -477,7 +478,12 @@ def test_forward_is_taken_over_and_left_alone():
     kept = {key: value.clone() for key, value in forward.state_dict().items()}
     fresh = diagnosed(gg.WPerp(k=2), model)
     taken = diagnosed(gg.WPerp(k=2), model, forward=forward)
-    assert taken["0"].bias != fresh["0"].bias
+    V = forward.cache["0"]["basis"]
+    g = dense_sites(model, COVARIANCES[gg.WTranspose()])["0"].g
+    gated = (model[0](x) > 0).double()[:, :, None] * V
+    outside = [v - A @ torch.linalg.pinv(A, rtol=1e-9) @ v for A, v in zip(gated, g, strict=True)]
+    assert taken["0"].bias == pytest.approx(torch.stack(outside).mean(0).norm().item(), rel=1e-9)
+    assert taken["0"].bias != pytest.approx(fresh["0"].bias, rel=1e-3)
     assert all(torch.equal(value, kept[key]) for key, value in forward.state_dict().items())
 
 

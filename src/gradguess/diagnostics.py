@@ -270,7 +270,7 @@ class _Bench:
     def _shared_energy(self) -> Tensor:
         """`Σ |g|²` per sample over the outputs that the batch shares: from `draws` tangents, unbiased, (batch,)."""
 
-        def direction(site: Site, x: Any, s: Tensor) -> Tensor | None:
+        def direction(site: Site, x: Any, s: Tensor, tangent: Tensor | None) -> Tensor | None:
             return self.noise.normal(s.shape, s.dtype, s.device) if site.batch_dim is None else None
 
         squares = []
