@@ -1,6 +1,7 @@
 """Train PyTorch networks without backpropagation: gradients guessed from one forward pass."""
 
 from gradguess.diagnostics import SiteReport, diagnose
+from gradguess.capture import CapturedStep
 from gradguess.errors import ForwardModeError, GradguessError, InputError, NonFiniteError
 from gradguess.estimate import ForwardGradient, estimate
 from gradguess.feedback import Feedback
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ActivationPerturbation",
     "Backprop",
+    "CapturedStep",
     "Estimate",
     "Feedback",
     "ForwardGradient",

@@ -102,8 +102,17 @@ class Feedback(Method):
         check_count("Feedback(every)", self.every)
         check_count("Feedback(sweeps)", self.sweeps)
 
+    def phase(self, count: int) -> str | None:
+        if not self._teaches(count):
+            return "plain"
+        return self.guess.phase(count // self.every)
+
+    def _teaches(self, count: int) -> bool:
+        return self.learn not in ("never", "truth") and count % self.every == 0
+
     def run(self, step: Step) -> Estimate:
-        teach = self.learn not in ("never", "truth") and step.count % self.every == 0
+        teach = self._teaches(step.count)
+        step.count //= self.every  # the guess counts the steps that it sees
         seen = self._measure(step) if teach and self.fraction == 1 else None
         forward = _Forward(step, seen, graph=self._needs_graph(step))
         error = OutputError(step.task, forward.outputs)
@@ -213,7 +222,7 @@ def regress(step: Step, forward: _Forward, error: OutputError, site: Site, g: Te
     h = e @ B.t()
     wrong = g - (h if gate is None else h * gate)
     moment = e.t() @ e
-    ridge = 1e-3 * moment.diagonal().mean() + torch.finfo(e.dtype).tiny
+    ridge = 0.1 * moment.diagonal().mean() + torch.finfo(e.dtype).tiny
     moment = moment + ridge * torch.eye(len(moment), dtype=e.dtype, device=e.device)
     if gate is not None:
         wrong = wrong * gate / gate.square().mean(0).clamp_min(0.1)  # a unit that is mostly off sees fewer samples

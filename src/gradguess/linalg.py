@@ -345,9 +345,9 @@ def _next_block(residual: Tensor, basis: Tensor, scale: Tensor, noise: Tensor) -
     rows, left = _orthonormal_rows(rows)
     if (torch.minimum(left, size / _positive(scale)) > 1e-2).all():
         return rows
-    for _ in range(2):
+    for least in (tiny, 0.5):  # what loses half its norm the second time was rounding the first time
         rows = rows - (rows @ basis.mT) @ basis
-        rows = rows * (torch.linalg.vector_norm(rows, dim=-1, keepdim=True) > tiny)
+        rows = rows * (torch.linalg.vector_norm(rows, dim=-1, keepdim=True) > least)
         rows, _ = _orthonormal_rows(rows)
     return rows
 

@@ -93,9 +93,7 @@ def _embedding(layer: nn.Embedding, x: Tensor, g: Tensor) -> dict[str, Tensor]:
     if not layer.weight.requires_grad:
         return {}
     padding = -1 if layer.padding_idx is None else layer.padding_idx
-    grad = torch.ops.aten.embedding_dense_backward(
-        g, x, layer.num_embeddings, padding, layer.scale_grad_by_freq
-    )
+    grad = torch.ops.aten.embedding_dense_backward(g, x, layer.num_embeddings, padding, layer.scale_grad_by_freq)
     return {"weight": grad}
 
 

@@ -146,9 +146,7 @@ class GraphProducts(Upstream):
             self.targets[i].unflat(piece, end) if i < len(self.targets) else piece.reshape(end.shape)
             for i, (piece, end) in enumerate(zip(pieces, self.ends, strict=True))
         ]
-        (grad,) = torch.autograd.grad(
-            self.ends, self.leaf, shaped, retain_graph=True, create_graph=create_graph
-        )
+        (grad,) = torch.autograd.grad(self.ends, self.leaf, shaped, retain_graph=True, create_graph=create_graph)
         return self.site.flat(grad)
 
     def vjp(self, eps: Tensor) -> Tensor:

@@ -69,6 +69,5 @@ def load(directory: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
 
 def _damaged(path: Path, what: str) -> GradguessError:
     return GradguessError(
-        f"checkpoint {path} {what}. It cannot be continued: restore it, "
-        f"or delete {path.parent} to start afresh."
+        f"checkpoint {path} {what}. It cannot be continued: restore it, or delete {path.parent} to start afresh."
     )

@@ -17,6 +17,9 @@ FIXED_CHOICES = {
     "memory": get_args(Memory),
     "dtype": ("float32", "float64", "bfloat16"),
     "schedule": ("constant", "cosine"),
+    "learn": ("outputs", "weighted", "loss", "truth", "never"),
+    "start": ("zero", "random"),
+    "teacher": ("wperp", "wt", "activation"),
 }
 AT_LEAST_ONE = (
     "width",
@@ -30,7 +33,7 @@ AT_LEAST_ONE = (
     "sweeps",
     "tangents",
 )
-AT_LEAST_ZERO = ("seed", "weight_decay", "diagnose", "rate", "sigma")
+AT_LEAST_ZERO = ("seed", "weight_decay", "diagnose", "rate", "sigma", "bootstrap")
 
 
 def option(default: Any, text: str) -> Any:
@@ -74,6 +77,11 @@ class TrainConfig:
     every: int = option(1, "steps between two tangent passes (feedback)")
     fraction: float = option(1.0, "part of the batch in a tangent pass (feedback)")
     sweeps: int = option(1, "sweeps of the chain (feedback-chained)")
+    learn: str = option("outputs", "what teaches the feedback: outputs, weighted, loss, truth or never")
+    bootstrap: float = option(0.0, "rate at which the feedback is drawn to its own chained estimate")
+    start: str = option("zero", "feedback matrices at the start: zero or random")
+    teacher: str = option("wperp", "guess that teaches the feedback: wperp, wt or activation")
+    balance: bool = option(False, "scale each site's directions to the tangent from below")
     dtype: str = option("float32", "float32, float64 or bfloat16")
     device: str = option("cpu", "device of PyTorch, such as cpu or cuda")
     eval_every: int = option(10, "epochs between two evaluations")
@@ -92,9 +100,7 @@ class TrainConfig:
             value = getattr(self, item.name)
             if item.name not in ("method", "width", "seed") and value != item.default:
                 parts.append(
-                    f"{item.name.replace('_', '')}{value:g}"
-                    if isinstance(value, float)
-                    else f"{item.name}{value}"
+                    f"{item.name.replace('_', '')}{value:g}" if isinstance(value, float) else f"{item.name}{value}"
                 )
         return "-".join(parts).replace("/", "_").replace(":", "")
 

@@ -106,9 +106,7 @@ def _read(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in NAMES}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise GradguessError(
-            f"{path} is not a dataset of gradguess, or is damaged ({error}); delete it."
-        ) from error
+        raise GradguessError(f"{path} is not a dataset of gradguess, or is damaged ({error}); delete it.") from error
     if any(len(arrays[f"x_{split}"]) != len(arrays[f"y_{split}"]) for split in ("train", "test")):
         raise GradguessError(f"{path}: inputs and targets differ in number; delete it.")
     return arrays

@@ -24,12 +24,15 @@ def _wperp(config: TrainConfig, end: Literal["top", "bottom"] = "top") -> Any:
 def _feedback(form: Literal["direct", "chained", "corrected"]) -> Callable[[TrainConfig], Any]:
     def build(config: TrainConfig) -> Any:
         return gg.Feedback(
-            _wperp(config),
+            METHODS[config.teacher](config),
             form=form,
             rate=config.rate,
             every=config.every,
             fraction=config.fraction,
             sweeps=config.sweeps,
+            learn=config.learn,
+            bootstrap=config.bootstrap,
+            start=config.start,
         )
 
     return build
@@ -42,9 +45,7 @@ METHODS: dict[str, Callable[[TrainConfig], Any]] = {
     "wt": lambda config: gg.WTranspose(),
     "wperp": _wperp,
     "wperp-bottom": lambda config: _wperp(config, end="bottom"),
-    "wperp-ns": lambda config: gg.WPerpNS(
-        k=subspace_size(config), steps=config.steps, refresh=config.refresh
-    ),
+    "wperp-ns": lambda config: gg.WPerpNS(k=subspace_size(config), steps=config.steps, refresh=config.refresh),
     "wp": lambda config: gg.WPreconditioned(sigma=config.sigma),
     "feedback-direct": _feedback("direct"),
     "feedback-chained": _feedback("chained"),

@@ -51,4 +51,35 @@ def mlp(
     return nn.Sequential(*layers, linear(sizes[-1], classes, bias, generator))
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp}
+class ResidualBlock(nn.Module):
+    """`x + W_2 φ(W_1 norm(x))`."""
+
+    def __init__(self, width: int, activation: str, generator: torch.Generator) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.inner = linear(width, width, True, generator)
+        self.activation = lookup(ACTIVATIONS, activation, "activation")()
+        self.outer = linear(width, width, True, generator)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.outer(self.activation(self.inner(self.norm(x))))
+
+
+def residual(
+    inputs: int,
+    width: int,
+    depth: int,
+    classes: int,
+    bias: bool = False,
+    activation: str = "relu",
+    generator: torch.Generator | None = None,
+) -> nn.Sequential:
+    """A residual MLP: `depth` pre-norm blocks of `width` units between a stem and a head."""
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    blocks = [ResidualBlock(width, activation, generator) for _ in range(depth)]
+    stem, head = linear(inputs, width, True, generator), linear(width, classes, True, generator)
+    return nn.Sequential(stem, *blocks, nn.LayerNorm(width), head)
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "residual": residual}

@@ -34,9 +34,7 @@ def reproduce(
     """
     configs = unique(runs)
     out.mkdir(parents=True, exist_ok=True)
-    write_json(
-        out / "experiments.json", {name: [config.key for config in group] for name, group in runs.items()}
-    )
+    write_json(out / "experiments.json", {name: [config.key for config in group] for name, group in runs.items()})
     todo = [config for config in configs if not is_finished(out, config)]
     failures: dict[str, str] = {}
     if todo:
@@ -53,9 +51,7 @@ def _in_parallel(configs: list[TrainConfig], out: Path, jobs: int) -> Iterator[t
         raise GradguessError("reproduce needs joblib: pip install 'gradguess[cli]'") from error
     tasks = (joblib.delayed(_one)(config, run_directory(out, config)) for config in configs)
     # Configurations are cheap to hand over, so one at a time: whoever is free takes the next.
-    pool = joblib.Parallel(
-        n_jobs=max(1, jobs), batch_size=1, pre_dispatch="all", return_as="generator_unordered"
-    )
+    pool = joblib.Parallel(n_jobs=max(1, jobs), batch_size=1, pre_dispatch="all", return_as="generator_unordered")
     yield from pool(tasks)
 
 

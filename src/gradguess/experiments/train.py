@@ -112,8 +112,19 @@ class _Run:
             sites=config.sites,
             seed=config.seed,
             isolate=config.isolate,
+            balance=config.balance,
         )
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+        cuda = config.device.startswith("cuda")
+        self.optimiser = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=torch.tensor(config.lr, device=config.device) if cuda else config.lr,
+            weight_decay=config.weight_decay,
+            fused=True,
+            capturable=cuda,
+        )
+        self.step = self.plain_step
+        if cuda and config.memory == "store":
+            self.step = gg.CapturedStep(self.forward, self.optimiser, per_sample_loss)
         self.shuffle = torch.Generator().manual_seed(config.seed)
         self.log = MetricsLog(directory / "metrics.jsonl" if directory else None)
         self.epoch, self.peak_mb = 0, 0.0
@@ -142,9 +153,7 @@ class _Run:
         start = time.perf_counter()
         for step, batch in enumerate(batches):
             self.set_rate((self.epoch + step / len(batches)) / config.epochs)
-            self.optimiser.zero_grad()
-            loss = self.forward(per_sample_loss, x[batch], y[batch])
-            self.optimiser.step()
+            loss = self.step(x[batch], y[batch])
             total += loss.detach() * len(batch)
         loss_sum = total.item()  # waits for the device, so the clock is right
         seconds = time.perf_counter() - start
@@ -153,6 +162,12 @@ class _Run:
         row.update(self.measurements())
         before = self.log.rows[-1]["seconds"] if self.log.rows else 0.0
         return {**row, "seconds": before + time.perf_counter() - start}
+
+    def plain_step(self, x: Tensor, y: Tensor) -> Tensor:
+        self.optimiser.zero_grad()
+        loss = self.forward(per_sample_loss, x, y)
+        self.optimiser.step()
+        return loss
 
     def measurements(self) -> Row:
         last = self.epoch == self.config.epochs
@@ -165,8 +180,12 @@ class _Run:
 
     def set_rate(self, progress: float) -> None:
         if self.config.schedule != "constant":
+            rate = learning_rate(self.config, progress)
             for group in self.optimiser.param_groups:
-                group["lr"] = learning_rate(self.config, progress)
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
 
     def save(self) -> None:
         if self.directory is None:

@@ -66,6 +66,21 @@ class Identity(Frame):
         return v
 
 
+class Open(Frame):
+    """`A` is the projector on the units whose gate is open: (batch, d), bool."""
+
+    def __init__(self, open_: Tensor, dtype: torch.dtype) -> None:
+        self.mask = open_.to(dtype)
+        self.batch, self.latent = open_.shape
+        self.dtype = dtype
+
+    def apply(self, z: Tensor) -> Tensor:
+        return z * self.mask
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        return v * self.mask
+
+
 class Columns(Frame):
     """`A = Q`, orthonormal columns for each sample (zero columns allowed): (batch, d, k)."""
 
@@ -204,6 +219,10 @@ class Method(ABC):
 
     uses_sites: ClassVar[bool] = True
 
+    def phase(self, count: int) -> str | None:
+        """Steps with the same phase do the same work and may share one CUDA graph; None: this one stands alone."""
+        return "step"
+
     @abstractmethod
     def run(self, step: Step) -> Estimate:
         """The gradient of one batch."""
@@ -218,6 +237,9 @@ class Guess(Method):
     @abstractmethod
     def frame(self, view: SiteView) -> Frame:
         """The map from white noise to this guess's directions at a site."""
+
+    def phase(self, count: int) -> str | None:
+        return None if count % self.refresh == 0 and self.refresh > 1 else "step"
 
     def run(self, step: Step) -> Estimate:
         seen = step.measure(self)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradguess.errors import InputError
-from gradguess.guesses._base import Columns, Frame, GatedBasis, Guess, SiteView, check_count, keep
+from gradguess.guesses._base import Columns, Frame, GatedBasis, Guess, Open, SiteView, check_count, keep
 from gradguess.linalg import batched_top_subspace, orthonormal_columns
 from gradguess.upstream import Upstream
 
@@ -124,7 +124,10 @@ def _shared(guess: WPerp, view: SiteView) -> Frame:
     if guess.end == "bottom":
         return _null_frame(k, view)
     if view.due or "basis" not in view.cache:
-        keep(view.cache, "basis", view.W.shared_basis(k, view.noise, warm=view.cache.get("basis")))
+        W = view.W
+        keep(view.cache, "basis", W.shared_basis(min(k, W.m), view.noise, warm=view.cache.get("basis")))
+    if view.cache["basis"].shape[1] == d and view.gate is not None and bool((view.cache["basis"] != 0).any(0).all()):
+        return Open(view.gate != 0, view.output.dtype)  # all of the space: only the gate is left
     return GatedBasis(view.cache["basis"], view.gate, batch)
 
 

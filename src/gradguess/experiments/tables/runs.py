@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 # Options that say nothing about the methods that do not read them.
-_FEEDBACK = {"rate", "every", "fraction", "sweeps"}
+_FEEDBACK = {"rate", "every", "fraction", "sweeps", "learn", "bootstrap", "start", "teacher"}
 _BASIS = {"k", "solver", "refresh"}
 _READS = {
     "wperp": _BASIS,
