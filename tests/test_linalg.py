@@ -5,6 +5,8 @@ import torch
 from torch import Tensor
 
 from gradguess.linalg import (
+    _cholesky_rows,
+    _dropping_cholesky,
     batched_top_singular,
     batched_top_subspace,
     newton_schulz,
@@ -94,8 +96,6 @@ def test_cholesky_of_dependent_columns_has_unit_pivots_and_zeros_below() -> None
 
 def test_the_loop_agrees_with_lapack() -> None:
     """What runs away from the CPU is the loop; here it is compared on the CPU."""
-    from gradguess.linalg import _dropping_cholesky
-
     Y, _ = degenerate_batch(F64)
     C = Y.mT @ Y
     floor = 500 * 2.3e-16 * C.diagonal(dim1=-2, dim2=-1).amax(-1)
@@ -134,11 +134,12 @@ def test_orthonormal_columns_span_the_same(dtype: torch.dtype, atol: float) -> N
         torch.testing.assert_close(projector(q) @ a, a, rtol=0, atol=10 * atol)
 
 
+@pytest.mark.parametrize("lapack", [True, False])
 @pytest.mark.parametrize(("dtype", "angle"), [(torch.float32, 1e-3), (F64, 1e-9)])
-def test_orthonormal_columns_keep_a_nearly_dependent_column(dtype: torch.dtype, angle: float) -> None:
+def test_orthonormal_columns_keep_a_nearly_dependent_column(dtype: torch.dtype, angle: float, lapack: bool) -> None:
     A = noise(1, 40, 3, dtype=dtype)
     A[0, :, 1] = A[0, :, 0] + angle * A[0, :, 1]
-    Q = orthonormal_columns(A)
+    Q = orthonormal_columns(A) if lapack else _cholesky_rows(A.mT, 100 * torch.finfo(dtype).eps)[0].mT
     assert_orthonormal_or_zero(Q, 3, 10 * torch.finfo(dtype).eps * 40)
     assert torch.linalg.matrix_norm((A - Q @ (Q.mT @ A)), 2) < 100 * torch.finfo(dtype).eps * 40
 
@@ -160,8 +161,6 @@ def test_orthonormal_columns_have_the_orientation_of_gram_schmidt() -> None:
 
 def test_orthonormal_columns_away_from_lapack() -> None:
     """What runs away from the CPU is Cholesky QR; here it is compared on the CPU."""
-    from gradguess.linalg import _cholesky_rows
-
     A, _ = degenerate_batch(F64)
     rows, _ = _cholesky_rows(A.mT, 1e-13)
     torch.testing.assert_close(rows.mT, orthonormal_columns(A), rtol=0, atol=1e-11)
@@ -309,6 +308,21 @@ def test_subspace_stays_orthonormal_over_many_steps() -> None:
     A = (2 * torch.rand(2, 128, 128, generator=torch.Generator().manual_seed(0)) - 1) / 128**0.5
     V, _ = subspace(A, 10, 1, 100)
     assert_orthonormal_or_zero(V, 10, 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(F64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(
+    ("d", "rank", "p", "iterations"), [(48, 36, 9, 8), (24, 14, 6, 4), (12, 3, 4, 3), (12, 1, 1, 12)]
+)
+def test_subspace_stays_orthonormal_when_the_space_ends(
+    d: int, rank: int, p: int, iterations: int, dtype: torch.dtype, atol: float
+) -> None:
+    """200 matrices: the last blocks have fewer dimensions left than columns, and much of them is rounding."""
+    A = noise(200, d, rank, dtype=dtype) @ noise(200, rank, d, seed=1, dtype=dtype) / d
+    V, _ = subspace(A, d, p, iterations)
+    P = projector(V)
+    torch.testing.assert_close(P @ P, P, rtol=0, atol=atol)
+    assert ((V.norm(dim=-2) > 0.5).sum(-1) == rank).all()
 
 
 def test_subspace_from_a_converged_start() -> None:
