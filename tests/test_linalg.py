@@ -130,6 +130,7 @@ def test_orthonormal_columns_span_the_same(dtype: torch.dtype, atol: float) -> N
     Q = orthonormal_columns(A)
     for q, a, rank in zip(Q, A, ranks, strict=True):
         assert int((q.norm(dim=0) > 0.5).sum()) == rank
+        assert int((q.norm(dim=0) == 0).sum()) == 5 - rank  # zeros, not rounding
         torch.testing.assert_close(projector(projector(q)), projector(q), rtol=0, atol=atol)
         torch.testing.assert_close(projector(q) @ a, a, rtol=0, atol=10 * atol)
 
@@ -167,7 +168,9 @@ def test_orthonormal_columns_away_from_lapack() -> None:
 
 
 def test_orthonormal_columns_more_than_rows() -> None:
-    assert_orthonormal_or_zero(orthonormal_columns(noise(2, 1, 4)), 1, 1e-12)
+    Q = orthonormal_columns(noise(2, 3, 5))
+    assert Q.shape == (2, 3, 5)
+    assert_orthonormal_or_zero(Q, 3, 1e-12)
 
 
 # --- top_right_singular_vectors ----------------------------------------------------------------------------
