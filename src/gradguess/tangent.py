@@ -142,7 +142,7 @@ def carry(task: Task, layout: Layout, direction: Direction) -> Carried:
     def inject(site: Site, x: Any, s: Tensor) -> Tensor:
         primal, tangent = fwAD.unpack_dual(s)
         if isinstance(x, Tensor):
-            x = fwAD.unpack_dual(x).primal
+            x = x.detach()  # not the primal view: that would keep the tangent alive
         y = direction(site, x, primal, tangent)
         if y is None:
             return s
