@@ -148,11 +148,14 @@ class ForwardGradient:
 
     def _remember(self, layout: Layout) -> Callable[[], None]:
         """A way back from a step that failed: its statistics and bases would spoil the next ones."""
-        cache = {site: dict(entries) for site, entries in self.cache.items()}
+        if self.nonfinite == "ignore":
+            return lambda: None
+        kept = [(store, _copy(store)) for store in (self.cache, self.learned)]
         buffers = Snapshot(self.model, random=False) if layout.mutates else None
 
         def undo() -> None:
-            self.cache = cache
+            for store, copy in kept:
+                _put_back(store, copy)
             if buffers is not None:
                 buffers.restore_buffers()
 
@@ -205,6 +208,25 @@ class ForwardGradient:
         self.generator.set_state(state["generator"].cpu().to(torch.uint8))
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
         self.cache, self.learned = stores["cache"], stores["learned"]
+
+
+def _copy(store: Cache) -> Cache:
+    return {site: {key: value.clone() for key, value in entries.items()} for site, entries in store.items()}
+
+
+def _put_back(store: Cache, copy: Cache) -> None:
+    """In place where possible: a captured step holds on to the tensors."""
+    for site in set(store) - set(copy):
+        del store[site]
+    for site, entries in copy.items():
+        now = store.setdefault(site, {})
+        for key in set(now) - set(entries):
+            del now[key]
+        for key, value in entries.items():
+            if key in now and now[key].shape == value.shape:
+                now[key].copy_(value)
+            else:
+                now[key] = value
 
 
 def _check_guess(guess: Any) -> None:
