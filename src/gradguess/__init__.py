@@ -1,7 +1,7 @@
 """Train PyTorch networks without backpropagation: gradients guessed from one forward pass."""
 
-from gradguess.diagnostics import SiteReport, diagnose
 from gradguess.capture import CapturedStep
+from gradguess.diagnostics import SiteReport, diagnose
 from gradguess.errors import ForwardModeError, GradguessError, InputError, NonFiniteError
 from gradguess.estimate import ForwardGradient, estimate
 from gradguess.feedback import Feedback

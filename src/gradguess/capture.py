@@ -60,7 +60,7 @@ class CapturedStep:
             return self._eager(inputs, targets)
         key = (phase, _shapes(inputs), _shapes(targets))
         self.seen[key] = self.seen.get(key, 0) + 1
-        if self.seen[key] <= WARM_UP or self._fragile():
+        if self.seen[key] <= WARM_UP or self._fragile(phase):
             return self._eager(inputs, targets)
         if key not in self.graphs:
             self.graphs[key] = self._capture(inputs, targets)
@@ -70,9 +70,12 @@ class CapturedStep:
         self.forward.steps += 1
         return captured.loss
 
-    def _fragile(self) -> bool:
+    def _fragile(self, phase: str) -> bool:
+        """Must this step run by itself? Global random state, buffers and sketches of a basis cannot be captured."""
         layout = self.forward.layout
-        return layout is None or layout.stochastic or layout.mutates
+        if layout is None or (layout.sites and (layout.stochastic or layout.mutates)):
+            return True
+        return phase == "refresh" and any(site.linear is None and not site.top for site in layout.sites)
 
     def _eager(self, inputs: Any, targets: Any) -> Tensor:
         side = torch.cuda.Stream()

@@ -236,7 +236,7 @@ def _check_guess(guess: Any) -> None:
 
 
 def _layout(guess: Method, task: Task, sites: Sites) -> Layout:
-    return lay_out(task, sites) if guess.uses_sites else bare_layout(task.model)
+    return lay_out(task, sites) if guess.uses_sites else bare_layout(task)
 
 
 def _settle(

@@ -6,8 +6,8 @@ forward pass, and the site's gate `D`:
     prediction    h_i = D_i B_i e
 
 `B_i` stands for the transposed Jacobian from the site to the outputs. A tangent pass measures that Jacobian: with
-directions `y_i` injected, the outputs move by `u = Σ_i J_i y_i` and the loss by `c = <u, e>`. The predictor is fitted to
-what it got wrong by least mean squares (`_learn`). The estimate is one of
+directions `y_i` injected, the outputs move by `u = Σ_i J_i y_i` and the loss by `c = <u, e>`. The predictor is fitted
+to what it got wrong by least mean squares (`Lesson.learn`). The estimate is one of
 
     direct       ĝ_i = h_i
     chained      ĝ_i = Σ_j W̃_ijᵀ h_j       over the sites j above, exact at the output: W^T with what was learned in
@@ -28,16 +28,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradguess.errors import InputError
-from gradguess.guesses._base import Estimate, Guess, Method, check_count
+from gradguess.guesses._base import Estimate, Guess, Method, check_count, keep
 from gradguess.guesses.backprop import Backprop
 from gradguess.isolation import Snapshot
 from gradguess.sites import Site, Watch
-from gradguess.step import Measurement, Record, Records, Step
+from gradguess.step import Measurement, Records, Step
 from gradguess.task import Task, tensors
 from gradguess.upstream import CutGraph
 
 if TYPE_CHECKING:
-    from gradguess.step import Cache
+    pass
 
 Values = dict[str, Tensor]  # site name -> (batch, d)
 
@@ -113,6 +113,10 @@ class Feedback(Method):
     def run(self, step: Step) -> Estimate:
         teach = self._teaches(step.count)
         step.count //= self.every  # the guess counts the steps that it sees
+        if step.options.memory == "replay" and not step.detail and self.learn != "truth":
+            from gradguess.feedback_replay import Replay
+
+            return Replay(self, step, teach).run()
         seen = self._measure(step) if teach and self.fraction == 1 else None
         forward = _Forward(step, seen, graph=self._needs_graph(step))
         error = OutputError(step.task, forward.outputs)
@@ -122,7 +126,7 @@ class Feedback(Method):
         if self.learn == "truth":
             truth = Backprop().run(replace(step, detail=True)).site_grads
             for site in filter(predicted, step.layout.sites):
-                regress(step, forward, error, site, site.flat(truth[site.name]), self.rate)
+                regress(step, site, forward.gate(site), error, site.flat(truth[site.name]), self.rate)
         if seen is not None:
             correction = self._teach(step, forward, seen, error)
         elif teach:
@@ -144,12 +148,21 @@ class Feedback(Method):
 
     def _teach(self, step: Step, forward: _Forward, seen: Measurement, error: OutputError) -> Values:
         """Fit the predictor to the measurement; what "corrected" adds to its prediction."""
-        lesson = Lesson(step, forward, seen, error)
+        lesson = Lesson(step, self.rate, self.learn)
+        directions = {name: record.y for name, record in seen.records.items() if record.y is not None}
+        for p, (tangent, chosen) in enumerate(seen.passes):
+            for name in directions if chosen is None else [chosen]:
+                site = step.layout[name]
+                scale = seen.scales[name][tangent]
+                lesson.observe(p, site, directions[name][tangent], forward.gate(site), scale)
+        lesson.conclude(seen, error)
         added = {}
         if self.form == "corrected":
             h = predict(step, forward, error)
-            added = {name: h[name] + lesson.correction(name) for name in h}
-        lesson.learn(self.rate, self.learn)
+            added = {name: h[name] + lesson.correction(step.layout[name], directions[name]) for name in h}
+        for name, y in directions.items():
+            site = step.layout[name]
+            lesson.learn(site, y, forward.gate(site))
         return added
 
     def _estimate(self, step: Step, forward: _Forward, error: OutputError, corrected: Values) -> Values:
@@ -159,7 +172,7 @@ class Feedback(Method):
                 g = forward.chain(g, error)
             if self.bootstrap:
                 for site in filter(predicted, step.layout.sites):
-                    regress(step, forward, error, site, g[site.name], self.bootstrap)
+                    regress(step, site, forward.gate(site), error, g[site.name], self.bootstrap)
         else:
             g.update(forward.exact_tops(error))
         return g
@@ -188,8 +201,12 @@ class OutputError:
 def flatten_outputs(parts: list[Tensor]) -> Tensor:
     """(batch, C) from one or several output tensors."""
     flats = [part.reshape(part.shape[0], -1) for part in parts]
-    flat = flats[0] if len(flats) == 1 else torch.cat(flats, 1)
-    return flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat
+    return wide(flats[0] if len(flats) == 1 else torch.cat(flats, 1))
+
+
+def wide(t: Tensor) -> Tensor:
+    """Half precision as float32."""
+    return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
 
 
 # --- the predictor -------------------------------------------------------------------------------------------
@@ -204,21 +221,26 @@ def matrix(step: Step, site: Site, d: int, error: Tensor) -> Tensor:
 
 
 def predict(step: Step, forward: _Forward, error: OutputError) -> Values:
-    """`h_i = D_i B_i e` at every site that is predicted."""
-    h = {}
-    for site in step.layout.sites:
-        if predicted(site):
-            value = error.flat @ matrix(step, site, forward.size(site), error.flat).t()
-            gate = forward.gate(site)
-            h[site.name] = value if gate is None else value.mul_(gate)
-    return h
+    """The prediction at every site that is predicted."""
+    sites = filter(predicted, step.layout.sites)
+    return {site.name: predict_at(step, site, forward.gate(site), forward.size(site), error) for site in sites}
 
 
-def regress(step: Step, forward: _Forward, error: OutputError, site: Site, g: Tensor, rate: float) -> None:
+def predict_at(step: Step, site: Site, gate: Tensor | None, d: int, error: OutputError) -> Tensor:
+    """`h_i = D_i B_i e`, (batch, d)."""
+    value = error.flat @ matrix(step, site, d, error.flat).t()
+    return value if gate is None else value.mul_(gate)
+
+
+def gate_at(site: Site, s: Tensor) -> Tensor | None:
+    """`D` of a site with output `s`, (batch, d)."""
+    return None if site.gate is None else site.gate(wide(site.flat(s)))
+
+
+def regress(step: Step, site: Site, gate: Tensor | None, error: OutputError, g: Tensor, rate: float) -> None:
     """Draw `B` towards the least-squares fit of the gradients `g` by `D B e` on this batch."""
     e = error.flat
     B = matrix(step, site, g.shape[1], e)
-    gate = forward.gate(site)
     h = e @ B.t()
     wrong = g - (h if gate is None else h * gate)
     moment = e.t() @ e
@@ -239,95 +261,108 @@ def _start_random(step: Step, forward: _Forward, error: OutputError) -> None:
 
 
 class Lesson:
-    """One measurement, seen as a regression of the outputs' tangents `u` on the gated directions `φ_i = D_i y_i`."""
+    """One measurement, seen as a regression of the outputs' tangents `u` on the gated directions `φ_i = D_i y_i`.
 
-    def __init__(self, step: Step, forward: _Forward, seen: Measurement, error: OutputError) -> None:
-        self.step, self.seen, self.error = step, seen, error
-        self.sites = [site for site in step.layout.sites if predicted(site)]
-        self.gates = {site.name: forward.gate(site) for site in self.sites}
-        self.residuals = [self._residual(p) for p in range(len(seen.passes))]  # u - Σ_i B_iᵀ φ_i, (batch, C)
+    `observe` every direction of a pass, `conclude` when the outputs are known, then correct and learn site by site.
+    Of the batch it keeps the residuals alone, (batch, C) per pass.
+    """
 
-    def _phi(self, site: Site, tangent: int) -> Tensor:
-        y = self._y(site, tangent)
-        gate = self.gates[site.name]
-        return y if gate is None else y * gate
+    def __init__(self, step: Step, rate: float, from_: str) -> None:
+        self.step, self.rate, self.from_ = step, rate, from_
+        self.explained: dict[int, Tensor] = {}  # per pass: Σ_i σ_i B_iᵀ φ_i, (batch, C)
+        self.traces: dict[int, Tensor] = {}  # per pass: Σ_i Σ_b |φ_i|²
+        self.largest: dict[int, Tensor] = {}  # per pass: the largest λ of its sites
+        self.residuals: list[Tensor] = []  # per pass: u - Σ_i σ_i B_iᵀ φ_i
 
-    def _y(self, site: Site, tangent: int) -> Tensor:
-        y = self.seen.records[site.name].y
-        assert y is not None
-        return site.flat(y[tangent]).to(self.error.flat.dtype)
+    def observe(self, p: int, site: Site, y: Tensor, gate: Tensor | None, scale: Tensor) -> None:
+        """`y` was carried by pass `p`, scaled by σ."""
+        learned = self.step.learned.setdefault(site.name, {})
+        phi = gated(site, y, gate)
+        B = learned.get("B")
+        if B is not None and B.shape[0] == phi.shape[1]:
+            _add_to(self.explained, p, scale * (phi.to(B.dtype) @ B))
+        _add_to(self.traces, p, phi.square().sum())
+        largest = _largest(learned, phi)
+        self.largest[p] = torch.maximum(self.largest[p], largest) if p in self.largest else largest
 
-    def _in_pass(self, p: int) -> list[Site]:
-        name = self.seen.passes[p][1]
-        return [site for site in self.sites if name in (None, site.name)]
+    def conclude(self, seen: Measurement, error: OutputError) -> None:
+        """The outputs are known: what did the predictor not explain?"""
+        self.seen, self.error = seen, error
+        for p, tangents in enumerate(seen.output_tangents):
+            u, explained = flatten_outputs(tangents), self.explained.get(p)
+            self.residuals.append(u if explained is None or explained.shape != u.shape else u - explained)
+        self._sizes = {p: self._step_size(p) for p in self.traces}
 
-    def _residual(self, p: int) -> Tensor:
-        u = flatten_outputs(self.seen.output_tangents[p])
-        for site in self._in_pass(p):
-            phi = self._phi(site, self.seen.passes[p][0])
-            u = u - self._scale(site, p) * (phi @ matrix(self.step, site, phi.shape[1], self.error.flat))
-        return u
-
-    def _scale(self, site: Site, p: int) -> Tensor:
-        """σ of the direction that a pass carried."""
-        return self.seen.scales[site.name][self.seen.passes[p][0]]
-
-    def correction(self, name: str) -> Tensor:
+    def correction(self, site: Site, y: Tensor) -> Tensor:
         """`r y` averaged over tangents, with `r = c - Σ_i <y_i, h_i>` of each sample."""
-        site = self.step.layout[name]
-        passes = [p for p in range(len(self.seen.passes)) if site in self._in_pass(p)]
         e = self.error.flat
         total = [
-            (self.residuals[p] * e).sum(1, keepdim=True) / self._scale(site, p) * self._y(site, self.seen.passes[p][0])
-            for p in passes
+            (self.residuals[p] * e).sum(1, keepdim=True) / scale * gated(site, y[tangent], None).to(e.dtype)
+            for p, tangent, scale in self._passes(site)
         ]
         return torch.stack(total).mean(0) if len(total) > 1 else total[0]
 
-    def learn(self, rate: float, from_: str) -> None:
+    def learn(self, site: Site, y: Tensor, gate: Tensor | None) -> None:
         """One step of least mean squares: `B_i += μ mean_b φ_i rᵀ`.
 
         The step size is `μ = rate / (λ + K / b)`: λ the largest eigenvalue of the regressors' second moment, K its
-        trace over all sites of a pass, b the number of samples. It is the condition under which LMS with Gaussian regressors
-        stays stable in the mean square (rate < 2): for W⊥, λ = 1 and μ = rate · b / (b + K).
+        trace over all sites of a pass, b the number of samples. It is the condition under which LMS with Gaussian
+        regressors stays stable in the mean square (rate < 2): for W⊥, λ = 1 and μ = rate · b / (b + K).
         """
         e = self.error.flat
-        power = e.square().sum(1)
-        total = power.sum().clamp_min(torch.finfo(e.dtype).tiny)
-        for p, residual in enumerate(self.residuals):
-            sites = self._in_pass(p)
-            phis = [self._phi(site, self.seen.passes[p][0]) for site in sites]
-            samples: Tensor | float = float(len(e))
-            weights = 1 / samples
-            if from_ == "weighted":
-                residual = residual * power[:, None]
-                samples = total.square() / power.square().sum().clamp_min(torch.finfo(e.dtype).tiny)
-                weights = 1 / total
-            elif from_ == "loss":
-                residual = (residual * e).sum(1, keepdim=True) * e
-                samples = total.square() / power.square().sum().clamp_min(torch.finfo(e.dtype).tiny)
-                weights = 1 / total
-            trace = sum(phi.square().sum() for phi in phis) / len(e)
-            largest = torch.stack([self._largest(site, phi) for site, phi in zip(sites, phis, strict=True)]).max()
-            n = self.step.options.tangents
-            mu = rate / (largest + trace / (samples * n)).clamp_min(torch.finfo(e.dtype).tiny) / n
-            for site, phi in zip(sites, phis, strict=True):
-                B = matrix(self.step, site, phi.shape[1], e)
-                B += (mu * weights / self._scale(site, p)) * (phi.t() @ residual)
+        for p, tangent, scale in self._passes(site):
+            phi = gated(site, y[tangent], gate).to(e.dtype)
+            B = matrix(self.step, site, phi.shape[1], e)
+            B += (self._sizes[p] / scale) * (phi.t() @ self._wrong(p))
 
-    def _largest(self, site: Site, phi: Tensor) -> Tensor:
-        """Largest eigenvalue of `φᵀφ / b`, by power iteration that goes on from step to step."""
-        learned = self.step.learned[site.name]
-        v = learned.get("v")
-        if v is None or v.shape[0] != phi.shape[1]:
-            v = phi.abs().sum(0) + 1e-6
-        for _ in range(2):
-            v = v / torch.linalg.vector_norm(v).clamp_min(torch.finfo(phi.dtype).tiny)
-            v = phi.t() @ (phi @ v) / len(phi)
-        if learned.get("v") is None or learned["v"].shape != v.shape:
-            learned["v"] = v
-        else:
-            learned["v"].copy_(v)
-        return torch.linalg.vector_norm(v)
+    def _passes(self, site: Site) -> list[tuple[int, int, Tensor]]:
+        """(pass, tangent, σ) of the passes that carried a site's directions."""
+        scales = self.seen.scales[site.name]
+        return [(p, self.seen.passes[p][0], scales[self.seen.passes[p][0]]) for p in self.seen.rows(site)]
+
+    def _wrong(self, p: int) -> Tensor:
+        """What the predictor is fitted to: the residual, as `from_` weighs it."""
+        e, residual = self.error.flat, self.residuals[p]
+        if self.from_ == "weighted":
+            return residual * e.square().sum(1, keepdim=True)
+        if self.from_ == "loss":
+            return (residual * e).sum(1, keepdim=True) * e
+        return residual
+
+    def _step_size(self, p: int) -> Tensor:
+        """`μ` over the sum of the samples' weights."""
+        e = self.error.flat
+        tiny, batch, n = torch.finfo(e.dtype).tiny, float(len(e)), self.step.options.tangents
+        samples: Tensor | float = batch
+        weights: Tensor | float = 1 / batch
+        if self.from_ != "outputs":
+            power = e.square().sum(1)
+            total = power.sum().clamp_min(tiny)
+            samples, weights = total.square() / power.square().sum().clamp_min(tiny), 1 / total
+        trace = self.traces[p] / batch
+        return self.rate / (self.largest[p] + trace / (samples * n)).clamp_min(tiny) / n * weights
+
+
+def gated(site: Site, y: Tensor, gate: Tensor | None) -> Tensor:
+    """`φ = D y`, (batch, d)."""
+    flat = wide(site.flat(y))
+    return flat if gate is None else flat * gate
+
+
+def _add_to(sums: dict[int, Tensor], key: int, value: Tensor) -> None:
+    sums[key] = sums[key] + value if key in sums else value
+
+
+def _largest(learned: dict[str, Tensor], phi: Tensor) -> Tensor:
+    """Largest eigenvalue of `φᵀφ / b`, by power iteration that goes on from step to step."""
+    v = learned.get("v")
+    if v is None or v.shape[0] != phi.shape[1]:
+        v = phi.abs().sum(0) + 1e-6
+    for _ in range(2):
+        v = v / torch.linalg.vector_norm(v).clamp_min(torch.finfo(phi.dtype).tiny)
+        v = phi.t() @ (phi @ v) / len(phi)
+    keep(learned, "v", v)
+    return torch.linalg.vector_norm(v)
 
 
 # --- the pass ------------------------------------------------------------------------------------------------
@@ -371,9 +406,7 @@ class _Forward:
     def gate(self, site: Site) -> Tensor | None:
         """`D`, (batch, d)."""
         if site.name not in self._gates:
-            s = site.flat(self.output(site))
-            s = s.float() if s.dtype in (torch.bfloat16, torch.float16) else s
-            self._gates[site.name] = None if site.gate is None else site.gate(s)
+            self._gates[site.name] = gate_at(site, self.output(site))
         return self._gates[site.name]
 
     def exact_tops(self, error: OutputError) -> Values:

@@ -18,6 +18,7 @@ from torch import Tensor
 __all__ = [
     "batched_top_singular",
     "batched_top_subspace",
+    "chebyshev_top_subspace",
     "newton_schulz",
     "orthonormal_columns",
     "semidefinite_cholesky",
@@ -361,6 +362,46 @@ def _ritz(Q: Tensor, H: Tensor, k: int) -> tuple[Tensor, Tensor]:
     values = torch.where(values > floor, values, 0.0)
     V = (Z.flip(-1)[..., :k].mT @ Q).mT * (values[..., None, :] > 0)
     return _pad_columns(V, k), _pad_columns(values * scale[..., 0], k)
+
+
+def chebyshev_top_subspace(
+    gram_product: Product, start: Tensor, k: int, degree: int, rounds: int
+) -> tuple[Tensor, Tensor]:
+    """Top-k eigenvectors of `batch` positive semi-definite matrices by filtered subspace iteration.
+
+    Each round takes the smallest Ritz value of the block as the end of the unwanted part of the spectrum, `[0, a]`, and
+    applies the Chebyshev polynomial of that interval, which stays below one on it and grows fastest above it. More
+    products than `batched_top_subspace`, but no eigenvalue problem larger than the block: the better choice on a GPU.
+
+    Accuracy: 512 × 512, no spectral gap, k = 10, block of 16 to 20, two rounds of degree 12: projector error 2e-3 in the
+    median, 1e-2 at most. Reference: Zhou, Saad, Tiago, Chelikowsky 2006.
+
+    Args:
+        gram_product: (B, d, p) -> (B, d, p).
+        start: (B, d, p), more columns than `k`.
+
+    Returns:
+        V (B, d, k), orthonormal, largest eigenvalue first, and the eigenvalues (B, k); zero beyond the rank.
+    """
+    X = orthonormal_columns(start)
+    for _ in range(rounds):
+        GX = gram_product(X)
+        values, Z = torch.linalg.eigh(_symmetric(X.mT @ GX))
+        low, high = values[:, 0], values[:, -1]
+        half = torch.maximum(low, 1e-3 * high).clamp_min(torch.finfo(X.dtype).tiny)[:, None, None] / 2
+        X, GX = X @ Z, GX @ Z
+        before, now = X, GX / half - X  # T_0, T_1 of (G - half) / half
+        for _ in range(degree - 1):
+            before, now = now, 2 * (gram_product(now) / half - now) - before
+            size = _positive(torch.linalg.vector_norm(now, dim=1, keepdim=True))
+            before, now = before / size, now / size  # grows without bound where there is a gap
+        X = orthonormal_columns(now.flip(-1))  # strongest first: Gram–Schmidt keeps them
+    GX = gram_product(X)
+    return _ritz(X.mT, _symmetric(X.mT @ GX), k)
+
+
+def _symmetric(H: Tensor) -> Tensor:
+    return (H + H.mT) / 2
 
 
 def newton_schulz(A: Tensor, coefficients: Sequence[float] | Tensor, steps: int) -> Tensor:

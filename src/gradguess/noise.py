@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,3 +36,15 @@ class Noise:
             return self.normal((count, batch, size), dtype, device)
         assert self.total is not None
         return self.normal((count, self.total, size), dtype, device)[:, self.rows]
+
+
+class SketchNoise(Noise):
+    """Noise of its own for what is done now and then: a generator is made only when it is drawn from."""
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self.device, self.seed = device, seed
+        self.rows = self.total = None
+
+    @cached_property
+    def generator(self) -> torch.Generator:  # type: ignore[override]
+        return torch.Generator(self.device).manual_seed(self.seed)

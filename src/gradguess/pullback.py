@@ -6,13 +6,12 @@ every other module gets a vjp of its own short piece of the graph (`gradguess.pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-Rule = Callable[[nn.Module, Tensor, Tensor], dict[str, Tensor]]
 
 
 def _linear(layer: nn.Linear, x: Tensor, g: Tensor) -> dict[str, Tensor]:
@@ -97,14 +96,14 @@ def _embedding(layer: nn.Embedding, x: Tensor, g: Tensor) -> dict[str, Tensor]:
     return {"weight": grad}
 
 
-_RULES: dict[type[nn.Module], Rule] = {
-    nn.Linear: _linear,  # type: ignore[dict-item]
-    nn.Embedding: _embedding,  # type: ignore[dict-item]
-    nn.LayerNorm: _layer_norm,  # type: ignore[dict-item]
-    nn.RMSNorm: _rms_norm,  # type: ignore[dict-item]
-    nn.GroupNorm: _group_norm,  # type: ignore[dict-item]
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm),  # type: ignore[dict-item]
-    **dict.fromkeys(  # type: ignore[dict-item]
+_RULES: dict[type[nn.Module], Any] = {
+    nn.Linear: _linear,
+    nn.Embedding: _embedding,
+    nn.LayerNorm: _layer_norm,
+    nn.RMSNorm: _rms_norm,
+    nn.GroupNorm: _group_norm,
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm),
+    **dict.fromkeys(
         (
             nn.Conv1d,
             nn.Conv2d,

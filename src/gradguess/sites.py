@@ -230,7 +230,7 @@ def _candidates(model: nn.Module, explicit: bool) -> Iterable[tuple[str, nn.Modu
             continue
         parametrized = parametrize.is_parametrized(module)
         if parametrized:
-            inside.update(module.parametrizations.modules())  # type: ignore[union-attr, operator]
+            inside.update(module.parametrizations.modules())
         owned = module.parameters(recurse=parametrized)
         if (explicit and module is not model) or any(p.requires_grad for p in owned):
             yield name, module
@@ -467,10 +467,13 @@ def layout_mode(model: nn.Module) -> tuple[bool, ...]:
     return (*(module.training for module in model.modules()), *(p.requires_grad for p in model.parameters()))
 
 
-def bare_layout(model: nn.Module) -> Layout:
+def bare_layout(task: Task) -> Layout:
     """No sites: for methods that need none."""
-    _check_trainable(model)
-    return Layout((), False, (), (), False, True, True, layout_mode(model), {})
+    _check_trainable(task.model)
+    with untouched(task.model) as traces, torch.no_grad():
+        task.outputs()
+        stochastic, mutates = traces()
+    return Layout((), False, (), (), False, stochastic, mutates, layout_mode(task.model), {})
 
 
 def _used(

@@ -18,7 +18,7 @@ from gradguess.errors import InputError
 from gradguess.guesses._base import Frame, Guess, Identity, SiteView
 from gradguess.isolation import Snapshot, untouched
 from gradguess.linalg import orthonormal_columns
-from gradguess.noise import Noise
+from gradguess.noise import Noise, SketchNoise
 from gradguess.pullback import parameter_gradients
 from gradguess.sites import Layout, LayoutChanged, Site, Watch
 from gradguess.tangent import carry, formula_kernels
@@ -206,7 +206,7 @@ class Step:
                 upstream=lambda gate: self._upstream(site, flat, gate),
                 cache=self.cache.setdefault(site.name, {}),
                 due=due,
-                noise=self._sketch_noise() if due else self.noise,
+                noise=self._sketch_noise(),
             )
             frame = guess.frame(view)
         self._fresh.add(site.name)
@@ -227,7 +227,7 @@ class Step:
 
     def _sketch_noise(self) -> Noise:
         """A stream of its own: a refresh must not shift the numbers that directions are drawn from."""
-        return Noise(torch.Generator(self.noise.generator.device).manual_seed(0x5EED + self.count))
+        return SketchNoise(self.noise.generator.device, 0x5EED + self.count)
 
     def draw(self, guess: Guess, site: Site, s: Tensor) -> Tensor:
         """All directions of this step at a site: (tangents, *s.shape)."""

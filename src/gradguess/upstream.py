@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gradguess.linalg import top_right_singular_vectors
+from gradguess.linalg import orthonormal_columns, top_right_singular_vectors
 from gradguess.noise import Noise
 from gradguess.sites import Site, Watch
 from gradguess.task import tensors
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gradguess.sites import Layout
     from gradguess.task import Task
 
+WARM = 3  # subspace iterations that bring a basis up to date
 SKETCH = 8  # random vectors per probe sample when a basis is sketched
 
 
@@ -45,6 +46,10 @@ class Upstream(ABC):
     def matrix(self) -> Tensor:
         """Every sample's `W̃`, dense: (batch, m, d). For references and small layers."""
 
+    def gram(self, X: Tensor) -> Tensor:
+        """`W̃ᵀ W̃ X` for every sample: (p, batch, d) -> (p, batch, d)."""
+        return self.vjp(self.jvp(X))
+
     @abstractmethod
     def shared_basis(self, k: int, noise: Noise, warm: Tensor | None = None) -> Tensor:
         """Top-k right singular vectors of the batch as a whole, (d, k)."""
@@ -57,6 +62,7 @@ class ClosedForm(Upstream):
         self.weight = weight  # (m, d)
         self.gate = gate  # (batch, d)
         self.m, self.d = weight.shape
+        self._gram: Tensor | None = None
 
     def vjp(self, eps: Tensor) -> Tensor:
         y = eps @ self.weight
@@ -64,6 +70,15 @@ class ClosedForm(Upstream):
 
     def jvp(self, v: Tensor) -> Tensor:
         return (v if self.gate is None else v * self.gate) @ self.weight.t()
+
+    def gram(self, X: Tensor) -> Tensor:
+        if self.m < self.d:
+            return super().gram(X)
+        if self._gram is None:
+            self._gram = self.weight.t() @ self.weight  # shared by the batch: per sample only the gate changes
+        if self.gate is None:
+            return X @ self._gram
+        return ((X * self.gate) @ self._gram).mul_(self.gate)
 
     def matrix(self) -> Tensor:
         if self.gate is None:
@@ -74,7 +89,11 @@ class ClosedForm(Upstream):
         weight = self.weight
         if self.gate is not None:
             weight = weight * self.gate.square().mean(0).sqrt()  # W diag(mean gate²)^½
-        return top_right_singular_vectors(weight, k, warm=warm)
+        if warm is None or warm.shape[1] != k:
+            return top_right_singular_vectors(weight, k)
+        for _ in range(WARM):  # only the span matters, so no Rayleigh–Ritz; nothing here waits for the device
+            warm = orthonormal_columns(weight.t() @ (weight @ warm))
+        return warm
 
 
 class CutGraph:

@@ -19,6 +19,7 @@ FIXED_CHOICES = {
     "schedule": ("constant", "cosine"),
     "learn": ("outputs", "weighted", "loss", "truth", "never"),
     "start": ("zero", "random"),
+    "matmul": ("highest", "high"),
     "teacher": ("wperp", "wt", "activation"),
 }
 AT_LEAST_ONE = (
@@ -83,6 +84,7 @@ class TrainConfig:
     teacher: str = option("wperp", "guess that teaches the feedback: wperp, wt or activation")
     balance: bool = option(False, "scale each site's directions to the tangent from below")
     dtype: str = option("float32", "float32, float64 or bfloat16")
+    matmul: str = option("highest", "precision of float32 products on a GPU: highest or high (TF32)")
     device: str = option("cpu", "device of PyTorch, such as cpu or cuda")
     eval_every: int = option(10, "epochs between two evaluations")
     diagnose: int = option(0, "epochs between two diagnoses of the guess; 0: never")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,34 +22,67 @@ from torch import Tensor
 from gradguess.errors import GradguessError
 from gradguess.experiments.files import write_atomic
 from gradguess.experiments.names import lookup
+from gradguess.experiments.sources import (
+    CHARACTERS,
+    NAMES,
+    Arrays,
+    make_digits,
+    make_fashion_mnist,
+    make_mnist,
+    make_mnist1d,
+    make_mnist5k,
+    make_shakespeare,
+)
 
-Arrays = dict[str, np.ndarray]
-NAMES = ("x_train", "y_train", "x_test", "y_test")
+Kind = Literal["signal", "image", "text"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a network must fit: one sample, and what is predicted from it.
+
+    A signal is (length,), an image (channels, height, width), a text (characters,) with one prediction for each.
+    """
+
+    kind: Kind
+    size: tuple[int, ...]
+    classes: int  # or characters
+
+    @property
+    def inputs(self) -> int:
+        """Numbers per sample."""
+        return prod(self.size)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Two splits, whole in memory; `x` is floating point, `y` holds class numbers."""
+    """Two splits, whole in memory; `y` holds class numbers; `x` is floating point, or characters' numbers."""
 
     x_train: Tensor
     y_train: Tensor
     x_test: Tensor
     y_test: Tensor
     classes: int
+    kind: Kind = "signal"
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.kind, tuple(self.x_train.shape[1:]), self.classes)
 
     @property
     def inputs(self) -> int:
         """Numbers per sample."""
-        return self.x_train[0].numel()
+        return self.shape.inputs
 
     def to(self, device: str | torch.device, dtype: torch.dtype) -> Dataset:
         """The same data on `device`, inputs in `dtype`: small data is moved once, not batch by batch."""
-        return Dataset(
-            self.x_train.to(device, dtype),
-            self.y_train.to(device),
-            self.x_test.to(device, dtype),
-            self.y_test.to(device),
-            self.classes,
+        x_dtype = dtype if self.x_train.is_floating_point() else self.x_train.dtype
+        return replace(
+            self,
+            x_train=self.x_train.to(device, x_dtype),
+            y_train=self.y_train.to(device),
+            x_test=self.x_test.to(device, x_dtype),
+            y_test=self.y_test.to(device),
         )
 
 
@@ -59,32 +93,8 @@ class Source:
     make: Callable[[], Arrays]
     classes: int
     fingerprint: tuple[float, ...] | None = None
-
-
-@contextlib.contextmanager
-def global_rng_untouched() -> Iterator[None]:
-    """Undo what the block does to the global `random` and `numpy.random` generators."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the state that we protect)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-
-
-def make_mnist1d() -> Arrays:
-    """MNIST-1D by its authors' generator, default arguments: 4000 + 1000 signals of 40 numbers."""
-    try:
-        from mnist1d.data import make_dataset
-    except ModuleNotFoundError as error:
-        raise GradguessError(
-            f"MNIST-1D needs the package {error.name!r}: pip install 'gradguess[data]', or put mnist1d.npz "
-            "in the directory named by GRADGUESS_DATA."
-        ) from error
-    with global_rng_untouched():  # the generator seeds both
-        made = make_dataset()
-    renamed = {"x_train": made["x"], "y_train": made["y"], "x_test": made["x_test"], "y_test": made["y_test"]}
-    return {name: array.astype("float32" if name[0] == "x" else "int64") for name, array in renamed.items()}
+    kind: Kind = "signal"
+    scale: tuple[float, float] = (0.0, 1.0)  # mean and standard deviation of an image's pixels in [0, 1]
 
 
 def fingerprint(arrays: Arrays) -> tuple[float, ...]:
@@ -122,16 +132,27 @@ def _verify(arrays: Arrays, expected: tuple[float, ...] | None, where: str) -> N
         )
 
 
-def _tensors(arrays: Arrays, classes: int) -> Dataset:
-    x_train, y_train, x_test, y_test = (torch.from_numpy(arrays[name]) for name in NAMES)
-    return Dataset(x_train, y_train, x_test, y_test, classes)
+def _tensors(arrays: Arrays, source: Source) -> Dataset:
+    """Model inputs: images as (channels, height, width), normalised; characters and classes as whole numbers."""
+    x_train, x_test = (_inputs(arrays[name], source) for name in ("x_train", "x_test"))
+    y_train, y_test = (torch.from_numpy(arrays[name].astype("int64")) for name in ("y_train", "y_test"))
+    return Dataset(x_train, y_train, x_test, y_test, source.classes, source.kind)
+
+
+def _inputs(x: np.ndarray, source: Source) -> Tensor:
+    if source.kind == "text":
+        return torch.from_numpy(x.astype("int64"))
+    if source.kind == "signal":
+        return torch.from_numpy(x)
+    mean, deviation = source.scale
+    return ((torch.from_numpy(x) / 255 - mean) / deviation).unsqueeze(1)
 
 
 def load_npz(path: str | Path, classes: int | None = None) -> Dataset:
     """A dataset from a file with the arrays `x_train`, `y_train`, `x_test`, `y_test`."""
     arrays = _read(Path(path))
     found = 1 + int(max(arrays["y_train"].max(), arrays["y_test"].max()))
-    return _tensors(arrays, classes if classes is not None else found)
+    return _tensors(arrays, Source(lambda: arrays, classes if classes is not None else found))
 
 
 def save_npz(path: str | Path, arrays: Arrays) -> None:
@@ -167,14 +188,14 @@ def load(name: str) -> Dataset:
     if carried and (path := Path(carried) / f"{name}.npz").is_file():
         arrays = _read(path)
         _verify(arrays, source.fingerprint, str(path))
-        return _tensors(arrays, source.classes)
+        return _tensors(arrays, source)
     path = cache_directory() / f"{name}.npz"
     try:
         arrays = _read(path)
         _verify(arrays, source.fingerprint, str(path))
     except GradguessError:  # absent or damaged: the cache is ours to make again
         arrays = _made_and_cached(source, path)
-    return _tensors(arrays, source.classes)
+    return _tensors(arrays, source)
 
 
 MNIST1D_FINGERPRINT = (
@@ -186,6 +207,11 @@ MNIST1D_FINGERPRINT = (
 
 DATASETS: dict[str, Source] = {
     "mnist1d": Source(make_mnist1d, classes=10, fingerprint=MNIST1D_FINGERPRINT),
+    "digits": Source(make_digits, classes=10, kind="image", scale=(0.2873, 0.3539)),
+    "mnist5k": Source(make_mnist5k, classes=10, kind="image", scale=(0.1307, 0.3081)),
+    "mnist": Source(make_mnist, classes=10, kind="image", scale=(0.1307, 0.3081)),
+    "fashion-mnist": Source(make_fashion_mnist, classes=10, kind="image", scale=(0.2860, 0.3530)),
+    "shakespeare": Source(make_shakespeare, classes=len(CHARACTERS), kind="text"),
 }
 
-__all__ = ["DATASETS", "Dataset", "Source", "fingerprint", "load", "load_npz", "save_npz"]
+__all__ = ["DATASETS", "Dataset", "Shape", "Source", "fingerprint", "load", "load_npz", "save_npz"]

@@ -30,9 +30,9 @@ def _feedback(form: Literal["direct", "chained", "corrected"]) -> Callable[[Trai
             every=config.every,
             fraction=config.fraction,
             sweeps=config.sweeps,
-            learn=config.learn,
+            learn=config.learn,  # type: ignore[arg-type]
             bootstrap=config.bootstrap,
-            start=config.start,
+            start=config.start,  # type: ignore[arg-type]
         )
 
     return build

@@ -101,6 +101,7 @@ class _Run:
     def __init__(self, config: TrainConfig, directory: Path | None) -> None:
         self.config, self.directory = config, directory
         _check_device(config.device)
+        torch.set_float32_matmul_precision(config.matmul)
         self.data = load(config.data).to(config.device, getattr(torch, config.dtype))
         self.model = build_model(config, self.data)
         self.guess = guess_for(config)
@@ -122,7 +123,7 @@ class _Run:
             fused=True,
             capturable=cuda,
         )
-        self.step = self.plain_step
+        self.step: Callable[[Tensor, Tensor], Tensor] = self.plain_step
         if cuda and config.memory == "store":
             self.step = gg.CapturedStep(self.forward, self.optimiser, per_sample_loss)
         self.shuffle = torch.Generator().manual_seed(config.seed)

@@ -245,9 +245,12 @@ class Guess(Method):
         seen = step.measure(self)
         batch = seen.losses.shape[0]
 
-        def estimate(site: Any, s: Tensor) -> Tensor:
+        def estimate(site: Any, s: Tensor | None) -> Tensor:
             record = seen.records.get(site.name)
-            y = record.y if record is not None and record.y is not None else step.draw(self, site, s)
+            y = None if record is None else record.y
+            if y is None:
+                assert s is not None
+                y = step.draw(self, site, s)
             return step.weigh(site, seen.of(site), y)
 
         if not seen.records:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ def _trainable(step: Step) -> tuple[list[str], list[Tensor]]:
     return [name for name, _ in named], [p for _, p in named]
 
 
-def _estimate(losses: Tensor, grads: dict[str, Tensor | None]) -> Estimate:
+def _estimate(losses: Tensor, grads: Mapping[str, Tensor | None]) -> Estimate:
     found = {name: g for name, g in grads.items() if g is not None}
     losses = losses.detach()
     return Estimate(losses.mean(), found, losses.new_zeros(0, len(losses)), losses=losses)
