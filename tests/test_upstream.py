@@ -23,8 +23,8 @@ from references import mlp_jacobians, row_projector, top_projector
 MLPS = ["relu-bias", "gelu-bias", "tanh-no-bias", "relu-no-bias", "in-place"]
 ACTIVATIONS = [
     nn.ReLU(), nn.LeakyReLU(0.2), nn.GELU(), nn.GELU("tanh"), nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.ELU(0.7),
-    nn.SELU(), nn.Softplus(2.0), nn.Hardtanh(-0.5, 0.4), nn.ReLU6(), nn.Mish(), nn.Hardswish(), nn.ELU(0.7, inplace=True),
-    nn.LeakyReLU(0.2, inplace=True), nn.ReLU(inplace=True), nn.Identity(),
+    nn.SELU(), nn.Softplus(2.0), nn.Hardtanh(-0.5, 0.4), nn.ReLU6(), nn.Mish(), nn.Hardswish(),
+    nn.ELU(0.7, inplace=True), nn.LeakyReLU(0.2, inplace=True), nn.ReLU(inplace=True), nn.Identity(),
 ]  # fmt: skip
 
 

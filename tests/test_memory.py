@@ -1,0 +1,56 @@
+"""Memory of one step in a process of its own, against `loss.backward()`: depth 50 and 200, width 64, batch 8192.
+
+Layers are narrow and the batch is large, so that activations (2 MiB a layer) and not parameters (16 KiB) are seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WIDTH, BATCH = 64, 8192
+ACTIVATION = WIDTH * BATCH * 4 / 2**20  # MiB
+FLAT = ["weight-store", "activation-replay", "wt-replay", "shared-replay"]
+STORED = ["activation-store", "shared-store"]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="resets the peak through /proc"),
+]
+
+
+@pytest.fixture(scope="module")
+def rise() -> dict[str, float]:
+    """MiB by 'method:depth'."""
+    probe = Path(__file__).with_name("memory_probe.py")
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "100000", "OMP_NUM_THREADS": "1"}
+    specs = [f"{method}:{depth}" for method in ["backward", *FLAT, *STORED] for depth in (50, 200)]
+    command = [sys.executable, str(probe), str(WIDTH), str(BATCH), *specs]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def per_layer(rise: dict[str, float], method: str) -> float:
+    """What 150 layers more cost, in activations a layer."""
+    return (rise[f"{method}:200"] - rise[f"{method}:50"]) / (150 * ACTIVATION)
+
+
+def test_the_probe_sees_backpropagations_activations(rise):
+    assert 0.8 < per_layer(rise, "backward") < 1.5
+
+
+@pytest.mark.parametrize("method", FLAT)
+def test_replay_is_flat_in_depth(rise, method):
+    assert per_layer(rise, method) < 0.1 * per_layer(rise, "backward")
+    assert rise[f"{method}:200"] < 0.15 * rise["backward:200"]
+
+
+@pytest.mark.parametrize("method", STORED)
+def test_store_keeps_an_input_and_a_direction_per_layer(rise, method):
+    """Two activations a layer, and no tangent: that would be a third."""
+    assert 1.5 < per_layer(rise, method) < 2.5
