@@ -1,6 +1,6 @@
-"""Memory of one step in a process of its own, against `loss.backward()`: depth 50 and 200, width 64, batch 8192.
+"""Memory of one step in a process of its own, against `loss.backward()`: depth 50 and 200, width 64, batch 2048.
 
-Layers are narrow and the batch is large, so that activations (2 MiB a layer) and not parameters (16 KiB) are seen.
+Layers are narrow and the batch is large, so that activations (½ MiB a layer) and not parameters (16 KiB) are seen.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-WIDTH, BATCH = 64, 8192
+WIDTH, BATCH = 64, 2048
 ACTIVATION = WIDTH * BATCH * 4 / 2**20  # MiB
 FLAT = ["weight-store", "activation-replay", "wt-replay", "shared-replay"]
 STORED = ["activation-store", "shared-store"]
