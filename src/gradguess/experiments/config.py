@@ -17,7 +17,7 @@ FIXED_CHOICES = {
     "memory": get_args(Memory),
     "dtype": ("float32", "float64", "bfloat16"),
     "schedule": ("constant", "cosine"),
-    "learn": ("outputs", "weighted", "loss", "truth", "never"),
+    "learn": ("weighted", "outputs", "loss", "truth", "never"),
     "start": ("zero", "random"),
     "matmul": ("highest", "high"),
     "teacher": ("wperp", "wt", "activation"),
@@ -55,10 +55,10 @@ class TrainConfig:
     data: str = option("mnist1d", "dataset")
     model: str = option("mlp", "network")
     method: str = option("wperp", "how gradients are guessed")
-    width: int = option(128, "units per hidden layer")
-    depth: int = option(3, "hidden layers")
+    width: int = option(128, "units per hidden layer, features per token, or channels of the first convolution")
+    depth: int = option(3, "hidden layers, convolutions or blocks")
     activation: str = option("relu", "elementwise function")
-    bias: bool = option(False, "give the layers biases")
+    bias: bool = option(False, "give the layers of an mlp biases")
     epochs: int = option(300, "passes over the training data")
     lr: float = option(1e-4, "learning rate of AdamW")
     weight_decay: float = option(0.01, "weight decay of AdamW")
@@ -78,7 +78,7 @@ class TrainConfig:
     every: int = option(1, "steps between two tangent passes (feedback)")
     fraction: float = option(1.0, "part of the batch in a tangent pass (feedback)")
     sweeps: int = option(1, "sweeps of the chain (feedback-chained)")
-    learn: str = option("outputs", "what teaches the feedback: outputs, weighted, loss, truth or never")
+    learn: str = option("weighted", "what teaches the feedback: weighted, outputs, loss, truth or never")
     bootstrap: float = option(0.0, "rate at which the feedback is drawn to its own chained estimate")
     start: str = option("zero", "feedback matrices at the start: zero or random")
     teacher: str = option("wperp", "guess that teaches the feedback: wperp, wt or activation")

@@ -198,20 +198,41 @@ def load(name: str) -> Dataset:
     return _tensors(arrays, source)
 
 
-MNIST1D_FINGERPRINT = (
-    *(-0.00032367, 0.99530159, -0.00168027),  # x_train
-    *(4.50450000, 28.53450000, 0.04912184),  # y_train
-    *(0.00129469, 1.01879365, -0.00379256),  # x_test
-    *(4.48200000, 28.36200000, -0.07078862),  # y_test
-)
+# x_train, y_train, x_test, y_test
+FINGERPRINTS: dict[str, tuple[float, ...]] = {
+    "mnist1d": (
+        *(-0.00032367, 0.99530159, -0.00168027, 4.50450000, 28.53450000, 0.04912184),
+        *(0.00129469, 1.01879365, -0.00379256, 4.48200000, 28.36200000, -0.07078862),
+    ),
+    "digits": (
+        *(73.30718, 13518.79648, -0.0553, 4.52818, 28.62978, 0.04926),
+        *(73.08398, 13488.75977, 0.42677, 4.34167, 27.34722, 0.10252),
+    ),
+    "mnist5k": (
+        *(33.39316, 7285.42794, 0.00537, 4.52675, 28.78575, -0.01907),
+        *(33.8599, 7417.98635, -0.02641, 4.393, 27.357, 0.03578),
+    ),
+    "mnist": (
+        *(33.31842, 7282.96769, 0.0027, 4.45393, 28.18527, 0.00683),
+        *(33.79122, 7410.12579, 0.00656, 4.4434, 28.129, -0.00826),
+    ),
+    "fashion-mnist": (
+        *(72.94035, 13424.10826, -0.00333, 4.5, 28.5, 0.00787),
+        *(73.14657, 13427.6229, 0.00688, 4.5, 28.5, -0.02582),
+    ),
+    "shakespeare": (
+        *(21.69777, 667.03874, -0.0002, 21.69753, 667.02143, 0.00426),
+        *(21.68648, 671.23047, 0.01701, 21.68694, 671.24727, 0.0082),
+    ),
+}
 
 DATASETS: dict[str, Source] = {
-    "mnist1d": Source(make_mnist1d, classes=10, fingerprint=MNIST1D_FINGERPRINT),
-    "digits": Source(make_digits, classes=10, kind="image", scale=(0.2873, 0.3539)),
-    "mnist5k": Source(make_mnist5k, classes=10, kind="image", scale=(0.1307, 0.3081)),
-    "mnist": Source(make_mnist, classes=10, kind="image", scale=(0.1307, 0.3081)),
-    "fashion-mnist": Source(make_fashion_mnist, classes=10, kind="image", scale=(0.2860, 0.3530)),
-    "shakespeare": Source(make_shakespeare, classes=len(CHARACTERS), kind="text"),
+    "mnist1d": Source(make_mnist1d, 10, FINGERPRINTS["mnist1d"]),
+    "digits": Source(make_digits, 10, FINGERPRINTS["digits"], "image", scale=(0.2873, 0.3539)),
+    "mnist5k": Source(make_mnist5k, 10, FINGERPRINTS["mnist5k"], "image", scale=(0.1307, 0.3081)),
+    "mnist": Source(make_mnist, 10, FINGERPRINTS["mnist"], "image", scale=(0.1307, 0.3081)),
+    "fashion-mnist": Source(make_fashion_mnist, 10, FINGERPRINTS["fashion-mnist"], "image", scale=(0.2860, 0.3530)),
+    "shakespeare": Source(make_shakespeare, len(CHARACTERS), FINGERPRINTS["shakespeare"], "text"),
 }
 
 __all__ = ["DATASETS", "Dataset", "Shape", "Source", "fingerprint", "load", "load_npz", "save_npz"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.errors import GradguessError
+from gradguess.experiments.loss import per_sample_loss
 
 if TYPE_CHECKING:
     from gradguess.experiments.config import TrainConfig
@@ -27,9 +28,8 @@ def inspect_sites(
     From a generator of its own, so that looking at a run does not change it.
     """
     generator = torch.Generator(config.device).manual_seed(config.seed)
-    loss_fn = nn.CrossEntropyLoss(reduction="none")
     x, y = data.x_train[: config.batch], data.y_train[: config.batch]
-    report = gg.diagnose(model, guess, loss_fn, x, y, generator=generator)
+    report = gg.diagnose(model, guess, per_sample_loss, x, y, generator=generator)
     return {site: _plain(entry, NUMBERS + curves) for site, entry in report.items()}
 
 

@@ -23,6 +23,8 @@ class Preset:
     seeds: int
     heavy: bool  # also the runs that take an hour on a CPU
 
+    wide: tuple[int, ...] = ()  # widths for the study of learned feedback alone
+
     def near(self, *wanted: int) -> tuple[int, ...]:
         """The wanted widths that this preset has; if none, its largest stands in."""
         return tuple(width for width in wanted if width in self.widths) or (max(self.widths),)
@@ -30,7 +32,7 @@ class Preset:
 
 PRESETS = {
     "quick": Preset(widths=(64, 128), seeds=1, heavy=False),
-    "paper": Preset(widths=(64, 128, 256, 512), seeds=3, heavy=True),
+    "paper": Preset(widths=(64, 128, 256, 512), seeds=3, heavy=True, wide=(1024, 2048)),
 }
 
 
@@ -77,7 +79,94 @@ def preconditioning(preset: Preset) -> Runs:
     ]
 
 
-EXPERIMENTS: dict[str, Callable[[Preset], Runs]] = {
+FEEDBACK = (
+    TrainConfig(method="backprop"),
+    TrainConfig(method="feedback-direct"),
+    TrainConfig(method="feedback-chained"),
+)
+
+
+def feedback_width(preset: Preset) -> Runs:
+    """Learned feedback against backpropagation as the width grows; rare tangents; tuned learning rates."""
+    kinds = [
+        *FEEDBACK,
+        TrainConfig(method="feedback-corrected"),
+        TrainConfig(method="feedback-direct", every=4, fraction=0.25),
+        TrainConfig(method="feedback-chained", every=4, fraction=0.25),
+    ]
+    runs = [dataclasses.replace(kind, width=width) for width in preset.widths for kind in kinds]
+    wide = [dataclasses.replace(kind, width=width) for width in preset.wide for kind in FEEDBACK]
+    tuned = [
+        dataclasses.replace(kind, width=width, schedule="cosine", lr=lr)
+        for width in preset.near(512)
+        for lr in (3e-4, 1e-3, 3e-3)
+        for kind in FEEDBACK
+    ]
+    return runs + wide + tuned
+
+
+def feedback_depth(preset: Preset) -> Runs:
+    """The same as the depth grows, at three learning rates; two sweeps beside one."""
+    kinds = [*FEEDBACK, TrainConfig(method="feedback-chained", sweeps=2)]
+    return [
+        dataclasses.replace(kind, width=width, depth=depth, lr=lr)
+        for width in preset.near(512)
+        for depth, rates in ((6, (1e-4,)), (12, (1e-4, 3e-4, 1e-3)))
+        for lr in rates
+        for kind in kinds
+    ]
+
+
+def feedback_residual(preset: Preset) -> Runs:
+    """Residual networks: with `B = 0` at equal sweeps, to show what the one-hop chain rule alone does."""
+    chained = TrainConfig(method="feedback-chained")
+    kinds = [
+        *FEEDBACK,
+        dataclasses.replace(chained, learn="never"),
+        dataclasses.replace(chained, sweeps=2),
+        dataclasses.replace(chained, sweeps=2, learn="never"),
+    ]
+    return [
+        dataclasses.replace(kind, model="residual", width=128, depth=depth, epochs=20, batch=128, lr=3e-4)
+        for depth in (12, 24)
+        for kind in kinds
+    ]
+
+
+def feedback_ablations(preset: Preset) -> Runs:
+    """What a sceptical reader asks for, at width 256."""
+    direct, chained = TrainConfig(method="feedback-direct"), TrainConfig(method="feedback-chained")
+    both = [
+        dataclasses.replace(form, **change)  # type: ignore[arg-type]
+        for form in (direct, chained)
+        for change in (
+            {"start": "random", "learn": "never"},  # direct feedback alignment, and its chained form
+            {"learn": "truth"},  # the ceiling of the form
+            {"learn": "outputs"},
+            {"learn": "loss"},
+            {"teacher": "wt"},
+            {"teacher": "activation"},
+        )
+    ]
+    alone = [
+        dataclasses.replace(chained, learn="never"),
+        dataclasses.replace(chained, learn="never", bootstrap=0.3),  # synthetic gradients, no tangent
+        dataclasses.replace(chained, bootstrap=0.3),  # the same, anchored by tangents
+        TrainConfig(method="wperp", balance=True),
+        TrainConfig(method="wperp", tangents=10),
+        TrainConfig(method="wperp", isolate=True),
+    ]
+    return [dataclasses.replace(kind, width=width) for width in preset.near(256) for kind in both + alone]
+
+
+BEYOND: dict[str, Callable[[Preset], Runs]] = {
+    "feedback-width": feedback_width,
+    "feedback-depth": feedback_depth,
+    "feedback-residual": feedback_residual,
+    "feedback-ablations": feedback_ablations,
+}
+
+PAPER: dict[str, Callable[[Preset], Runs]] = {
     "choice-of-k": choice_of_k,
     "overlap": overlap,
     "bias-variance": bias_variance,
@@ -85,6 +174,9 @@ EXPERIMENTS: dict[str, Callable[[Preset], Runs]] = {
     "newton-schulz": newton_schulz,
     "preconditioning": preconditioning,
 }
+
+
+EXPERIMENTS = PAPER | BEYOND
 
 
 def plan(
@@ -96,7 +188,7 @@ def plan(
 ) -> dict[str, Runs]:
     """The runs of each experiment; a run that two experiments share is the same record in both."""
     chosen = lookup(PRESETS, preset, "preset")
-    asked = list(only)
+    asked = [name for item in only for name in (BEYOND if item == "beyond" else (item,))]
     for name in asked:
         lookup(EXPERIMENTS, name, "experiment")
     count = chosen.seeds if seeds is None else seeds
@@ -113,7 +205,7 @@ def plan(
         for name, build in EXPERIMENTS.items()
     }
     shared = _shared(runs)  # over all experiments: asking for one alone must not make its runs other runs
-    return {name: shared[name] for name in asked or EXPERIMENTS}
+    return {name: shared[name] for name in asked or PAPER}
 
 
 def _shared(runs: dict[str, Runs]) -> dict[str, Runs]:

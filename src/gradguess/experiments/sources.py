@@ -152,7 +152,7 @@ def _read_idx(path: Path) -> np.ndarray:
     if data[:3] != b"\0\0\x08":
         raise GradguessError(f"{path} is not an idx file of bytes.")
     sizes = np.frombuffer(data, ">u4", count=data[3], offset=4)
-    return np.frombuffer(data, "uint8", offset=4 + 4 * data[3]).reshape(sizes)
+    return np.frombuffer(data, "uint8", offset=4 + 4 * data[3]).reshape(sizes).copy()
 
 
 class _ArraysOnly(pickle.Unpickler):

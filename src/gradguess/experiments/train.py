@@ -19,14 +19,24 @@ from gradguess.experiments.config import TrainConfig, differences
 from gradguess.experiments.data import Dataset, load
 from gradguess.experiments.files import exclusive, read_json, write_json
 from gradguess.experiments.inspection import inspect_sites
+from gradguess.experiments.loss import per_sample_loss
 from gradguess.experiments.methods import guess_for
 from gradguess.experiments.metrics import MetricsLog
 from gradguess.experiments.models import MODELS
 
 Row = dict[str, Any]
 SPLITS = ("train", "test")
-EVALUATED = ("epoch", "train_loss", "test_loss", "train_accuracy", "test_accuracy", "seconds")
-per_sample_loss = nn.CrossEntropyLoss(reduction="none")
+EVALUATED = (
+    "epoch",
+    "train_loss",
+    "test_loss",
+    "train_accuracy",
+    "test_accuracy",
+    "train_bits",
+    "test_bits",
+    "seconds",
+)
+CHUNK = 4096  # samples evaluated at once
 
 
 def train(config: TrainConfig, out: str | Path | None = None, on_epoch: Callable[[Row], None] | None = None) -> Row:
@@ -63,29 +73,27 @@ def claim(directory: Path, config: TrainConfig) -> Row | None:
 def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
     """The network of `config`, drawn on the CPU so that every device starts from the same weights."""
     generator = torch.Generator().manual_seed(config.seed)
-    model = MODELS[config.model](
-        data.inputs,
-        config.width,
-        config.depth,
-        data.classes,
-        config.bias,
-        config.activation,
-        generator=generator,
-    )
+    model = MODELS[config.model](data.shape, config.width, config.depth, config.bias, config.activation, generator)
     return model.to(config.device, getattr(torch, config.dtype))
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Dataset) -> Row:
-    """Mean loss and accuracy on both splits, each whole."""
+    """Mean loss and accuracy on both splits, each whole; for a text also bits per character."""
     scores: Row = {}
     was_training = model.training
     model.eval()
     for split in SPLITS:
         x, y = getattr(data, f"x_{split}"), getattr(data, f"y_{split}")
-        outputs = model(x)
-        scores[f"{split}_loss"] = per_sample_loss(outputs, y).mean().item()
-        scores[f"{split}_accuracy"] = (outputs.argmax(-1) == y).sum().item() / len(y)
+        loss, right = 0.0, 0
+        for inputs, targets in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
+            outputs = model(inputs)
+            loss += per_sample_loss(outputs, targets).sum().item()
+            right += int((outputs.argmax(-1) == targets).sum())
+        scores[f"{split}_loss"] = loss / len(y)
+        scores[f"{split}_accuracy"] = right / y.numel()
+        if data.kind == "text":
+            scores[f"{split}_bits"] = scores[f"{split}_loss"] / math.log(2)
     model.train(was_training)
     return scores
 
@@ -239,8 +247,8 @@ def _check_device(device: str) -> None:
 
 def result(config: TrainConfig, rows: list[Row], peak_mb: float) -> Row:
     """The record of a finished run: schema 1, which the report reads."""
-    history = [{name: row[name] for name in EVALUATED} for row in rows if "test_loss" in row]
-    metrics = {name: history[-1][name] for name in EVALUATED if name not in ("epoch", "seconds")}
+    history = [{name: row[name] for name in EVALUATED if name in row} for row in rows if "test_loss" in row]
+    metrics = {name: value for name, value in history[-1].items() if name not in ("epoch", "seconds")}
     metrics["step_ms"] = statistics.median(row["step_ms"] for row in rows)
     metrics["epochs"] = len(rows)
     metrics["seconds"] = rows[-1]["seconds"]

@@ -1,17 +1,19 @@
-"""The networks of the experiments, initialised from an explicit generator."""
+"""The paper's network: a multilayer perceptron."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from gradguess.experiments.models.common import ACTIVATIONS, refuse_text
 from gradguess.experiments.names import lookup
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
+if TYPE_CHECKING:
+    from gradguess.experiments.data import Shape
 
 
 def linear(inputs: int, outputs: int, bias: bool, generator: torch.Generator | None) -> nn.Linear:
@@ -51,35 +53,10 @@ def mlp(
     return nn.Sequential(*layers, linear(sizes[-1], classes, bias, generator))
 
 
-class ResidualBlock(nn.Module):
-    """`x + W_2 φ(W_1 norm(x))`."""
-
-    def __init__(self, width: int, activation: str, generator: torch.Generator) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.inner = linear(width, width, True, generator)
-        self.activation = lookup(ACTIVATIONS, activation, "activation")()
-        self.outer = linear(width, width, True, generator)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.outer(self.activation(self.inner(self.norm(x))))
-
-
-def residual(
-    inputs: int,
-    width: int,
-    depth: int,
-    classes: int,
-    bias: bool = False,
-    activation: str = "relu",
-    generator: torch.Generator | None = None,
+def mlp_on(
+    shape: Shape, width: int, depth: int, bias: bool, activation: str, generator: torch.Generator
 ) -> nn.Sequential:
-    """A residual MLP: `depth` pre-norm blocks of `width` units between a stem and a head."""
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
-    blocks = [ResidualBlock(width, activation, generator) for _ in range(depth)]
-    stem, head = linear(inputs, width, True, generator), linear(width, classes, True, generator)
-    return nn.Sequential(stem, *blocks, nn.LayerNorm(width), head)
-
-
-MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "residual": residual}
+    """`mlp` for the samples of a dataset."""
+    refuse_text(shape, "mlp")
+    layers = mlp(shape.inputs, width, depth, shape.classes, bias, activation, generator)
+    return nn.Sequential(nn.Flatten(), *layers) if len(shape.size) > 1 else layers
