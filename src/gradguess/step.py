@@ -214,8 +214,8 @@ class Step:
 
     def _check_cache(self, site: Site, d: int) -> None:
         """A basis of another size (a longer sequence, a larger image) is of no use: find all of them again."""
-        cached = self.cache.get(site.name, {}).values()
-        if any(value.dim() == 2 and value.shape[0] != d for value in cached):
+        cached = self.cache.get(site.name, {})
+        if any(cached[key].shape[0] != d for key in ("basis", "start") if key in cached):
             self.cache.clear()
             raise LayoutChanged
 
