@@ -32,7 +32,7 @@ from gradguess.guesses._base import Estimate, Guess, Method, check_count, keep
 from gradguess.guesses.backprop import Backprop
 from gradguess.isolation import Snapshot
 from gradguess.sites import Site, Watch
-from gradguess.step import Measurement, Records, Step
+from gradguess.step import Measurement, Records, Step, gate_at
 from gradguess.task import Task, tensors
 from gradguess.upstream import CutGraph
 
@@ -55,8 +55,8 @@ class Feedback(Method):
         sweeps: how often the chain rule is applied to the predictions ("chained"). Each sweep is a step towards
             backpropagation; with as many sweeps as there are sites in a row it *is* backpropagation.
         learn: what teaches: the tangent of the "outputs" (one number per output and sample), the same "weighted" by the
-            samples' errors, the tangent of the "loss" (one number per sample), the "truth" (backpropagated gradients,
-            to know the ceiling of the form), or "never".
+            samples' errors |e|² (what the estimate will be multiplied with), the tangent of the "loss" (one number per
+            sample), the "truth" (backpropagated gradients, to know the ceiling of the form), or "never".
         bootstrap: rate at which the predictor is also drawn to the chained estimate itself ("chained").
         start: "zero", or "random" matrices; random ones that never learn are direct feedback alignment.
 
@@ -75,7 +75,7 @@ class Feedback(Method):
     every: int = 1
     fraction: float = 1.0
     sweeps: int = 1
-    learn: Literal["outputs", "weighted", "loss", "truth", "never"] = "outputs"
+    learn: Literal["weighted", "outputs", "loss", "truth", "never"] = "weighted"
     bootstrap: float = 0.0
     start: Literal["zero", "random"] = "zero"
 
@@ -118,7 +118,7 @@ class Feedback(Method):
 
             return Replay(self, step, teach).run()
         seen = self._measure(step) if teach and self.fraction == 1 else None
-        forward = _Forward(step, seen, graph=self._needs_graph(step))
+        forward = _Forward(step, seen, graph=self.needs_graph(step))
         error = OutputError(step.task, forward.outputs)
         correction: Values = {}
         if self.start == "random":
@@ -130,7 +130,7 @@ class Feedback(Method):
         if seen is not None:
             correction = self._teach(step, forward, seen, error)
         elif teach:
-            part = _part_of(step, self.fraction)
+            part = part_of(step, self.fraction)
             measured = self._measure(part)
             self._teach(part, _Forward(part, measured, graph=False), measured, OutputError(part.task, measured.outputs))
         g = self._estimate(step, forward, error, correction)
@@ -139,7 +139,7 @@ class Feedback(Method):
     def _measure(self, step: Step) -> Measurement:
         return step.measure(self.guess, keep_outputs=True, only=predicted, balance=True)
 
-    def _needs_graph(self, step: Step) -> bool:
+    def needs_graph(self, step: Step) -> bool:
         """Must the chain rule go through a cut graph? Not where every piece that is used has a closed form."""
         sites = step.layout.sites
         plain = all(predicted(site) or site.is_output for site in sites)
@@ -232,11 +232,6 @@ def predict_at(step: Step, site: Site, gate: Tensor | None, d: int, error: Outpu
     return value if gate is None else value.mul_(gate)
 
 
-def gate_at(site: Site, s: Tensor) -> Tensor | None:
-    """`D` of a site with output `s`, (batch, d)."""
-    return None if site.gate is None else site.gate(wide(site.flat(s)))
-
-
 def regress(step: Step, site: Site, gate: Tensor | None, error: OutputError, g: Tensor, rate: float) -> None:
     """Draw `B` towards the least-squares fit of the gradients `g` by `D B e` on this batch."""
     e = error.flat
@@ -255,9 +250,11 @@ def _start_random(step: Step, forward: _Forward, error: OutputError) -> None:
     """Random matrices of the scale of a layer, once."""
     for site in filter(predicted, step.layout.sites):
         if "B" not in step.learned.get(site.name, {}):
-            d, e = forward.size(site), error.flat
-            B = step.noise.normal((d, e.shape[1]), e.dtype, e.device) / d**0.5
-            step.learned[site.name] = {"B": B}
+            step.learned[site.name] = {"B": random_matrix(step, forward.size(site), error.flat)}
+
+
+def random_matrix(step: Step, d: int, e: Tensor) -> Tensor:
+    return step.noise.normal((d, e.shape[1]), e.dtype, e.device) / d**0.5
 
 
 class Lesson:
@@ -386,7 +383,7 @@ class _Forward:
 
     def _plain(self) -> Any:
         def keep(site: Site, x: Any, s: Tensor) -> Tensor:
-            self.records[site.name] = self.step.record(x, s)
+            self.records[site.name] = self.step.record(site, x, s)
             return s
 
         with self.step.one_pass(), torch.no_grad(), Watch(self.step.layout, keep):
@@ -405,6 +402,8 @@ class _Forward:
 
     def gate(self, site: Site) -> Tensor | None:
         """`D`, (batch, d)."""
+        if self.graph is None:
+            return self.records[site.name].gate
         if site.name not in self._gates:
             self._gates[site.name] = gate_at(site, self.output(site))
         return self._gates[site.name]
@@ -485,7 +484,7 @@ class _Forward:
         return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
 
 
-def _part_of(step: Step, fraction: float) -> Step:
+def part_of(step: Step, fraction: float) -> Step:
     """The same step on the first samples of the batch; it leaves random state and buffers as they are."""
     batch = step.batch()
     part = replace(step, task=step.task.rows(max(1, round(fraction * batch)), batch), detail=False)

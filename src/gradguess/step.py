@@ -29,6 +29,7 @@ PROBE_ROWS = 32  # samples on which the basis of a site without closed form is s
 
 Cache = dict[str, dict[str, Tensor]]
 Cotangent = Callable[[Site, Tensor | None], Tensor]
+Observe = Callable[[int, Site, Tensor, Tensor, Tensor], None]  # pass, site, output s, direction y, scale σ
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Record:
     version: int  # of x, to notice that it was changed in place
     s: Tensor | None  # the output, where the method asked for it
     y: Tensor | None = None  # (tangents, *s.shape)
+    gate: Tensor | None = None  # with s: computed at once, since an in-place activation changes s
 
     def input(self, site: Site) -> Any:
         if isinstance(self.x, Tensor) and self.x._version != self.version:
@@ -245,10 +247,11 @@ class Step:
 
     # --- the tangent pass ------------------------------------------------------------------------------------
 
-    def record(self, x: Any, s: Tensor | None, y: Tensor | None = None) -> Record:
+    def record(self, site: Site, x: Any, s: Tensor | None, y: Tensor | None = None) -> Record:
         """Keep what `pull_back` will need: the input only where the layer's rule is a closed form."""
         x = x if self.layout.closed else None
-        return Record(x, x._version if isinstance(x, Tensor) else 0, s, y)
+        gate = None if s is None else gate_at(site, s)
+        return Record(x, x._version if isinstance(x, Tensor) else 0, s, y, gate)
 
     def measure(
         self,
@@ -256,11 +259,13 @@ class Step:
         keep_outputs: bool = False,
         only: Callable[[Site], bool] = lambda site: True,
         balance: bool = False,
+        watch: Observe = lambda p, site, s, y, scale: None,
     ) -> Measurement:
         """Draw directions at the sites for which `only` holds, and carry them to the losses.
 
         With `keep_outputs` the records hold every site's output as well. With `balance` every site's direction is
         scaled (one number for the batch) so that it weighs as much in the derivative as those of the sites below.
+        `watch` sees each direction that is so carried, with its σ.
         """
         balance = balance or self.options.balance
         records: Records = {}
@@ -269,18 +274,24 @@ class Step:
         self.prepare(guess)
         seen = []
         passes = self._schedule(only)
-        for tangent, chosen in passes:
+        for p, (tangent, chosen) in enumerate(passes):
             if not keep:
                 self.noise.rewind()
 
             def direction(
-                site: Site, x: Any, s: Tensor, t: Tensor | None, tangent: int = tangent, chosen: str | None = chosen
+                site: Site,
+                x: Any,
+                s: Tensor,
+                t: Tensor | None,
+                p: int = p,
+                tangent: int = tangent,
+                chosen: str | None = chosen,
             ) -> Tensor | None:
                 record = records.get(site.name)
                 if record is None:
                     y = self.draw(guess, site, s) if only(site) else None
                     if keep:
-                        records[site.name] = self.record(x, s if keep_outputs or self.detail else None, y)
+                        records[site.name] = self.record(site, x, s if keep_outputs or self.detail else None, y)
                 else:
                     y = record.y
                 if y is None or chosen not in (None, site.name):
@@ -289,6 +300,7 @@ class Step:
                     return y[tangent]
                 scale = _match(y[tangent], t, sum(len(done) > tangent for done in scales.values()))
                 scales.setdefault(site.name, []).append(scale)
+                watch(p, site, s, y[tangent], scale)
                 return y[tangent] * scale.to(y.dtype)
 
             with self.one_pass():
@@ -328,7 +340,7 @@ class Step:
         With `records` and closed forms no further pass is needed. Otherwise the pass is replayed and each site's
         own piece of the graph is differentiated as soon as it is complete, then freed.
         """
-        gradients = _Gradients(self.task)
+        gradients = Gradients(self.task)
         if records and self.layout.closed:
             with torch.no_grad():
                 for site in self.layout.sites:
@@ -348,7 +360,7 @@ class Step:
         with self.one_pass(), torch.no_grad(), formula_kernels(self.task.model), Watch(self.layout, visit):
             self.task.outputs()
 
-    def _replay_with_graph(self, gradients: _Gradients, cotangent: Cotangent) -> None:
+    def _replay_with_graph(self, gradients: Gradients, cotangent: Cotangent) -> None:
         def visit(site: Site, x: Any, s: Tensor) -> Tensor:
             with torch.no_grad():
                 g = cotangent(site, s.detach())
@@ -367,7 +379,7 @@ class Step:
                 gradients.add_vjp(self.layout.tail, losses, torch.full_like(losses, 1 / len(losses)))
 
 
-class _Gradients:
+class Gradients:
     """Sums contributions to each parameter's gradient, under the model's own names."""
 
     def __init__(self, task: Task) -> None:
@@ -394,6 +406,14 @@ class _Gradients:
         for name, grad in zip(names, grads, strict=True):
             if grad is not None:
                 self.add(name, grad)
+
+
+def gate_at(site: Site, s: Tensor) -> Tensor | None:
+    """`D` of a site with output `s`, (batch, d); at least float32."""
+    if site.gate is None:
+        return None
+    flat = site.flat(s)
+    return site.gate(flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat)
 
 
 def _match(y: Tensor, t: Tensor | None, sites_below: int) -> Tensor:

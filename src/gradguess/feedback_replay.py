@@ -1,0 +1,241 @@
+"""Learned feedback with activation memory that does not grow with depth (`memory="replay"`).
+
+The first pass keeps nothing of a layer: what the predictor explains of the outputs' tangents is summed as the
+directions are carried (`Lesson.observe`). Then the residual and the error `e` are known, and a second pass meets each
+site again with the same direction: there the site learns, predicts, and pulls its estimate back to its parameters.
+
+    direct, corrected    any model: the estimate at a site needs that site alone
+    chained              wherever the chain rule to the next site is a closed form; the last `sweeps` sites wait for
+                         the predictions above them. Over any other path it would need a graph of all layers: refused
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gradguess.errors import InputError
+from gradguess.feedback import (
+    Feedback,
+    Lesson,
+    OutputError,
+    part_of,
+    predict_at,
+    predicted,
+    random_matrix,
+    regress,
+)
+from gradguess.guesses._base import Estimate
+from gradguess.noise import Noise
+from gradguess.sites import Site, Watch
+from gradguess.step import Gradients, Measurement, Record, Step, gate_at
+from gradguess.tangent import formula_kernels
+from gradguess.task import tensors
+
+if TYPE_CHECKING:
+    from gradguess.sites import Visit
+
+
+class Replay:
+    """One step of `Feedback` in two passes."""
+
+    def __init__(self, method: Feedback, step: Step, teach: bool) -> None:
+        self.method, self.step = method, step
+        self.closed = not method.needs_graph(step)
+        if method.form == "chained" and not self.closed:
+            raise InputError(
+                "Feedback(form='chained') with memory='replay' needs layers whose chain rule to the next layer is a "
+                "closed form (elementwise function, then nn.Linear), and this model has others: it would have to keep "
+                "every layer. Use memory='store', or form='direct'."
+            )
+        self.teach = teach
+        self.lesson: Lesson | None = None
+        self.gradients = Gradients(step.task)
+
+    def run(self) -> Estimate:
+        step, method = self.step, self.method
+        end = self._start_random() if method.start == "random" else None
+        seen = None
+        if self.teach and method.fraction == 1:
+            self.lesson, seen = self._measure(step)
+        outputs = self._plain() if seen is None else seen.outputs
+        self.error = OutputError(step.task, outputs)
+        losses = step.task.losses(outputs).detach() if seen is None else seen.losses
+        if self.lesson is not None and seen is not None:
+            self.lesson.conclude(seen, self.error)
+            step.noise.rewind()
+        elif self.teach:
+            self._teach_part()
+        self.batch = len(losses)
+        self._second_pass()
+        if end is not None:
+            step.noise.generator.set_state(end)
+        jvp = losses.new_zeros(0, self.batch) if seen is None else seen.jvp
+        return Estimate(losses.mean(), self.gradients.by_name, jvp, losses=losses)
+
+    # --- the first pass --------------------------------------------------------------------------------------
+
+    def _measure(self, step: Step) -> tuple[Lesson, Measurement]:
+        lesson = Lesson(step, self.method.rate, self.method.learn)
+
+        def watch(p: int, site: Site, s: Tensor, y: Tensor, scale: Tensor) -> None:
+            lesson.observe(p, site, y, gate_at(site, s), scale)
+
+        return lesson, step.measure(self.method.guess, only=predicted, balance=True, watch=watch)
+
+    def _plain(self, visit: Visit = lambda site, x, s: s, step: Step | None = None) -> Any:
+        step = step or self.step
+        with step.one_pass(), torch.no_grad(), formula_kernels(step.task.model), Watch(step.layout, visit):
+            return step.task.outputs()
+
+    def _teach_part(self) -> None:
+        """A lesson from part of the batch, in two passes of its own."""
+        part = part_of(self.step, self.method.fraction)
+        part.noise = Noise(part.noise.generator, part.noise.rows, part.noise.total)
+        lesson, seen = self._measure(part)
+        lesson.conclude(seen, OutputError(part.task, seen.outputs))
+        part.noise.rewind()
+
+        def learn(site: Site, x: Any, s: Tensor) -> Tensor:
+            if predicted(site):
+                lesson.learn(site, part.draw(self.method.guess, site, s), gate_at(site, s))
+            return s
+
+        self._plain(learn, part)
+
+    def _start_random(self) -> Tensor | None:
+        """Draw the first matrices after the directions, as a stored step does; the generator's state after it."""
+        step = self.step
+        missing = [s for s in step.layout.sites if predicted(s) and "B" not in step.learned.get(s.name, {})]
+        if not missing:
+            return None
+        sizes: dict[str, int] = {}
+
+        def size(site: Site, x: Any, s: Tensor) -> Tensor:
+            sizes[site.name] = site.flat(s).shape[1]
+            if self.teach and self.method.fraction == 1 and predicted(site):
+                step.draw(self.method.guess, site, s)
+            return s
+
+        if self.teach and self.method.fraction == 1:
+            step.prepare(self.method.guess)
+        e = OutputError(step.task, self._plain(size)).flat
+        for site in missing:
+            step.learned[site.name] = {"B": random_matrix(step, sizes[site.name], e)}
+        end = step.noise.generator.get_state()
+        if self.teach and self.method.fraction < 1:
+            return None  # the lesson goes on from here
+        step.noise.rewind()
+        return end
+
+    # --- the second pass -------------------------------------------------------------------------------------
+
+    def _second_pass(self) -> None:
+        if self.method.form == "chained":
+            chain = _Chain(self)
+            self._plain(chain.visit)
+        elif self.closed:
+            self._plain(self._visit)
+        else:
+            self._with_graph()
+
+    def learn_and_predict(self, site: Site, s: Tensor, gate: Tensor | None) -> Tensor:
+        """`h`, with what "corrected" adds."""
+        d = site.flat(s).shape[1]
+        if self.lesson is None:
+            return predict_at(self.step, site, gate, d, self.error)
+        y = self.step.draw(self.method.guess, site, s)
+        if self.method.form != "corrected":
+            self.lesson.learn(site, y, gate)
+            return predict_at(self.step, site, gate, d, self.error)
+        h = predict_at(self.step, site, gate, d, self.error) + self.lesson.correction(site, y)
+        self.lesson.learn(site, y, gate)
+        return h
+
+    def _visit(self, site: Site, x: Any, s: Tensor) -> Tensor:
+        g = self.learn_and_predict(site, s, gate_at(site, s)) if predicted(site) else self.error.flat
+        self.gradients.add_closed(site, x, site.unflat(g, s) / self.batch)
+        return s
+
+    def _with_graph(self) -> None:
+        """Each site's own piece of the graph is differentiated as soon as it is complete, then freed."""
+        step, batch = self.step, self.batch
+        exact: list[tuple[Site, Tensor, Tensor]] = []
+
+        def visit(site: Site, x: Any, s: Tensor) -> Tensor:
+            if not predicted(site):  # its gradient follows from the error, when the pass has ended
+                leaf = s.detach().requires_grad_()
+                exact.append((site, s, leaf))
+                return leaf.clone()
+            with torch.no_grad():
+                g = self.learn_and_predict(site, s.detach(), gate_at(site, s.detach()))
+            self.gradients.add_vjp(site.parameters, s, site.unflat(g / batch, s))
+            return s.detach()
+
+        with step.one_pass(), torch.enable_grad(), formula_kernels(step.task.model), Watch(step.layout, visit):
+            outputs = step.task.outputs()
+            losses = step.task.losses(outputs)
+        self._pull_exact(exact, outputs)
+        if step.layout.tail:
+            self.gradients.add_vjp(step.layout.tail, losses, torch.full_like(losses, 1 / batch))
+
+    def _pull_exact(self, exact: list[tuple[Site, Tensor, Tensor]], outputs: Any) -> None:
+        pairs = [(o, e) for o, e in zip(tensors(outputs), self.error.parts, strict=True) if o.requires_grad]
+        if not exact or not pairs:
+            return
+        ends, seeds = [o for o, _ in pairs], [e.to(o.dtype) for o, e in pairs]
+        leaves = [leaf for _, _, leaf in exact]
+        grads = torch.autograd.grad(ends, leaves, seeds, retain_graph=True, allow_unused=True)
+        for (site, s, leaf), grad in zip(exact, grads, strict=True):
+            self.gradients.add_vjp(site.parameters, s, torch.zeros_like(leaf) if grad is None else grad / self.batch)
+
+
+@dataclass
+class _Waiting:
+    """A site whose estimate needs predictions from above."""
+
+    site: Site
+    record: Record
+
+
+class _Chain:
+    """`ĝ_i = D_i W_{i+1}ᵀ … h`: at every site the prediction goes down to the one that waits `sweeps` below."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.replay = replay
+        self.waiting: dict[str, _Waiting] = {}  # by the name of the site above
+
+    def visit(self, site: Site, x: Any, s: Tensor) -> Tensor:
+        record = self.replay.step.record(site, x, s)
+        if site.top:
+            value = self.replay.error.flat
+            self._finish(_Waiting(site, record), value)
+        else:
+            value = self.replay.learn_and_predict(site, s, record.gate)
+        self._go_down(site, value)
+        if not site.top:
+            self.waiting[site.above[0]] = _Waiting(site, record)
+        return s
+
+    def _go_down(self, site: Site, value: Tensor) -> None:
+        """From the output all that wait are reached; from a prediction the last of them."""
+        name, hop = site.name, 0
+        while name in self.waiting:
+            low, hop = self.waiting[name], hop + 1
+            assert low.site.linear is not None
+            value = value @ low.site.linear.weight.detach().to(value.dtype)
+            value = value if low.record.gate is None else value.mul_(low.record.gate)
+            if site.top or hop == self.replay.method.sweeps:
+                del self.waiting[name]
+                self._finish(low, value)
+            name = low.site.name
+
+    def _finish(self, done: _Waiting, g: Tensor) -> None:
+        replay, site = self.replay, done.site
+        assert done.record.s is not None
+        replay.gradients.add_closed(site, done.record.input(site), site.unflat(g, done.record.s) / replay.batch)
+        if replay.method.bootstrap and predicted(site):
+            regress(replay.step, site, done.record.gate, replay.error, g, replay.method.bootstrap)

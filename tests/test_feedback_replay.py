@@ -1,0 +1,161 @@
+"""Learned feedback with `memory="replay"`: the same numbers as `store`, bit for bit, with nothing kept per layer."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import gradguess as gg
+from models import CLASSES, INPUTS, Block, make
+
+PLAIN = ["relu-bias", "gelu-no-bias", "in-place"]
+GENERAL = [
+    "dropout",
+    "frozen",
+    "cnn",
+    "residual",
+    "transformer",
+    "branching",
+    "lstm",
+    "batch-norm",
+    "tied",
+    "bare",
+    "repeats",
+    "two-inputs",
+]
+
+
+def train(name: str, method: gg.Feedback, memory: str, steps: int = 3, **options) -> list[torch.Tensor]:
+    case = make(name)
+    torch.manual_seed(0)
+    forward = gg.ForwardGradient(case.model, method, memory=memory, **options)
+    optimiser = torch.optim.SGD(case.model.parameters(), lr=0.1)
+    seen = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = forward(*case.args)
+        seen.append(loss)
+        seen += [p.grad.clone() for p in case.model.parameters() if p.grad is not None]
+        optimiser.step()
+    seen += [value for key, value in forward.state_dict().items() if key != "cache"]
+    return seen + [b.clone() for b in case.model.buffers()]
+
+
+def assert_equal(name: str, method: gg.Feedback, **options) -> None:
+    store, replay = (train(name, method, memory, **options) for memory in ("store", "replay"))
+    assert len(store) == len(replay)
+    for a, b in zip(store, replay, strict=True):
+        assert torch.equal(a, b), (a - b).abs().max()
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("form", ["direct", "chained", "corrected"])
+def test_replay_is_store_bit_for_bit(name, form):
+    assert_equal(name, gg.Feedback(gg.WPerp(k=3), form=form))
+
+
+@pytest.mark.parametrize("name", GENERAL)
+@pytest.mark.parametrize("form", ["direct", "corrected"])
+def test_replay_is_store_on_any_graph(name, form):
+    store, replay = (train(name, gg.Feedback(gg.WPerp(k=3), form=form), m) for m in ("store", "replay"))
+    for a, b in zip(store, replay, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)  # one backward for all sites adds in another order
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"form": "chained", "sweeps": 2},
+        {"form": "chained", "sweeps": 9},
+        {"form": "chained", "bootstrap": 0.5},
+        {"form": "chained", "every": 2},
+        {"form": "chained", "fraction": 0.6},
+        {"form": "chained", "start": "random"},
+        {"form": "direct", "start": "random", "learn": "never"},
+        {"form": "direct", "start": "random", "fraction": 0.6, "every": 2},
+        {"form": "direct", "learn": "loss"},
+        {"form": "corrected", "learn": "weighted"},
+    ],
+    ids=str,
+)
+def test_every_option_is_replayed(options):
+    assert_equal("relu-bias", gg.Feedback(gg.WPerp(k=3), **options))
+
+
+@pytest.mark.parametrize("form", ["direct", "chained", "corrected"])
+def test_several_tangents_and_one_per_site(form):
+    assert_equal("gelu-bias", gg.Feedback(gg.WPerp(k=3), form=form), tangents=2)
+    assert_equal("gelu-bias", gg.Feedback(gg.WPerp(k=3), form=form), tangents=2, isolate=True)
+
+
+def test_with_as_many_sweeps_as_sites_it_is_backpropagation():
+    case = make("relu-bias")
+    gg.ForwardGradient(case.model, gg.Feedback(gg.WPerp(k=3), form="chained", sweeps=9), memory="replay")(*case.args)
+    found = [p.grad.clone() for p in case.model.parameters()]
+    case.model.zero_grad()
+    case.losses().mean().backward()
+    for a, p in zip(found, case.model.parameters(), strict=True):
+        torch.testing.assert_close(a, p.grad, rtol=1e-12, atol=1e-14)
+
+
+def test_chained_over_a_graph_is_refused():
+    case = make("residual")
+    forward = gg.ForwardGradient(case.model, gg.Feedback(gg.WPerp(k=3), form="chained"), memory="replay")
+    with pytest.raises(gg.InputError, match=r"memory='store', or form='direct'"):
+        forward(*case.args)
+
+
+class Alive:
+    """How much memory tensors of the batch's size hold when the last layer runs, when every layer has been met."""
+
+    def __init__(self, last: nn.Module, batch: int) -> None:
+        self.batch, self.most = batch, 0
+        last.register_forward_hook(self._count)
+
+    def _count(self, *_: object) -> None:
+        found = {}
+        for item in gc.get_objects():
+            if type(item) is torch.Tensor and item.dim() > 1 and item.shape[0] == self.batch:
+                found[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
+        self.most = max(self.most, sum(found.values()))
+
+
+def _plain(depth: int) -> list[nn.Module]:
+    return [layer for _ in range(depth) for layer in (nn.Linear(32, 32), nn.ReLU())]
+
+
+def _residual(depth: int) -> list[nn.Module]:
+    return [Block(32) for _ in range(depth)]
+
+
+METHODS = {
+    **{form: gg.Feedback(gg.WPerp(k=3), form=form) for form in ("direct", "chained", "corrected")},
+    "activation": gg.ActivationPerturbation(),
+    "wperp": gg.WPerp(k=3),
+}
+CASES = [(method, _plain) for method in METHODS] + [(m, _residual) for m in METHODS if m != "chained"]
+
+
+def _most_alive(method: str, middle: Callable[[int], list[nn.Module]], depth: int, memory: str) -> int:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(INPUTS, 32), nn.ReLU(), *middle(depth), nn.Linear(32, CLASSES))
+    forward = gg.ForwardGradient(model, METHODS[method], memory=memory)
+    x, t = torch.randn(17, INPUTS), torch.randint(CLASSES, (17,))
+    loss_fn = nn.CrossEntropyLoss(reduction="none")
+    forward(loss_fn, x, t)
+    alive = Alive(model[-1], 17)
+    forward(loss_fn, x, t)
+    return alive.most
+
+
+@pytest.mark.parametrize(("method", "middle"), CASES)
+def test_what_is_alive_of_the_batch_does_not_grow_with_depth(method, middle):
+    assert _most_alive(method, middle, 24, "replay") <= 1.1 * _most_alive(method, middle, 4, "replay")
+
+
+def test_it_grows_when_layers_are_stored():
+    assert _most_alive("direct", _plain, 24, "store") > 2 * _most_alive("direct", _plain, 4, "store")
