@@ -12,15 +12,16 @@ Tensors carry the batch in their second to last dimension: noise is (..., batch,
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from gradguess.linalg import semidefinite_cholesky, triangular_apply
+from gradguess.linalg import lanes_cholesky, lanes_solve, semidefinite_cholesky, triangular_apply
 
 if TYPE_CHECKING:
     from gradguess.noise import Noise
@@ -127,6 +128,9 @@ class Transposed(Frame):
         return self.upstream.jvp(v)
 
 
+SMALL = 16  # up to this k, on a CPU, the matrices C_b are factored side by side and not by LAPACK
+
+
 class GatedBasis(Frame):
     """`A_b = D_b V C_b^{-½}` with one basis `V` (d, k) for the batch and each sample's gate `D_b`.
 
@@ -140,22 +144,107 @@ class GatedBasis(Frame):
     def __init__(self, V: Tensor, gate: Tensor | None, batch: int) -> None:
         self.V, self.gate = V, gate
         self.batch, self.latent, self.dtype = batch, V.shape[1], V.dtype
-        self.L: Tensor | None = None
+        self.root: _Root | None = None
         if gate is not None:
-            d, k = V.shape
-            outer = (V[:, :, None] * V[:, None, :]).reshape(d, k * k)
-            C = (gate.square() @ outer).reshape(-1, k, k)
-            self.L, self.alive = semidefinite_cholesky(C) if C.device.type == "cpu" else _jittered_cholesky(C)
+            small = self.latent <= SMALL and V.device.type == "cpu"
+            self.root = _Lanes(V, gate) if small else _Stacked(V, gate)
 
     def apply(self, z: Tensor) -> Tensor:
-        if self.L is None or self.gate is None:
-            return z @ self.V.t()
-        return (triangular_apply(self.L, z * self.alive, transpose=True) @ self.V.t()) * self.gate
+        return self.expand(z if self.root is None else self.root.solve(z))
+
+    def expand(self, u: Tensor) -> Tensor:
+        """`D V u`."""
+        y = u @ self.V.t()
+        return y if self.gate is None else y.mul_(self.gate)
 
     def adjoint(self, v: Tensor) -> Tensor:
-        if self.L is None or self.gate is None:
+        if self.root is None or self.gate is None:
             return v @ self.V
-        return triangular_apply(self.L, (v * self.gate) @ self.V, transpose=False) * self.alive
+        return self.root.solve_transposed((v * self.gate) @ self.V)
+
+
+class _Root(ABC):
+    """`C^{-½}` of every sample."""
+
+    @abstractmethod
+    def solve(self, z: Tensor) -> Tensor:
+        """`C^{-½} z`: (..., batch, k) -> the same."""
+
+    @abstractmethod
+    def solve_transposed(self, v: Tensor) -> Tensor:
+        """`C^{-½ᵀ} v`."""
+
+
+class _Stacked(_Root):
+    """By LAPACK, or without waiting for a GPU."""
+
+    def __init__(self, V: Tensor, gate: Tensor) -> None:
+        d, k = V.shape
+        outer = (V[:, :, None] * V[:, None, :]).reshape(d, k * k)
+        C = (gate.square() @ outer).reshape(-1, k, k)
+        self.L, self.alive = semidefinite_cholesky(C) if C.device.type == "cpu" else _jittered_cholesky(C)
+
+    def solve(self, z: Tensor) -> Tensor:
+        return triangular_apply(self.L, z * self.alive, transpose=True)
+
+    def solve_transposed(self, v: Tensor) -> Tensor:
+        return triangular_apply(self.L, v, transpose=False) * self.alive
+
+
+class _Lanes(_Root):
+    """Side by side, the samples in the last dimension; factored when first used, so that sites can share the work."""
+
+    def __init__(self, V: Tensor, gate: Tensor) -> None:
+        k = V.shape[1]
+        rows, columns, full = _triangle(k)
+        outer = V.t()[rows] * V.t()[columns]  # (k (k + 1) / 2, d): C is symmetric
+        self.C = (outer @ gate.square().t())[full].view(k, k, -1)
+        self.factors: tuple[Tensor, Tensor] | None = None
+
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        if self.factors is None:
+            self.factors = lanes_cholesky(self.C)
+        return self.factors
+
+    def solve(self, z: Tensor) -> Tensor:
+        return _from_lanes(lanes_solve(*self._factors(), _to_lanes(z)), z.dim())
+
+    def solve_transposed(self, v: Tensor) -> Tensor:
+        return _from_lanes(lanes_solve(*self._factors(), _to_lanes(v), transpose=True), v.dim())
+
+
+@functools.cache
+def _triangle(k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and columns of the lower triangle, and where in it each entry of the whole matrix is found."""
+    rows, columns = torch.tril_indices(k, k)
+    place = torch.empty(k, k, dtype=torch.long)
+    place[rows, columns] = place[columns, rows] = torch.arange(len(rows))
+    return rows, columns, place.flatten()
+
+
+def _to_lanes(z: Tensor) -> Tensor:
+    """(batch, k) or (n, batch, k), with k first and the batch last."""
+    return z.t() if z.dim() == 2 else z.permute(2, 0, 1)
+
+
+def _from_lanes(u: Tensor, dim: int) -> Tensor:
+    return u.t() if dim == 2 else u.permute(1, 2, 0)
+
+
+def apply_together(frames: Sequence[Frame], zs: Sequence[Tensor]) -> list[Tensor]:
+    """`frame.apply(z)` for several sites, bit for bit; small factorisations are done for all sites at once."""
+    roots = [frame.root if isinstance(frame, GatedBasis) else None for frame in frames]
+    together = [i for i, root in enumerate(roots) if isinstance(root, _Lanes) and len(root.C) == frames[0].latent]
+    if len(together) < 2:
+        return [frame.apply(z) for frame, z in zip(frames, zs, strict=True)]
+    matrices = torch.cat([roots[i].C for i in together], -1)  # type: ignore[union-attr]
+    noise = torch.cat([_to_lanes(zs[i]) for i in together], -1)
+    sizes = [frames[i].batch for i in together]
+    parts = dict(zip(together, lanes_solve(*lanes_cholesky(matrices), noise).split(sizes, -1), strict=True))
+    return [
+        frame.expand(_from_lanes(parts[i], z.dim())) if i in parts else frame.apply(z)  # type: ignore[attr-defined]
+        for i, (frame, z) in enumerate(zip(frames, zs, strict=True))
+    ]
 
 
 def _jittered_cholesky(C: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,6 +301,8 @@ class Estimate:
     directions: dict[str, Tensor] = field(default_factory=dict)
     site_grads: dict[str, Tensor] = field(default_factory=dict)
     losses: Tensor | None = None
+    shared: bool = False  # the gradients are of all processes' samples already
+    fine: Tensor | None = None  # False where some process met NaN or infinity
 
 
 class Method(ABC):
@@ -232,6 +323,7 @@ class Guess(Method):
     """A method that draws a direction at every site. Subclasses implement `frame` and nothing else."""
 
     reads: ClassVar[Literal["never", "refresh", "always"]] = "always"  # when `frame` looks at `view.W`
+    pools: ClassVar[bool] = False  # does a refresh look at the batch as a whole (`W.shared_basis`)?
     refresh: int = 1
 
     @abstractmethod
