@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradguess.errors import InputError
-from gradguess.gates import Gate, gate_of
+from gradguess.gates import Gate, gate_of, mask
 from gradguess.isolation import untouched
 from gradguess.pullback import has_closed_form
 from gradguess.task import Task, tensors
@@ -98,8 +99,27 @@ class Layout:
     def modules(self) -> tuple[nn.Module, ...]:
         return tuple(dict.fromkeys(site.module for site in self.sites))
 
+    @cached_property
+    def chain(self) -> bool:
+        """Linear layers in a row, ReLUs between them, the last one's output the model's own; nothing random."""
+        if self.stochastic or self.mutates or not self.closed or len(self.sites) < 2:
+            return False
+        top = self.sites[-1]
+        if not top.is_output or top.gate is not None or top.batch_dim != 0:
+            return False
+        return all(_leads_to(site, above) for site, above in pairwise(self.sites))
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Site]:
+        return {site.name: site for site in self.sites}
+
     def __getitem__(self, name: str) -> Site:
-        return next(site for site in self.sites if site.name == name)
+        return self._by_name[name]
+
+
+def _leads_to(site: Site, above: Site) -> bool:
+    plain = type(site.module) is nn.Linear and site.linear is above.module and site.above == (above.name,)
+    return plain and site.gate in (None, mask)
 
 
 Visit = Callable[[Site, Tensor, Tensor], Tensor]

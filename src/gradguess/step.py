@@ -6,7 +6,7 @@ sites -> frames (W̃) -> directions -> tangent pass (`measure`) -> estimates -> 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from gradguess import chain
 from gradguess.errors import InputError
-from gradguess.guesses._base import Frame, Guess, Identity, SiteView
+from gradguess.guesses._base import Frame, Guess, Identity, SiteView, apply_together
 from gradguess.isolation import Snapshot, untouched
 from gradguess.linalg import orthonormal_columns
 from gradguess.noise import Noise, SketchNoise
@@ -191,8 +192,8 @@ class Step:
             return False
         return not self.cache.get(site.name) or self.count % max(1, guess.refresh) == 0
 
-    def frame(self, guess: Guess, site: Site, s: Tensor) -> Frame:
-        """The guess's map from white noise to directions at this site, for this batch."""
+    def frame(self, guess: Guess, site: Site, s: Tensor, gate: Tensor | None = None) -> Frame:
+        """The guess's map from white noise to directions at this site, for this batch. `gate`: if known already."""
         flat = site.flat(s)
         if flat.dtype in (torch.bfloat16, torch.float16):
             flat = flat.float()
@@ -200,11 +201,11 @@ class Step:
             return Identity(flat)
         self._check_cache(site, flat.shape[1])
         due = self._due(guess, site)
-        with torch.autocast(flat.device.type, enabled=False):
+        with full_precision(flat.device):
             view = SiteView(
                 name=site.name,
                 output=flat,
-                gate=None if site.gate is None else site.gate(flat),
+                gate=site.gate(flat) if gate is None and site.gate is not None else gate,
                 upstream=lambda gate: self._upstream(site, flat, gate),
                 cache=self.cache.setdefault(site.name, {}),
                 due=due,
@@ -233,17 +234,19 @@ class Step:
 
     def draw(self, guess: Guess, site: Site, s: Tensor) -> Tensor:
         """All directions of this step at a site: (tangents, *s.shape)."""
-        count = self.options.tangents
         frame = self.frame(guess, site, s)
-        with torch.autocast(s.device.type, enabled=False):
-            if site.batch_dim is None:
-                z = self.noise.normal((count, 1, frame.latent), frame.dtype, s.device)
-            else:
-                z = self.noise.batched(count, frame.batch, frame.latent, frame.dtype, s.device)
-            if count > 1 and frame.orthonormal:
-                z = spread(z)
-            y = frame.apply(z)
-        return torch.stack([site.unflat(part, s) for part in y]) if count > 1 else site.unflat(y[0], s)[None]
+        with full_precision(s.device):
+            y = frame.apply(self._white(site, frame, s.device))
+        return torch.stack([site.unflat(part, s) for part in y]) if len(y) > 1 else site.unflat(y[0], s)[None]
+
+    def _white(self, site: Site, frame: Frame, device: torch.device) -> Tensor:
+        """White noise for all tangents of a site: (tangents, batch, latent)."""
+        count = self.options.tangents
+        if site.batch_dim is None:
+            z = self.noise.normal((count, 1, frame.latent), frame.dtype, device)
+        else:
+            z = self.noise.batched(count, frame.batch, frame.latent, frame.dtype, device)
+        return spread(z) if count > 1 and frame.orthonormal else z
 
     # --- the tangent pass ------------------------------------------------------------------------------------
 
@@ -274,6 +277,7 @@ class Step:
         self.prepare(guess)
         seen = []
         passes = self._schedule(only)
+        chained = self._walk(guess, only, keep_outputs, records) if self._chained() else None
         for p, (tangent, chosen) in enumerate(passes):
             if not keep:
                 self.noise.rewind()
@@ -303,11 +307,46 @@ class Step:
                 watch(p, site, s, y[tangent], scale)
                 return y[tangent] * scale.to(y.dtype)
 
+            if chained is not None:
+                seen.append(chain.carry(self.task, *chained, direction))
+                continue
             with self.one_pass():
                 seen.append(carry(self.task, self.layout, direction))
         jvp = torch.stack([one.jvp for one in seen])
         first, tangents = seen[0], [one.output_tangents for one in seen]
         return Measurement(first.losses, jvp, records, first.outputs, tangents, passes, scales)
+
+    def _chained(self) -> bool:
+        """Can the tangent pass be written down in closed form, and may the plain pass be kept?"""
+        if self.options.memory != "store" or not self.layout.chain:
+            return False
+        weight = self.layout.sites[0].module.weight
+        plain = weight.dtype in (torch.float32, torch.float64)
+        return plain and not torch.is_autocast_enabled(weight.device.type)  # type: ignore[arg-type]
+
+    def _walk(
+        self, guess: Guess, only: Callable[[Site], bool], keep_outputs: bool, records: Records
+    ) -> tuple[list[chain.Stop], Any]:
+        """A plain pass that fills the records, the directions of all sites drawn together at its end."""
+        stops: list[chain.Stop] = []
+        frames: dict[str, Frame] = {}
+
+        def visit(site: Site, x: Any, s: Tensor) -> Tensor:
+            gate = None if site.gate is None else site.gate(s)
+            stops.append(chain.Stop(site, x, s, gate))
+            if only(site):
+                frames[site.name] = self.frame(guess, site, s, gate)
+            kept = keep_outputs or self.detail
+            records[site.name] = Record(x, x._version, s if kept else None, gate=gate if kept else None)
+            return s
+
+        with self.one_pass(), torch.no_grad(), formula_kernels(self.task.model), Watch(self.layout, visit):
+            outputs = self.task.outputs()
+            chain.check(stops)
+            white = [self._white(self.layout[name], frame, stops[0].s.device) for name, frame in frames.items()]
+            for name, y in zip(frames, apply_together(list(frames.values()), white), strict=True):
+                records[name].y = y
+        return stops, outputs
 
     def _schedule(self, only: Callable[[Site], bool]) -> list[tuple[int, str | None]]:
         """(tangent, the one site it is for, or None for all)."""
@@ -414,6 +453,11 @@ def gate_at(site: Site, s: Tensor) -> Tensor | None:
         return None
     flat = site.flat(s)
     return site.gate(flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """No autocast; nothing at all where there is none."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
 def _match(y: Tensor, t: Tensor | None, sites_below: int) -> Tensor:

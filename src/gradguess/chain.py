@@ -1,0 +1,66 @@
+"""The tangent pass in closed form, where the model is linear layers in a row with ReLUs between (`Layout.chain`).
+
+    t_1 = y_1,    t_{i+1} = W_{i+1} D_i t_i + y_{i+1}
+
+It is what dual numbers compute (`gradguess.tangent.carry`), bit for bit, without their overhead; and since one plain
+pass comes first, several tangents share it and all sites can be drawn from together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as fwAD
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from gradguess.sites import LayoutChanged, Site
+from gradguess.tangent import Carried, Direction, forward_mode, named_failures
+from gradguess.task import Task, tensors
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A site as the plain pass saw it."""
+
+    site: Site
+    x: Tensor
+    s: Tensor
+    gate: Tensor | None
+
+
+def check(stops: list[Stop]) -> None:
+    """Did this batch take the path that the layout knows? Seen on its first sample."""
+    for below, above in pairwise(stops):
+        s = below.s[0]
+        if not torch.equal(above.x[0], s if below.gate is None else s.clamp_min(0)) and bool(s.isfinite().all()):
+            raise LayoutChanged
+
+
+def carry(task: Task, stops: list[Stop], outputs: Any, direction: Direction) -> Carried:
+    """The tangent pass after a plain one that met `stops` and gave `outputs`."""
+    t: Tensor | None = None
+    gate: Tensor | None = None
+    with torch.no_grad():
+        for stop in stops:
+            if t is not None:
+                t = torch.mm(t if gate is None else t * gate, stop.site.module.weight.t())  # type: ignore[operator]
+            y = direction(stop.site, stop.x, stop.s, t)
+            if y is not None:
+                t = y if t is None else y + t
+            gate = stop.gate
+    return _through_loss(task, outputs, t)
+
+
+def _through_loss(task: Task, outputs: Any, t: Tensor | None) -> Carried:
+    (end,) = tensors(outputs)
+    u = torch.zeros_like(end) if t is None else t
+    with named_failures(task), forward_mode(task.model):
+        dual = fwAD.make_dual(end, u)
+        seen = tree_map(lambda leaf: dual if leaf is end else leaf, outputs)
+        losses, jvp = fwAD.unpack_dual(task.losses(seen))
+        jvp = torch.zeros_like(losses) if jvp is None else jvp
+    return Carried(losses, jvp, outputs, [u])
