@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from gradguess.errors import InputError, NonFiniteError
 from gradguess.guesses import Estimate, Method
+from gradguess.guesses._base import check_count
 from gradguess.isolation import Snapshot, untouched
 from gradguess.noise import Noise
+from gradguess.parts import Part, Pool, add_up, gate_moments, pool_of, split
 from gradguess.sites import Layout, LayoutChanged, Sites, bare_layout, lay_out, layout_mode
 from gradguess.step import Cache, Options, Step
 from gradguess.task import LossFn, Task, check_model
@@ -85,6 +87,13 @@ class ForwardGradient:
         seed: of the generator, which lives on the device of the first parameter.
         nonfinite: what a NaN or infinite loss or derivative does: "raise" an error that names the step, "skip" the
             step (nothing is added to `.grad`; `skipped` counts), or "ignore" (no check, and no wait for a GPU).
+        chunk: run the batch in pieces of at most so many samples; bounds memory in the batch, not the estimate, which
+            is that of the whole batch up to rounding. Dropout and batch norm see each piece as a batch, `Feedback`
+            as a lesson, `balance` takes its scales from each, and W⊥-NS its singular values from the first.
+        group: the processes (of torch.distributed) that share each batch; by default all of them, where it is
+            initialised. Each passes its own samples; `.grad` is that of all, the same everywhere, and for a given
+            seed does not depend on their number. The loss that is returned is of a process's own samples. The
+            model starts as rank 0's.
 
     >>> import torch, gradguess as gg
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
@@ -108,6 +117,8 @@ class ForwardGradient:
         coupling: Literal["sample", "batch"] = "sample",
         balance: bool = False,
         nonfinite: Literal["raise", "skip", "ignore"] = "raise",
+        chunk: int | None = None,
+        group: Any = None,
     ) -> None:
         _check_guess(guess)
         if nonfinite not in ("raise", "skip", "ignore"):
@@ -124,15 +135,26 @@ class ForwardGradient:
         self.steps = 0
         self.skipped = 0
         self.layout: Layout | None = None
+        if chunk is not None:
+            check_count("chunk", chunk)
+            if coupling == "batch":
+                raise InputError("chunk: samples that mix (coupling='batch') cannot be run in pieces.")
+        self.chunk = chunk
+        self.pool = pool_of(group, model)
+        self.pool.agree([t.data for t in (*model.parameters(), *model.buffers())])
 
-    def __call__(self, loss_fn: LossFn, inputs: Any, targets: Any) -> Tensor:
-        """Estimate the gradient of the mean loss, add it to `.grad`, and return the mean loss."""
+    def __call__(self, loss_fn: LossFn, inputs: Any, targets: Any, *, place: tuple[int, int] | None = None) -> Tensor:
+        """Estimate the gradient of the mean loss, add it to `.grad`, and return the mean loss.
+
+        `place` is (number of the first sample, number of all) in the batch that a group of processes shares. Without
+        it they ask each other for it at every step, 8 bytes each.
+        """
         task = Task(self.model, loss_fn, inputs, targets)
         if self.layout is None or self.layout.mode != layout_mode(self.model):
             self.layout = _layout(self.guess, task, self.sites)
         undo = self._remember(self.layout)
         try:
-            result = self._run(task, self.layout)
+            result = self._run(task, self.layout, place)
         except Exception:
             undo()
             raise
@@ -161,13 +183,42 @@ class ForwardGradient:
 
         return undo
 
-    def _run(self, task: Task, layout: Layout) -> Estimate:
-        noise = Noise(self.generator)
+    def _run(self, task: Task, layout: Layout, place: tuple[int, int] | None) -> Estimate:
+        parts = split(task, layout, self.chunk, self.pool, place)
+        first = any(not self.cache.get(site.name) for site in layout.sites if site.linear is not None)
+        whole = parts[0].rows is not None and self.guess.pools_at(self.steps, first)
+        moments = gate_moments(parts, layout, self.pool) if whole else {}
+        start, fresh = Noise(self.generator), set[str]()
+        results: list[Estimate] = []
+        for part in parts:
+            if results:
+                start.rewind()
+            noise = Noise(self.generator, part.rows, part.total) if part.rows is not None else start
+            results.append(self._run_part(part, task, noise, moments, fresh))
+        return _combined(results, parts, self.pool)
 
+    def _run_part(
+        self, part: Part, whole: Task, noise: Noise, moments: Mapping[str, Tensor], fresh: set[str]
+    ) -> Estimate:
         def step(layout: Layout) -> Step:
-            return Step(task, layout, noise, self.options, self.cache, self.learned, self.steps, detail=False)
+            return Step(
+                part.task,
+                layout,
+                noise,
+                self.options,
+                self.cache,
+                self.learned,
+                self.steps,
+                detail=False,
+                pool=self.pool,
+                share=part.share,
+                whole=whole,
+                moments=moments,
+                fresh=fresh,
+            )
 
-        result, self.layout = _settle(self.guess, task, self.sites, layout, noise, step)
+        assert self.layout is not None
+        result, self.layout = _settle(self.guess, part.task, self.sites, self.layout, noise, step)
         return result
 
     def _write(self, grads: Mapping[str, Tensor]) -> None:
@@ -274,8 +325,29 @@ def _run(guess: Method, step: Step) -> Estimate:
         return Estimate(losses.mean(), {}, losses.new_zeros(0, len(losses)), losses=losses)
 
 
+def _combined(results: list[Estimate], parts: list[Part], pool: Pool) -> Estimate:
+    """The estimate of the whole batch from those of its parts."""
+    if len(results) == 1 and pool.size == 1 and parts[0].rows is None:
+        return results[0]
+    grads: dict[str, Tensor] = {}
+    for result, part in zip(results, parts, strict=True):
+        for name, grad in result.grads.items():
+            weighted = grad if result.shared else grad * part.share
+            grads[name] = grads[name].add_(weighted) if name in grads else weighted
+    losses = torch.cat([result.losses for result in results if result.losses is not None])
+    jvp = torch.cat([result.jvp for result in results], 1)
+    whole = Estimate(losses.mean(), grads, jvp, losses=losses)
+    if results[0].shared:
+        whole.fine = torch.stack([result.fine for result in results if result.fine is not None]).all()
+    elif pool.size > 1:
+        whole.grads, whole.fine = add_up(pool, grads, torch.isfinite(losses).all() & torch.isfinite(jvp).all())
+    return whole
+
+
 def _is_finite(result: Estimate) -> bool:
     assert result.losses is not None
+    if result.fine is not None:
+        return bool(result.fine)  # the processes must not differ in this
     return bool(torch.isfinite(result.losses).all() & torch.isfinite(result.jvp).all())
 
 
@@ -286,6 +358,8 @@ def _check_finite(result: Estimate, where: str) -> None:
     what = "loss" if not torch.isfinite(result.losses).all() else "directional derivative"
     values: Callable[[Tensor], int] = lambda t: int((~torch.isfinite(t)).sum())  # noqa: E731
     bad = values(result.losses) or values(result.jvp)
+    if not bad:
+        raise NonFiniteError(f"Another process met a NaN or infinite loss or derivative at {where}; see its error.")
     raise NonFiniteError(
         f"The {what} of {bad} sample(s) at {where} is NaN or infinite. Check the data and the learning rate, or "
         "skip such steps with gg.ForwardGradient(..., nonfinite='skip')."

@@ -31,6 +31,8 @@ from gradguess.errors import InputError
 from gradguess.guesses._base import Estimate, Guess, Method, check_count, keep
 from gradguess.guesses.backprop import Backprop
 from gradguess.isolation import Snapshot
+from gradguess.noise import Noise
+from gradguess.parts import Pool
 from gradguess.sites import Site, Watch
 from gradguess.step import Measurement, Records, Step, gate_at
 from gradguess.task import Task, tensors
@@ -106,6 +108,9 @@ class Feedback(Method):
         if not self._teaches(count):
             return "plain"
         return self.guess.phase(count // self.every)
+
+    def pools_at(self, count: int, first: bool) -> bool:
+        return self._teaches(count) and self.guess.pools_at(count // self.every, first)
 
     def _teaches(self, count: int) -> bool:
         return self.learn not in ("never", "truth") and count % self.every == 0
@@ -238,12 +243,14 @@ def regress(step: Step, site: Site, gate: Tensor | None, error: OutputError, g: 
     B = matrix(step, site, g.shape[1], e)
     h = e @ B.t()
     wrong = g - (h if gate is None else h * gate)
-    moment = e.t() @ e
+    pool = step.pool
+    moment = pool.sum(e.t() @ e)
     ridge = 0.1 * moment.diagonal().mean() + torch.finfo(e.dtype).tiny
     moment = moment + ridge * torch.eye(len(moment), dtype=e.dtype, device=e.device)
     if gate is not None:
-        wrong = wrong * gate / gate.square().mean(0).clamp_min(0.1)  # a unit that is mostly off sees fewer samples
-    B += rate * torch.linalg.solve_ex(moment, e.t() @ wrong)[0].t()
+        often = pool.sum(gate.square().sum(0)) / sum(pool.counts(len(e)))
+        wrong = wrong * gate / often.clamp_min(0.1)  # a unit that is mostly off sees fewer samples
+    B += rate * torch.linalg.solve_ex(moment, pool.sum(e.t() @ wrong))[0].t()
 
 
 def _start_random(step: Step, forward: _Forward, error: OutputError) -> None:
@@ -270,6 +277,7 @@ class Lesson:
         self.traces: dict[int, Tensor] = {}  # per pass: Σ_i Σ_b |φ_i|²
         self.largest: dict[int, Tensor] = {}  # per pass: the largest λ of its sites
         self.residuals: list[Tensor] = []  # per pass: u - Σ_i σ_i B_iᵀ φ_i
+        self.samples = 0  # of all processes
 
     def observe(self, p: int, site: Site, y: Tensor, gate: Tensor | None, scale: Tensor) -> None:
         """`y` was carried by pass `p`, scaled by σ."""
@@ -279,7 +287,9 @@ class Lesson:
         if B is not None and B.shape[0] == phi.shape[1]:
             _add_to(self.explained, p, scale * (phi.to(B.dtype) @ B))
         _add_to(self.traces, p, phi.square().sum())
-        largest = _largest(learned, phi)
+        if self.samples == 0:
+            self.samples = sum(self.step.pool.counts(len(phi)))
+        largest = _largest(learned, phi, self.step.pool, self.samples)
         self.largest[p] = torch.maximum(self.largest[p], largest) if p in self.largest else largest
 
     def conclude(self, seen: Measurement, error: OutputError) -> None:
@@ -310,7 +320,7 @@ class Lesson:
         for p, tangent, scale in self._passes(site):
             phi = gated(site, y[tangent], gate).to(e.dtype)
             B = matrix(self.step, site, phi.shape[1], e)
-            B += (self._sizes[p] / scale) * (phi.t() @ self._wrong(p))
+            B += (self._sizes[p] / scale) * self.step.pool.sum(phi.t() @ self._wrong(p))
 
     def _passes(self, site: Site) -> list[tuple[int, int, Tensor]]:
         """(pass, tangent, σ) of the passes that carried a site's directions."""
@@ -329,14 +339,15 @@ class Lesson:
     def _step_size(self, p: int) -> Tensor:
         """`μ` over the sum of the samples' weights."""
         e = self.error.flat
-        tiny, batch, n = torch.finfo(e.dtype).tiny, float(len(e)), self.step.options.tangents
+        tiny, batch, n = torch.finfo(e.dtype).tiny, float(self.samples), self.step.options.tangents
+        pool = self.step.pool
         samples: Tensor | float = batch
         weights: Tensor | float = 1 / batch
         if self.from_ != "outputs":
             power = e.square().sum(1)
-            total = power.sum().clamp_min(tiny)
-            samples, weights = total.square() / power.square().sum().clamp_min(tiny), 1 / total
-        trace = self.traces[p] / batch
+            total = pool.sum(power.sum()).clamp_min(tiny)
+            samples, weights = total.square() / pool.sum(power.square().sum()).clamp_min(tiny), 1 / total
+        trace = pool.sum(self.traces[p]) / batch
         return self.rate / (self.largest[p] + trace / (samples * n)).clamp_min(tiny) / n * weights
 
 
@@ -350,14 +361,14 @@ def _add_to(sums: dict[int, Tensor], key: int, value: Tensor) -> None:
     sums[key] = sums[key] + value if key in sums else value
 
 
-def _largest(learned: dict[str, Tensor], phi: Tensor) -> Tensor:
+def _largest(learned: dict[str, Tensor], phi: Tensor, pool: Pool, samples: int) -> Tensor:
     """Largest eigenvalue of `φᵀφ / b`, by power iteration that goes on from step to step."""
     v = learned.get("v")
     if v is None or v.shape[0] != phi.shape[1]:
-        v = phi.abs().sum(0) + 1e-6
+        v = pool.sum(phi.abs().sum(0)) + 1e-6
     for _ in range(2):
         v = v / torch.linalg.vector_norm(v).clamp_min(torch.finfo(phi.dtype).tiny)
-        v = phi.t() @ (phi @ v) / len(phi)
+        v = pool.sum(phi.t() @ (phi @ v)) / samples
     keep(learned, "v", v)
     return torch.linalg.vector_norm(v)
 
@@ -420,7 +431,8 @@ class _Forward:
         """`Σ_j W̃_ijᵀ h_j` at every site: one hop of the chain rule, exact at the output."""
         if self.graph is not None:
             sites = list(self.step.layout.sites)
-            return self._pull(h, error, sites, [self.graph.above[site.name] for site in sites])
+            known = h | self.exact_tops(error)
+            return self._pull(known, error, sites, [self.graph.above[site.name] for site in sites])
         g = {}
         above = dict(h)
         above.update(self.exact_tops(error))
@@ -488,5 +500,8 @@ def part_of(step: Step, fraction: float) -> Step:
     """The same step on the first samples of the batch; it leaves random state and buffers as they are."""
     batch = step.batch()
     part = replace(step, task=step.task.rows(max(1, round(fraction * batch)), batch), detail=False)
+    if step.noise.rows is not None:
+        rows = slice(step.noise.rows.start, step.noise.rows.start + part.batch())
+        part.noise = Noise(step.noise.generator, rows, step.noise.total)
     part.continue_after(Snapshot(step.task.model))
     return part

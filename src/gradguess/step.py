@@ -5,9 +5,9 @@ sites -> frames (W̃) -> directions -> tangent pass (`measure`) -> estimates -> 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -20,6 +20,7 @@ from gradguess.guesses._base import Frame, Guess, Identity, SiteView, apply_toge
 from gradguess.isolation import Snapshot, untouched
 from gradguess.linalg import orthonormal_columns
 from gradguess.noise import Noise, SketchNoise
+from gradguess.parts import ALONE, Pool
 from gradguess.pullback import parameter_gradients
 from gradguess.sites import Layout, LayoutChanged, Site, Watch
 from gradguess.tangent import carry, formula_kernels
@@ -116,9 +117,13 @@ class Step:
     learned: Cache = field(default_factory=dict)  # what feedback has learned
     count: int = 0
     detail: bool = True  # keep directions and site gradients for the caller
+    pool: Pool = ALONE  # the processes that share the batch
+    share: float = 1.0  # of this part in the whole batch
+    whole: Task | None = None  # the batch that the task is a part of
+    moments: Mapping[str, Tensor] = field(default_factory=dict)  # mean squared gate over the whole batch, (d,)
+    fresh: set[str] = field(default_factory=set)  # sites whose cache is up to date
 
     def __post_init__(self) -> None:
-        self._fresh: set[str] = set()
         self._passes = 0
         self._before: Snapshot | None = None
         self._graph: CutGraph | None = None
@@ -166,15 +171,15 @@ class Step:
 
     def _probe(self) -> Task:
         """The first samples of the batch, or all of it where the batch cannot be cut or its samples mix."""
+        task = self.whole or self.task
         if not self.layout.sliceable or self.options.coupling == "batch":
-            return self.task
-        batch = self.batch()
-        return self.task.rows(min(PROBE_ROWS, batch), batch)
+            return task
+        batch = batch_of(task)
+        return task.rows(min(PROBE_ROWS, batch), batch)
 
     def batch(self) -> int:
         """The number of samples, read off the first input."""
-        leaves = tree_leaves(self.task.inputs)
-        return next(int(leaf.shape[0]) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0)
+        return batch_of(self.task)
 
     def continue_after(self, before: Snapshot) -> None:
         """Treat every pass of this step as a repetition of one that started from `before`."""
@@ -188,7 +193,7 @@ class Step:
         return not site.top and site.batch_dim is not None
 
     def _due(self, guess: Guess, site: Site) -> bool:
-        if site.name in self._fresh:
+        if site.name in self.fresh:
             return False
         return not self.cache.get(site.name) or self.count % max(1, guess.refresh) == 0
 
@@ -212,7 +217,10 @@ class Step:
                 noise=self._sketch_noise(),
             )
             frame = guess.frame(view)
-        self._fresh.add(site.name)
+            if due and self.pool.size > 1 and view.cache:
+                self.pool.agree(list(view.cache.values()))
+                frame = guess.frame(replace(view, due=False))
+        self.fresh.add(site.name)
         return frame
 
     def _check_cache(self, site: Site, d: int) -> None:
@@ -224,7 +232,7 @@ class Step:
 
     def _upstream(self, site: Site, flat: Tensor, gate: Tensor | None) -> Upstream:
         if site.linear is not None:
-            return ClosedForm(site.linear.weight.detach().to(flat.dtype), gate)
+            return ClosedForm(site.linear.weight.detach().to(flat.dtype), gate, self.moments.get(site.name))
         assert self._graph is not None
         return self._graph.upstream(site)
 
@@ -302,7 +310,7 @@ class Step:
                     return None
                 if not balance:
                     return y[tangent]
-                scale = _match(y[tangent], t, sum(len(done) > tangent for done in scales.values()))
+                scale = _match(y[tangent], t, sum(len(done) > tangent for done in scales.values()), self.pool)
                 scales.setdefault(site.name, []).append(scale)
                 watch(p, site, s, y[tangent], scale)
                 return y[tangent] * scale.to(y.dtype)
@@ -367,7 +375,7 @@ class Step:
         else:
             shape[site.batch_dim] = c.shape[1]
             if self.options.coupling == "batch":
-                c = c.sum(1, keepdim=True).expand_as(c)
+                c = self.pool.sum(c.sum(1, keepdim=True)).expand_as(c)
         g = c.reshape(-1, *shape) * y
         return g[0] if len(g) == 1 else g.mean(0)
 
@@ -418,6 +426,11 @@ class Step:
                 gradients.add_vjp(self.layout.tail, losses, torch.full_like(losses, 1 / len(losses)))
 
 
+def batch_of(task: Task) -> int:
+    leaves = tree_leaves(task.inputs)
+    return next(int(leaf.shape[0]) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0)
+
+
 class Gradients:
     """Sums contributions to each parameter's gradient, under the model's own names."""
 
@@ -460,7 +473,7 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
-def _match(y: Tensor, t: Tensor | None, sites_below: int) -> Tensor:
+def _match(y: Tensor, t: Tensor | None, sites_below: int, pool: Pool) -> Tensor:
     """The σ that makes `σ y` as long as one site's share of the tangent `t` that arrives from below.
 
     Derivatives shrink or grow from layer to layer. Without this, the sites nearest to the loss drown the others: a
@@ -470,7 +483,7 @@ def _match(y: Tensor, t: Tensor | None, sites_below: int) -> Tensor:
     if t is None or sites_below == 0:
         return y.new_ones((), dtype=torch.promote_types(y.dtype, torch.float32))
     wide = torch.promote_types(y.dtype, torch.float32)
-    own, arriving = torch.linalg.vector_norm(y, dtype=wide), torch.linalg.vector_norm(t, dtype=wide)
+    own, arriving = pool.norm(y, wide), pool.norm(t, wide)
     good = (own > 0) & (arriving > 0)
     return torch.where(good, arriving / (torch.where(good, own, 1.0) * sites_below**0.5), 1.0)
 

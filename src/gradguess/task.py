@@ -98,11 +98,15 @@ class Task:
             )
 
     def rows(self, count: int, batch: int) -> Task:
-        """The same task on the first `count` samples (tensors whose first dimension is the batch)."""
+        """The same task on the first `count` samples."""
+        return self.part(slice(count), batch)
+
+    def part(self, rows: slice, batch: int) -> Task:
+        """The same task on some of its samples (tensors whose first dimension is the batch)."""
 
         def cut(leaf: Any) -> Any:
             if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == batch:
-                return leaf[:count]
+                return leaf[rows]
             return leaf
 
         return replace(self, inputs=tree_map(cut, self.inputs), targets=tree_map(cut, self.targets))

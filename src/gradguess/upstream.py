@@ -58,9 +58,10 @@ class Upstream(ABC):
 class ClosedForm(Upstream):
     """`W̃_b = W diag(gate_b)`."""
 
-    def __init__(self, weight: Tensor, gate: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, gate: Tensor | None, moment: Tensor | None = None) -> None:
         self.weight = weight  # (m, d)
         self.gate = gate  # (batch, d)
+        self.moment = moment  # mean of gate² where the batch is larger than `gate`, (d,)
         self.m, self.d = weight.shape
         self._gram: Tensor | None = None
 
@@ -88,7 +89,8 @@ class ClosedForm(Upstream):
     def shared_basis(self, k: int, noise: Noise, warm: Tensor | None = None) -> Tensor:
         weight = self.weight
         if self.gate is not None:
-            weight = weight * self.gate.square().mean(0).sqrt()  # W diag(mean gate²)^½
+            moment = self.gate.square().mean(0) if self.moment is None else self.moment
+            weight = weight * moment.sqrt()  # W diag(mean gate²)^½
         if warm is None or warm.shape[1] != k:
             return top_right_singular_vectors(weight, k)
         for _ in range(WARM):  # only the span matters, so no Rayleigh–Ritz; nothing here waits for the device

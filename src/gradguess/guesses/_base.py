@@ -314,6 +314,10 @@ class Method(ABC):
         """Steps with the same phase do the same work and may share one CUDA graph; None: this one stands alone."""
         return "step"
 
+    def pools_at(self, count: int, first: bool) -> bool:
+        """Does this step look at the batch as a whole before it draws? `first`: nothing is cached yet."""
+        return False
+
     @abstractmethod
     def run(self, step: Step) -> Estimate:
         """The gradient of one batch."""
@@ -332,6 +336,9 @@ class Guess(Method):
 
     def phase(self, count: int) -> str | None:
         return None if count % self.refresh == 0 and self.refresh > 1 else "step"
+
+    def pools_at(self, count: int, first: bool) -> bool:
+        return self.pools and (first or count % self.refresh == 0)
 
     def run(self, step: Step) -> Estimate:
         seen = step.measure(self)

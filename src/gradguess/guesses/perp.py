@@ -53,6 +53,8 @@ class WPerp(Guess):
     refresh: int = 50
     end: Literal["top", "bottom"] = "top"
 
+    pools = True
+
     def __post_init__(self) -> None:
         check_count("WPerp(k)", self.k)
         check_count("WPerp(refresh)", self.refresh)
@@ -114,7 +116,7 @@ def _subspace(guess: WPerp, view: SiteView) -> Frame:
 
 
 def _krylov_steps(d: int, k: int) -> int:
-    """Blocks of two columns that reach a projector error below 1e-2 where the spectrum has no gap (measured, k = 10)."""
+    """Blocks of two columns for a projector error below 1e-2 where the spectrum has no gap (measured, k = 10)."""
     return min(-(-d // 2), max(k, round(5.6 * d ** (1 / 3) * max(1.0, k / 10))))
 
 

@@ -39,7 +39,8 @@ class WeightPerturbation(Method):
         model = step.task.model
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         padding = _padding_rows(model)
-        losses, derivatives = torch.empty(0), []
+        losses, derivatives, means = torch.empty(0), [], []
+        alone = step.pool.size == 1  # else one number is sent for each tangent, and nothing else
         directions: dict[str, list[Tensor]] = {name: [] for name in parameters}
         grads = {name: torch.zeros_like(p) for name, p in parameters.items()}
         for _ in range(step.options.tangents):
@@ -50,12 +51,22 @@ class WeightPerturbation(Method):
             with step.one_pass():
                 losses, derivative = carry_parameters(step.task, drawn)
             derivatives.append(derivative)
+            mean = derivative.mean() if alone else step.pool.sum(_or_nan(derivative.mean() * step.share, losses))
+            means.append(mean)
             for name, y in drawn.items():
-                grads[name] += derivative.mean().to(y.dtype) * y / step.options.tangents
+                grads[name] += mean.to(y.dtype) * y / step.options.tangents
                 if step.detail:
                     directions[name].append(y)
         kept = {name: torch.stack(ys) for name, ys in directions.items() if ys}
-        return Estimate(losses.mean(), grads, torch.stack(derivatives), kept, losses=losses)
+        result = Estimate(losses.mean(), grads, torch.stack(derivatives), kept, losses=losses)
+        if not alone:
+            result.shared, result.fine = True, torch.isfinite(torch.stack(means)).all()
+        return result
+
+
+def _or_nan(mean: Tensor, losses: Tensor) -> Tensor:
+    """NaN where a loss is not finite: the other processes must know."""
+    return torch.where(torch.isfinite(losses).all(), mean, torch.nan)
 
 
 def _padding_rows(model: nn.Module) -> dict[str, int]:

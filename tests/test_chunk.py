@@ -1,0 +1,92 @@
+"""`chunk=`: the batch in pieces, the estimate of the whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import gradguess as gg
+from models import GUESSES, make
+
+WIDE = {"shared-wide": gg.WPerp(k=20), "subspace-wide": gg.WPerp(k=6, solver="subspace")}
+METHODS = {**GUESSES, **WIDE, "backprop": gg.Backprop()}
+del METHODS["ns"]  # fits its polynomial to the first samples of the first piece
+
+
+def gradients(name: str, method: gg.guesses.Method, chunk: int | None, steps: int = 2, **options) -> list[torch.Tensor]:
+    case = make(name)
+    forward = gg.ForwardGradient(case.model, method, chunk=chunk, **options)
+    optimiser = torch.optim.SGD(case.model.parameters(), lr=0.1)
+    seen = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        seen.append(forward(*case.args))
+        seen += [p.grad.clone() for p in case.model.parameters() if p.grad is not None]
+        optimiser.step()
+    return [*seen, forward.generator.get_state()]
+
+
+def assert_same(name, method, chunk, **options):
+    whole, pieces = (gradients(name, method, size, **options) for size in (None, chunk))
+    assert len(whole) == len(pieces)
+    for a, b in zip(whole, pieces, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 99])  # of 5 samples: the last one is ragged
+def test_any_size_gives_the_estimate_of_the_whole(chunk):
+    assert_same("relu-bias", gg.WPerp(k=3), chunk)
+
+
+@pytest.mark.parametrize("guess", METHODS)
+def test_every_method(guess):
+    assert_same("gelu-bias", METHODS[guess], 2)
+
+
+@pytest.mark.parametrize("name", ["cnn", "residual", "transformer", "branching", "lstm", "tied", "bare", "two-inputs"])
+@pytest.mark.parametrize("guess", ["activation", "wt", "shared", "weight"])
+def test_every_architecture(name, guess):
+    assert_same(name, GUESSES[guess], 2)
+
+
+@pytest.mark.parametrize("options", [{"tangents": 2}, {"isolate": True}, {"memory": "replay"}], ids=str)
+def test_with_other_options(options):
+    assert_same("relu-bias", gg.WPerp(k=3), 2, **options)
+
+
+@pytest.mark.parametrize("form", ["direct", "chained", "corrected"])
+def test_feedback_learns_in_pieces(form):
+    """Each piece is a lesson of its own, so the numbers are others; with a predictor that is perfect they are not."""
+    method = gg.Feedback(gg.WPerp(k=3), form=form)
+    found = gradients("relu-bias", method, 2)
+    assert all(torch.isfinite(value).all() for value in found[:-1])
+    assert_same("relu-bias", gg.Feedback(gg.WPerp(k=3), form="chained", sweeps=9), 2)
+
+
+def test_memory_is_bounded_by_the_chunk():
+    """No tensor of the whole batch's height is made, but the noise of one site."""
+    heights: set[int] = set()
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    for layer in model:
+        layer.register_forward_hook(lambda module, args, output: heights.add(len(output)))
+    forward = gg.ForwardGradient(model, gg.WPerp(k=3), chunk=16)
+    forward(nn.CrossEntropyLoss(reduction="none"), torch.randn(50, 6), torch.randint(4, (50,)))
+    assert max(heights) == 16
+
+
+def test_mixing_samples_is_refused():
+    with pytest.raises(gg.InputError, match=r"samples that mix"):
+        gg.ForwardGradient(nn.Linear(3, 2), gg.WPerp(), chunk=2, coupling="batch")
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 2.5, True])
+def test_a_chunk_is_a_positive_whole_number(chunk):
+    with pytest.raises(gg.InputError, match=r"chunk: expected a whole number of at least 1"):
+        gg.ForwardGradient(nn.Linear(3, 2), gg.WPerp(), chunk=chunk)
+
+
+def test_a_batch_that_is_not_the_first_dimension_is_refused():
+    case = make("gru-time-first")
+    with pytest.raises(gg.InputError, match=r"not the first dimension"):
+        gg.ForwardGradient(case.model, gg.ActivationPerturbation(), chunk=2)(*case.args)
