@@ -24,8 +24,8 @@ class WPerpNS(Guess):
     those below it to zero. Covariance `p^N(W̃)ᵀ p^N(W̃)`, close to `V_k V_kᵀ`. Bias `(Cov - I) g`. Cost: a dense
     `m × d` matrix per sample and `steps` products of its smaller Gram matrix. Paper: eqs. (9) and (10).
 
-    `σ_1` and `σ_k` come from a Lanczos method on a few samples every `refresh` steps; the coefficients are the nearest of
-    nine sets for `σ_k/σ_1 = 0.1, …, 0.9` (`gradguess.newton_schulz`).
+    `σ_1` and `σ_k` come from a Lanczos method on a few samples every `refresh` steps; the coefficients are the
+    nearest of nine sets for `σ_k/σ_1 = 0.1, …, 0.9` (`gradguess.newton_schulz`).
 
     Args:
         k: dimension of the guessing space.
@@ -45,6 +45,9 @@ class WPerpNS(Guess):
         check_count("WPerpNS(k)", self.k)
         check_count("WPerpNS(steps)", self.steps)
         check_count("WPerpNS(refresh)", self.refresh)
+
+    def phase(self, count: int) -> str | None:
+        return None  # Lanczos waits for the device
 
     def frame(self, view: SiteView) -> Frame:
         W = view.W.matrix().expand(view.output.shape[0], -1, -1)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from gradguess.errors import InputError
 from gradguess.guesses._base import Columns, Frame, Guess, Identity, SiteView
+from gradguess.linalg import orthonormal_columns
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,7 @@ class WPreconditioned(Guess):
     Direction `y = (W̃_σᵀ W̃_σ)^{-½} W̃_σᵀ ε = V Uᵀ ε` with `W̃_σ = U (S² + σ)^½ Vᵀ`: the regularised singular
     values cancel, whatever `σ > 0`. So in law `y = V z`. Covariance `V Vᵀ`: the identity, and no bias, wherever `W̃`
     has at least as many rows as columns (there it *is* activation perturbation); else the projector on its
-    row space. Cost: none, or a dense SVD per sample where rows are few. Paper: eqs. (11) to (16).
+    row space. Cost: none, or an orthonormalisation per sample where rows are few. Paper: eqs. (11) to (16).
 
     Args:
         sigma: the paper's regulariser; it must be positive, and has no other effect on the law.
@@ -38,4 +37,4 @@ class WPreconditioned(Guess):
         if W.m >= W.d:
             return Identity(view.output)
         matrices = W.matrix().expand(view.output.shape[0], -1, -1)
-        return Columns(torch.linalg.svd(matrices, full_matrices=False)[2].mT)
+        return Columns(orthonormal_columns(matrices.mT))  # spans what V spans, so has its law
