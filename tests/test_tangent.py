@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
 import gradguess as gg
 from asserts import assert_jvp_matches_autograd
 from frames import slots_of
-from models import GUESSES, SITE_GUESSES, ZOO, generator, make
+from models import BATCH, GUESSES, SITE_GUESSES, ZOO, Case, cross_entropy, generator, make
 
 
 @pytest.mark.parametrize("guess", GUESSES)
@@ -25,3 +26,57 @@ def test_isolated_derivatives_are_tangent_major(name, guess):
     case = make(name)
     est = gg.estimate(case.model, GUESSES[guess], *case.args, tangents=2, isolate=True, generator=generator(1))
     assert_jvp_matches_autograd(case, est, slots_of(case), isolate=True)
+
+
+KERNELS = {
+    "lstm": lambda: nn.LSTM(6, 5, batch_first=True),  # the fused kernel takes float32 alone
+    "gru": lambda: nn.GRU(6, 5, batch_first=True),
+    "encoder": lambda: nn.TransformerEncoderLayer(6, 2, 8, batch_first=True),
+}
+
+
+class Around(nn.Module):
+    """A layer with a fused kernel between two sites."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.below, self.inner, self.above = nn.Linear(6, 6), inner, nn.LazyLinear(4)
+
+    def forward(self, x):
+        out = self.inner(torch.tanh(self.below(x)))
+        return self.above(out[0].mean(1) if isinstance(out, tuple) else out.mean(1))
+
+
+@pytest.mark.parametrize("guess", ["activation", "weight", "wt", "shared"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_fused_kernels_make_way(kernel, training, guess):
+    torch.manual_seed(0)
+    model, x = Around(KERNELS[kernel]()), torch.randn(BATCH, 3, 6)
+    model(x)
+    model.train(training)
+    case = Case(model, x, torch.randint(4, (BATCH,)))
+    est = gg.estimate(model, GUESSES[guess], *case.args, generator=generator(1))
+    assert_jvp_matches_autograd(case, est, slots_of(case), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_switches_are_put_back(kernel, enabled):
+    before = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
+    model, x = Around(KERNELS[kernel]()), torch.randn(BATCH, 3, 6)
+    model(x)
+    try:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+        torch._C._set_mkldnn_enabled(enabled)
+        for guess in (gg.WTranspose(), gg.WeightPerturbation()):
+            gg.estimate(model, guess, cross_entropy, x, torch.randint(4, (BATCH,)))
+            assert torch.backends.mha.get_fastpath_enabled() == enabled
+            assert torch._C._get_mkldnn_enabled() == enabled
+        with pytest.raises(gg.InputError, match="scalar"):
+            gg.estimate(model, gg.WTranspose(), nn.CrossEntropyLoss(), x, torch.randint(4, (BATCH,)))
+        assert torch.backends.mha.get_fastpath_enabled() == enabled
+        assert torch._C._get_mkldnn_enabled() == enabled
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before[0])
+        torch._C._set_mkldnn_enabled(before[1])
