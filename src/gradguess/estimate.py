@@ -18,9 +18,9 @@ from gradguess.guesses import Estimate, Method
 from gradguess.guesses._base import check_count
 from gradguess.isolation import Snapshot, untouched
 from gradguess.noise import Noise
-from gradguess.parts import Part, Pool, add_up, gate_moments, pool_of, split
+from gradguess.parts import Part, Pool, add_up, first_samples, gate_moments, pool_of, split
 from gradguess.sites import Layout, LayoutChanged, Sites, bare_layout, lay_out, layout_mode
-from gradguess.step import Cache, Options, Step
+from gradguess.step import PROBE_ROWS, Cache, Options, Step
 from gradguess.task import LossFn, Task, check_model
 
 
@@ -188,13 +188,14 @@ class ForwardGradient:
         first = any(not self.cache.get(site.name) for site in layout.sites if site.linear is not None)
         whole = parts[0].rows is not None and self.guess.pools_at(self.steps, first)
         moments = gate_moments(parts, layout, self.pool) if whole else {}
+        probe = first_samples(task, layout, self.pool, PROBE_ROWS) if whole else task
         start, fresh = Noise(self.generator), set[str]()
         results: list[Estimate] = []
         for part in parts:
             if results:
                 start.rewind()
             noise = Noise(self.generator, part.rows, part.total) if part.rows is not None else start
-            results.append(self._run_part(part, task, noise, moments, fresh))
+            results.append(self._run_part(part, probe, noise, moments, fresh))
         return _combined(results, parts, self.pool)
 
     def _run_part(

@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from gradguess.errors import InputError
 from gradguess.isolation import untouched
@@ -50,6 +50,10 @@ class Pool(ABC):
     def counts(self, batch: int) -> list[int]:
         """Every process's number of samples."""
 
+    @abstractmethod
+    def gather(self, tensors: list[Tensor]) -> list[list[Tensor]]:
+        """Every process's list, by rank."""
+
 
 class Alone(Pool):
     """One process."""
@@ -67,6 +71,9 @@ class Alone(Pool):
 
     def counts(self, batch: int) -> list[int]:
         return [batch]
+
+    def gather(self, tensors: list[Tensor]) -> list[list[Tensor]]:
+        return [tensors]
 
 
 class Processes(Pool):
@@ -104,6 +111,12 @@ class Processes(Pool):
         self.sent += own.nbytes
         self.dist.all_gather(every, own, group=self.group)
         return [int(n) for n in every]
+
+    def gather(self, tensors: list[Tensor]) -> list[list[Tensor]]:
+        every: list[list[Tensor]] = [[] for _ in range(self.size)]
+        self.sent += sum(t.nbytes for t in tensors)
+        self.dist.all_gather_object(every, [t.cpu() for t in tensors], group=self.group)
+        return every
 
 
 ALONE = Alone()
@@ -202,6 +215,21 @@ def add_up(pool: Pool, grads: Mapping[str, Tensor], fine: Tensor) -> tuple[dict[
         pieces = flat[1:].split([grads[name].numel() for name in names])
         summed.update({n: piece.view(grads[n].shape) for n, piece in zip(names, pieces, strict=True)})
     return summed, fine
+
+
+def first_samples(task: Task, layout: Layout, pool: Pool, count: int) -> Task:
+    """The first samples of the batch that the processes share, wherever they are: what bases are sketched on."""
+    if pool.size == 1 or not layout.sliceable:
+        return task
+    batch = samples(task, layout)
+    before = sum(pool.counts(batch)[: pool.rank])
+    leaves, spec = tree_flatten((task.inputs, task.targets))
+    cut = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == batch]
+    every = pool.gather([leaves[i][: max(0, count - before)] for i in cut])
+    for i, pieces in zip(cut, zip(*every, strict=True), strict=True):
+        leaves[i] = torch.cat([piece.to(leaves[i].device) for piece in pieces])
+    inputs, targets = tree_unflatten(leaves, spec)
+    return replace(task, inputs=inputs, targets=targets)
 
 
 def gate_moments(parts: list[Part], layout: Layout, pool: Pool) -> dict[str, Tensor]:

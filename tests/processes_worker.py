@@ -1,0 +1,90 @@
+"""Run by test_processes.py, once per rank: every scenario's gradients over some steps, and what was sent.
+
+python processes_worker.py RANK SIZE DIRECTORY
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+import gradguess as gg
+from models import GUESSES, make
+
+STEPS = 3
+FORMS = {f: gg.Feedback(gg.WPerp(k=3, refresh=2), form=f) for f in ("direct", "chained", "corrected")}
+OPTIONS = {
+    "boot": gg.Feedback(gg.WPerp(k=3), bootstrap=0.5, start="random", learn="weighted"),
+    "part": gg.Feedback(gg.WPerp(k=3), fraction=0.99),  # rounds to all
+}
+METHODS = {**GUESSES, **FORMS, **OPTIONS, "backprop": gg.Backprop()}
+SCENARIOS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    # not: "ns" fits to the first samples of rank 0; the basis of a null space turns with the rounding of the weights
+    **{f"{m}/mlp": (m, "relu-bias", {}) for m in METHODS if m not in ("ns", "svd-bottom")},
+    **{f"{m}/{n}": (m, n, {}) for n in ("cnn", "residual", "transformer") for m in ("wt", "shared", "direct")},
+    "chained/residual": ("chained", "residual", {}),
+    "shared/replay": ("shared", "relu-bias", {"memory": "replay"}),
+    "direct/replay": ("direct", "relu-bias", {"memory": "replay"}),
+    "shared/chunk": ("shared", "relu-bias", {"chunk": 2}),
+    "shared/balance": ("shared", "gelu-bias", {"balance": True}),
+    "weight/tangents": ("weight", "relu-bias", {"tangents": 2}),
+    "shared/isolate": ("shared", "relu-bias", {"isolate": True}),
+}
+
+
+def run(name: str, rows: slice) -> dict[str, Any]:
+    method, model, options = SCENARIOS[name]
+    case = make(model, seed=0)
+    if rows.start:  # a rank that starts elsewhere is put right
+        with torch.no_grad():
+            next(case.model.parameters()).add_(1)
+    forward = gg.ForwardGradient(case.model, METHODS[method], **options)
+    optimiser = torch.optim.SGD(case.model.parameters(), lr=0.1)
+    grads = []
+    sent = 0
+    for step in range(STEPS):
+        optimiser.zero_grad()
+        before = getattr(forward.pool, "sent", 0)
+        total = len(case.targets)
+        forward(case.loss_fn, case.inputs[rows], case.targets[rows], place=(rows.start, total) if step else None)
+        sent = getattr(forward.pool, "sent", 0) - before
+        grads += [p.grad.clone() for p in case.model.parameters() if p.grad is not None]
+        optimiser.step()
+    return {"grads": grads, "state": forward.state_dict(), "sent": sent}
+
+
+def faults(rank: int) -> dict[str, Any]:
+    """NaN in one rank's samples: all ranks say so, or skip."""
+    found: dict[str, Any] = {}
+    for method in ("weight", "shared", "direct"):
+        case = make("relu-bias")
+        x = case.inputs[: 2 + rank].clone()
+        x[0, 0] = float("nan") if rank == 1 else 0.0
+        forward = gg.ForwardGradient(case.model, METHODS[method])
+        try:
+            forward(case.loss_fn, x, case.targets[: 2 + rank])
+            found[method] = "no error"
+        except gg.NonFiniteError as error:
+            found[method] = str(error)
+        skipping = gg.ForwardGradient(case.model, METHODS[method], nonfinite="skip")
+        skipping(case.loss_fn, x, case.targets[: 2 + rank])
+        found[f"{method}/skipped"] = skipping.skipped
+        found[f"{method}/grad"] = case.model[0].weight.grad
+    return found
+
+
+def main(rank: int, size: int, directory: Path) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{directory}/meet{size}", rank=rank, world_size=size)
+    bounds = [0, 5] if size == 1 else [0, 3, 5] if size == 2 else [0, 1, 2, 3, 5]
+    results = {name: run(name, slice(bounds[rank], bounds[rank + 1])) for name in SCENARIOS}
+    torch.save({"runs": results, "faults": faults(rank) if size == 2 else {}}, directory / f"{size}-{rank}.pt")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
