@@ -107,8 +107,8 @@ def _subspace(guess: WPerp, view: SiteView) -> Frame:
         view.cache["start"] = _shared_basis(W, width, view)
     start = view.cache["start"]
     start = (start if view.gate is None else view.gate[:, :, None] * start).expand(batch, d, width)
-    if min(W.m, d) <= width:  # the block holds the whole row space
-        return Columns(batched_top_subspace(partial(_gram, W), start, k, 1)[0])
+    if min(W.m, d) <= width:  # one product with the block spans the whole row space
+        return Columns(batched_top_subspace(partial(_gram, W), start, k, 2)[0])
     if d <= DIRECT or start.device.type == "cpu":
         mix = view.cache.setdefault("mix", view.noise.normal((width, 2), start.dtype, start.device))
         return Columns(batched_top_subspace(partial(_gram, W), start @ mix, k, _krylov_steps(d, k))[0])
