@@ -211,6 +211,18 @@ def test_subspace_finds_what_the_svd_finds(width, strong):
     assert spectral_norms(shared - exact).max() > 0.1
 
 
+@pytest.mark.parametrize("classes", [3, 10, 14])
+@pytest.mark.parametrize("k", [2, 10, 12])
+def test_subspace_below_a_narrow_layer(classes, k):
+    """The last hidden layer: fewer rows than the block has columns. Up to the rank it is the whole row space."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, classes)).double()
+    case = Case(model, torch.randn(6, 40).double(), torch.randint(classes, (6,)))
+    exact = each(mlp_jacobians(model, case.inputs)["0"], lambda w: top_projector(w, k))
+    found = covariance(frames_of(case, gg.WPerp(k=k, solver="subspace"))["0"], 64)
+    assert spectral_norms(found - exact).max() < 1e-6
+
+
 @pytest.mark.parametrize(("width", "strong"), SUBSPACE_ERROR)
 def test_shared_is_a_projector_of_rank_k_inside_the_gate(width, strong):
     case, W = wide(width, strong=strong)
