@@ -37,8 +37,8 @@ def recorded_outputs(model: nn.Module, names: Any, slots: dict[str, int] | None 
         leaves, spec = tree_flatten(output)
         for name in wanted.get((module, call), []):
             slot = (slots or {}).get(name, 0)
-            outputs[name] = leaves[slot]
-            leaves[slot] = leaves[slot].clone()  # the next function may work in place
+            outputs[name] = leaves[slot].clone()  # a call may use one of its outputs for another (h of c in an LSTM)
+            leaves[slot] = outputs[name].clone()  # the next function may work in place
         return tree_unflatten(leaves, spec)
 
     handles = [module.register_forward_hook(hook) for module in dict.fromkeys(module for module, _ in wanted)]

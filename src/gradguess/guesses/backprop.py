@@ -44,8 +44,8 @@ class Backprop(Method):
         outputs: dict[str, Tensor] = {}
 
         def watch(site: Site, x: Any, s: Tensor) -> Tensor:
-            outputs[site.name] = s
-            return s.clone()  # what follows may change its input in place
+            outputs[site.name] = s.clone()  # not s: a call may use one of its outputs for another (h of c in an LSTM)
+            return outputs[site.name].clone()  # what follows may change its input in place
 
         with torch.enable_grad(), step.one_pass(), Watch(step.layout, watch):
             losses = step.task.losses(step.task.outputs())
