@@ -438,9 +438,10 @@ def chebyshev_top_subspace(
     Each round takes the smallest Ritz value of the block as the end of the unwanted part of the spectrum, `[0, a]`, and
     applies the Chebyshev polynomial of that interval, which stays below one on it and grows fastest above it. More
     products than `batched_top_subspace`, but no eigenvalue problem larger than the block: the better choice on a GPU.
+    Keep the degree small: one eigenvalue far above the others is amplified until the columns cannot be told apart.
 
-    Accuracy: 512 × 512, no spectral gap, k = 10, block of 16 to 20, two rounds of degree 12: projector error 2e-3 in
-    the median, 1e-2 at most. Reference: Zhou, Saad, Tiago, Chelikowsky 2006.
+    Accuracy: 512 × 512, no spectral gap, k = 10, block of 16, six rounds of degree 4: projector error 4e-4, and below
+    1e-4 on trained weights. Reference: Zhou, Saad, Tiago, Chelikowsky 2006.
 
     Args:
         gram_product: (B, d, p) -> (B, d, p).

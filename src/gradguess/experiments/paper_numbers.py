@@ -32,6 +32,7 @@ SETTING: dict[str, object] = {
     "batch": 512,
     "tangents": 1,
     "isolate": False,
+    "balance": False,
     "activation": "relu",
     "bias": False,
     "weight_decay": 0.01,

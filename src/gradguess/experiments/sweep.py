@@ -79,6 +79,7 @@ def _attempt(config: TrainConfig) -> dict[str, Any]:
     from gradguess.experiments.train import train
 
     try:
+        _free_memory()  # of the run before, so that the peak is this run's own
         return train(config)
     except Exception as error:  # one failure must not cost the other runs
         return {
@@ -87,6 +88,16 @@ def _attempt(config: TrainConfig) -> dict[str, Any]:
             "error": str(error),
             "trace": traceback.format_exc(),
         }
+
+
+def _free_memory() -> None:
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _say(record: dict[str, Any], number: int, total: int, seconds: float) -> None:

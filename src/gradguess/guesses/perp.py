@@ -14,6 +14,7 @@ from gradguess.guesses._base import Columns, Frame, GatedBasis, Guess, Open, Sit
 from gradguess.linalg import batched_top_subspace, chebyshev_top_subspace, orthonormal_columns
 from gradguess.upstream import Upstream
 
+CAPTURABLE = 64  # whether a larger basis fills the space is looked up on the host
 DIRECT = 64  # up to this size a Krylov space is cheap on every device
 CHUNK = 1 << 26  # numbers in a dense batch of Jacobians that are decomposed at once
 OVERSAMPLE = 6  # extra columns that make the subspace iteration converge faster
@@ -68,8 +69,8 @@ class WPerp(Guess):
         return "refresh" if self.solver == "shared" else "always"
 
     def phase(self, count: int) -> str | None:
-        if self.solver != "shared" or self.end == "bottom":
-            return None  # these solvers wait for the device
+        if self.solver != "shared" or self.end == "bottom" or self.k > CAPTURABLE:
+            return None  # these wait for the device
         return "refresh" if count % self.refresh == 0 else "step"
 
     def frame(self, view: SiteView) -> Frame:
@@ -112,7 +113,7 @@ def _subspace(guess: WPerp, view: SiteView) -> Frame:
     if d <= DIRECT or start.device.type == "cpu":
         mix = view.cache.setdefault("mix", view.noise.normal((width, 2), start.dtype, start.device))
         return Columns(batched_top_subspace(partial(_gram, W), start @ mix, k, _krylov_steps(d, k))[0])
-    return Columns(chebyshev_top_subspace(partial(_gram, W), start, k, degree=12, rounds=2)[0])
+    return Columns(chebyshev_top_subspace(partial(_gram, W), start, k, degree=4, rounds=6)[0])
 
 
 def _krylov_steps(d: int, k: int) -> int:
