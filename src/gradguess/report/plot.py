@@ -55,7 +55,7 @@ def draw(figure: Figure) -> Drawing:
     canvas_figure = require("matplotlib.figure")
     with warnings.catch_warnings(), matplotlib.rc_context(_SETTINGS):
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks
-        page = canvas_figure.Figure(figsize=_SIZE, layout="constrained", facecolor="none")
+        page = canvas_figure.Figure(figsize=_size(figure), layout="constrained", facecolor="none")
         backend.FigureCanvasAgg(page)
         axes = page.add_subplot(facecolor="none")
         for curve in figure.curves:
@@ -66,8 +66,17 @@ def draw(figure: Figure) -> Drawing:
         return Drawing(_png(page), _svg(page))
 
 
+def _size(figure: Figure) -> tuple[float, float]:
+    """Wider and taller where the lines have names."""
+    width, height = _SIZE
+    return (width * 1.7, max(height, 1.2 + 0.19 * len(figure.y_names))) if figure.y_names else (width, height)
+
+
 def _draw_curve(axes: Axes, curve: Curve) -> None:
     style = style_of(curve.style)
+    if curve.dots:
+        _draw_dots(axes, curve)
+        return
     axes.plot(
         curve.x,
         curve.y,
@@ -87,6 +96,14 @@ def _draw_curve(axes: Axes, curve: Curve) -> None:
         axes.fill_between(curve.x, curve.low, curve.high, color=style.light, alpha=0.18, linewidth=0)
 
 
+def _draw_dots(axes: Axes, curve: Curve) -> None:
+    style = style_of(curve.style)
+    if curve.low is not None and curve.high is not None:
+        axes.hlines(curve.y, curve.low, curve.high, color=style.light, linewidth=1.4)
+    face = "white" if curve.dashed else style.light
+    axes.plot(curve.x, curve.y, style.marker, color=style.light, markerfacecolor=face, label=curve.label)
+
+
 def _dress(axes: Axes, figure: Figure) -> None:
     axes.set_title(figure.title, loc="left")
     axes.set_xlabel(figure.x_label)
@@ -98,6 +115,9 @@ def _dress(axes: Axes, figure: Figure) -> None:
     if figure.x_ticks:
         axes.set_xticks(figure.x_ticks, [f"{tick:g}" for tick in figure.x_ticks])
         axes.minorticks_off()
+    if figure.y_names:
+        axes.set_yticks(range(len(figure.y_names)), figure.y_names, fontsize=7)
+        axes.set_ylim(len(figure.y_names) - 0.5, -0.5)
     if figure.y_range:
         axes.set_ylim(*figure.y_range)
     if figure.mark:

@@ -3,6 +3,8 @@
 from gradguess.experiments.tables.claims import claims_table
 from gradguess.experiments.tables.compare import RULES
 from gradguess.experiments.tables.curves import overlap_figure, scaling_figure, training_figures
+from gradguess.experiments.tables.feedback import feedback_tables
+from gradguess.experiments.tables.feedback_figures import feedback_figures
 from gradguess.experiments.tables.layers import layers_table
 from gradguess.experiments.tables.paper import (
     bias_variance_table,
@@ -29,6 +31,8 @@ __all__ = [
     "claims_table",
     "command",
     "constant",
+    "feedback_figures",
+    "feedback_tables",
     "layers_table",
     "method_label",
     "newton_schulz_table",

@@ -69,6 +69,7 @@ class Curve:
     dashed: bool = False
     markers: bool = False
     error_bars: bool = False
+    dots: bool = False  # no line; `low` and `high` span along x
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Figure:
     log_x: bool = False
     log_y: bool = False
     legend_columns: int = 2
+    y_names: tuple[str, ...] = ()  # names of the lines 0, 1, ... from top to bottom, in place of a scale
 
     def __post_init__(self) -> None:
         _check_slug(self.slug)

@@ -10,6 +10,7 @@ from gradguess.report.section import Builder
 from gradguess.report.sections.bias_variance import bias_variance
 from gradguess.report.sections.choice_of_k import choice_of_k
 from gradguess.report.sections.claims import claims
+from gradguess.report.sections.feedback import feedback
 from gradguess.report.sections.newton_schulz import newton_schulz
 from gradguess.report.sections.overlap import overlap
 from gradguess.report.sections.preconditioning import preconditioning
@@ -27,6 +28,7 @@ SECTIONS: tuple[Builder, ...] = (
     scaling,
     newton_schulz,
     preconditioning,
+    feedback,
     training,
     all_runs,
 )

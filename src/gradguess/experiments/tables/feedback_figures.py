@@ -1,0 +1,135 @@
+"""Learned feedback against backpropagation: the figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.plan import PRESETS
+from gradguess.experiments.tables.feedback import (
+    QUANTITIES,
+    Result,
+    ablation_results,
+    depth_results,
+    results_of,
+)
+from gradguess.experiments.tables.runs import Run, Variant
+from gradguess.experiments.tables.table import Curve, Figure, slugify
+
+__all__ = ["feedback_figures"]
+
+_OVER_WIDTH = ("backprop", "feedback-direct", "feedback-chained", "wperp", "wt")
+
+
+def feedback_figures(runs: Sequence[Run]) -> tuple[Figure, ...]:
+    """Accuracy over the width, over the epochs of deep networks, and of the ablations."""
+    if not any(run.method.startswith("feedback") for run in runs):
+        return ()
+    figures = [_over_width(runs, quantity) for quantity in QUANTITIES]
+    figures += _over_epochs(depth_results(runs))
+    figures += [_dots(ablation_results(runs))]
+    return tuple(figure for figure in figures if figure and figure.curves)
+
+
+def _over_width(runs: Sequence[Run], quantity: str) -> Figure | None:
+    widths = sorted({width for preset in PRESETS.values() for width in (*preset.widths, *preset.wide)})
+    curves = []
+    for method in _OVER_WIDTH:
+        results = results_of([TrainConfig(method=method, width=width) for width in widths], runs)
+        curves += _curve([result for result in results if result.variant], quantity, method)
+    if not any(curve.style.startswith("feedback") for curve in curves):
+        return None
+    name = QUANTITIES[quantity]
+    return Figure(
+        slugify(f"feedback width {name}"),
+        f"{name} accuracy over the width",
+        "Layer width",
+        f"{name} accuracy",
+        tuple(curves),
+        "Three hidden layers, 300 epochs, learning rate 1e-4, one tangent per step. Mean over the seeds; bars of one "
+        "standard deviation.",
+        x_ticks=tuple(sorted({x for curve in curves for x in curve.x})),
+        y_range=(0.0, 1.05),
+        log_x=True,
+    )
+
+
+def _curve(results: Sequence[Result], quantity: str, style: str) -> list[Curve]:
+    points = [(float(r.config.width), summary) for r in results if (summary := r.ours(quantity))]
+    if not points:
+        return []
+    low = [point.mean - (point.sd or 0.0) for _, point in points]
+    high = [point.mean + (point.sd or 0.0) for _, point in points]
+    x, y = [width for width, _ in points], [point.mean for _, point in points]
+    return [Curve(results[0].label, x, y, style, low=low, high=high, markers=True, error_bars=True)]
+
+
+def _over_epochs(results: Sequence[Result]) -> list[Figure | None]:
+    """The deepest network, one figure for each learning rate: the mean over the seeds, and their range."""
+    ran = [result for result in results if result.variant and any(run.history for run in result.variant.runs)]
+    deepest = max((result.config.depth for result in ran), default=0)
+    ran = [result for result in ran if result.config.depth == deepest]
+    return [
+        Figure(
+            slugify(f"feedback depth {deepest} lr {rate:g}"),
+            f"Depth {deepest}, learning rate {rate:g}",
+            "Epoch",
+            "Train accuracy",
+            tuple(curve for result in ran if result.config.lr == rate for curve in _training(result)),
+            "Mean over the seeds, and their range. Dips inside the band are single seeds.",
+            y_range=(0.0, 1.05),
+        )
+        for rate in sorted({result.config.lr for result in ran})
+    ]
+
+
+def _training(result: Result) -> Iterable[Curve]:
+    by_epoch = _by_epoch(result.variant, "train_accuracy") if result.variant else {}
+    if by_epoch:
+        epochs = sorted(by_epoch)
+        mean = [statistics.fmean(by_epoch[epoch]) for epoch in epochs]
+        low, high = [min(by_epoch[epoch]) for epoch in epochs], [max(by_epoch[epoch]) for epoch in epochs]
+        dashed = result.config.sweeps > 1
+        yield Curve(result.label, epochs, mean, result.config.method, low=low, high=high, dashed=dashed)
+
+
+def _by_epoch(variant: Variant, quantity: str) -> dict[float, list[float]]:
+    found: dict[float, list[float]] = {}
+    for run in variant.runs:
+        for row in run.history:
+            if quantity in row:
+                found.setdefault(row["epoch"], []).append(row[quantity])
+    return found
+
+
+def _dots(results: Sequence[Result]) -> Figure | None:
+    """A line per ablation: every seed's accuracy would be hidden by a bar, so dots with their spread."""
+    ran = [result for result in results if result.variant]
+    if not any(result.config.method.startswith("feedback") for result in ran):
+        return None
+    ran.sort(key=lambda result: -(result.ours("train_accuracy").mean))  # type: ignore[union-attr]
+    curves = []
+    for quantity, dashed in zip(QUANTITIES, (False, True), strict=True):
+        found = [(i, summary) for i, result in enumerate(ran) if (summary := result.ours(quantity))]
+        curves.append(
+            Curve(
+                f"{QUANTITIES[quantity]} accuracy",
+                [summary.mean for _, summary in found],
+                [float(i) for i, _ in found],
+                "feedback-chained" if quantity == "train_accuracy" else "wperp",
+                low=[summary.mean - (summary.sd or 0.0) for _, summary in found],
+                high=[summary.mean + (summary.sd or 0.0) for _, summary in found],
+                dashed=dashed,
+                dots=True,
+            )
+        )
+    return Figure(
+        "feedback-ablations",
+        f"Ablations at width {ran[0].config.width}",
+        "Accuracy",
+        "",
+        tuple(curves),
+        "Mean over the seeds; bars of one standard deviation. The best on the training data is on top.",
+        y_names=tuple(result.label for result in ran),
+    )
