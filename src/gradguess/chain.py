@@ -34,6 +34,8 @@ class Stop:
 
 def check(stops: list[Stop]) -> None:
     """Did this batch take the path that the layout knows? Seen on its first sample."""
+    if stops[0].s.is_cuda and torch.cuda.is_current_stream_capturing():
+        return  # a captured step takes the path on which it was captured
     for below, above in pairwise(stops):
         s = below.s[0]
         if not torch.equal(above.x[0], s if below.gate is None else s.clamp_min(0)) and bool(s.isfinite().all()):
@@ -44,13 +46,16 @@ def carry(task: Task, stops: list[Stop], outputs: Any, direction: Direction) -> 
     """The tangent pass after a plain one that met `stops` and gave `outputs`."""
     t: Tensor | None = None
     gate: Tensor | None = None
+    ours = False  # may t be written to?
     with torch.no_grad():
         for stop in stops:
             if t is not None:
-                t = torch.mm(t if gate is None else t * gate, stop.site.module.weight.t())  # type: ignore[operator]
+                if gate is not None:
+                    t = t.mul_(gate) if ours else t * gate
+                t, ours = torch.mm(t, stop.site.module.weight.t()), True  # type: ignore[operator]
             y = direction(stop.site, stop.x, stop.s, t)
             if y is not None:
-                t = y if t is None else y + t
+                t = y if t is None else t.add_(y)
             gate = stop.gate
     return _through_loss(task, outputs, t)
 
