@@ -6,6 +6,7 @@ Both read: find the sites, draw directions, carry them to the losses, pull the e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from gradguess.guesses._base import check_count
 from gradguess.isolation import Snapshot, untouched
 from gradguess.noise import Noise
 from gradguess.parts import Part, Pool, add_up, first_samples, gate_moments, pool_of, split
-from gradguess.sites import Layout, LayoutChanged, Sites, bare_layout, lay_out, layout_mode
+from gradguess.sites import Layout, LayoutChanged, Sites, bare_layout, lay_out
 from gradguess.step import PROBE_ROWS, Cache, Options, Step
 from gradguess.task import LossFn, Task, check_model
 
@@ -150,7 +151,7 @@ class ForwardGradient:
         it they ask each other for it at every step, 8 bytes each.
         """
         task = Task(self.model, loss_fn, inputs, targets)
-        if self.layout is None or self.layout.mode != layout_mode(self.model):
+        if self.layout is None or not self.layout.members.current():
             self.layout = _layout(self.guess, task, self.sites)
         undo = self._remember(self.layout)
         try:
@@ -224,10 +225,9 @@ class ForwardGradient:
 
     def _write(self, grads: Mapping[str, Tensor]) -> None:
         taken: set[int] = set()  # two parameters may have got one tensor: x + (a + b)
-        for name, parameter in self.model.named_parameters():
-            grad = grads.get(name)
-            if grad is None:
-                continue
+        assert self.layout is not None
+        for name, grad in grads.items():
+            parameter = self.layout.members.parameters[name]
             if parameter.grad is None:
                 parameter.grad = grad.detach().clone() if grad.data_ptr() in taken else grad.detach()
                 taken.add(grad.data_ptr())
@@ -349,6 +349,8 @@ def _is_finite(result: Estimate) -> bool:
     assert result.losses is not None
     if result.fine is not None:
         return bool(result.fine)  # the processes must not differ in this
+    if math.isfinite(float(result.losses.sum() + result.jvp.sum())):  # else the sum itself may have overflowed
+        return True
     return bool(torch.isfinite(result.losses).all() & torch.isfinite(result.jvp).all())
 
 

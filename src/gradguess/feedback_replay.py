@@ -53,7 +53,7 @@ class Replay:
             )
         self.teach = teach
         self.lesson: Lesson | None = None
-        self.gradients = Gradients(step.task)
+        self.gradients = Gradients(step.layout)
 
     def run(self) -> Estimate:
         step, method = self.step, self.method

@@ -25,7 +25,7 @@ from gradguess.errors import InputError
 from gradguess.gates import Gate, gate_of, mask
 from gradguess.isolation import untouched
 from gradguess.pullback import has_closed_form
-from gradguess.task import Task, tensors
+from gradguess.task import Task, check_model, tensors
 
 PROBE = 3  # samples in the pass that finds the sites
 Sites = str | Sequence[str]
@@ -71,6 +71,27 @@ class LayoutChanged(Exception):
     """The model made other calls than when it was laid out: lay it out again."""
 
 
+class Members:
+    """The modules and parameters of a model, listed once: walking over a model takes as long as a small layer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = dict(model.named_parameters())
+        self.name_of = {id(p): name for name, p in self.parameters.items()}
+        self._modules = [(module, module.training) for module in model.modules()]
+        self._slots = [
+            (module, name, p, p.requires_grad)
+            for module, _ in self._modules
+            for name, p in module._parameters.items()
+            if p is not None
+        ]
+
+    def current(self) -> bool:
+        """Are training mode, parameters and what is frozen still the same?"""
+        return all(module.training == mode for module, mode in self._modules) and all(
+            module._parameters.get(name) is p and p.requires_grad == free for module, name, p, free in self._slots
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Layout:
     """The sites of a model in call order, and what a pass over it has to watch for."""
@@ -82,7 +103,7 @@ class Layout:
     sliceable: bool  # the first dimension of the inputs is the batch
     stochastic: bool  # a pass draws from the global generators (dropout)
     mutates: bool  # a pass writes buffers (batch norm)
-    mode: tuple[bool, ...]  # `layout_mode` of the model when laid out
+    members: Members  # what it depends on besides the model's code
     calls: Mapping[nn.Module, int]  # how often each watched module was called
     idle: tuple[nn.Module, ...] = ()  # modules with trainable parameters that were not called
 
@@ -468,23 +489,19 @@ def _read(
         sliceable=sliceable,
         stochastic=stochastic,
         mutates=mutates,
-        mode=layout_mode(model),
+        members=Members(model),
         calls=cut.counts,
         idle=tuple(module for _, module in _candidates(model, False) if module not in cut.counts),
     )
 
 
 def _check_trainable(model: nn.Module) -> None:
+    check_model(model)
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError(
             "The model has no parameter that requires a gradient: there is nothing to estimate. "
             "Set requires_grad_(True) on what should be trained."
         )
-
-
-def layout_mode(model: nn.Module) -> tuple[bool, ...]:
-    """What a layout depends on besides the model's code: training mode and frozen parameters."""
-    return (*(module.training for module in model.modules()), *(p.requires_grad for p in model.parameters()))
 
 
 def bare_layout(task: Task) -> Layout:
@@ -493,7 +510,7 @@ def bare_layout(task: Task) -> Layout:
     with untouched(task.model) as traces, torch.no_grad():
         task.outputs()
         stochastic, mutates = traces()
-    return Layout((), False, (), (), False, stochastic, mutates, layout_mode(task.model), {})
+    return Layout((), False, (), (), False, stochastic, mutates, Members(task.model), {})
 
 
 def _used(

@@ -387,7 +387,7 @@ class Step:
         With `records` and closed forms no further pass is needed. Otherwise the pass is replayed and each site's
         own piece of the graph is differentiated as soon as it is complete, then freed.
         """
-        gradients = Gradients(self.task)
+        gradients = Gradients(self.layout)
         if records and self.layout.closed:
             with torch.no_grad():
                 for site in self.layout.sites:
@@ -434,9 +434,8 @@ def batch_of(task: Task) -> int:
 class Gradients:
     """Sums contributions to each parameter's gradient, under the model's own names."""
 
-    def __init__(self, task: Task) -> None:
-        self.parameters = dict(task.model.named_parameters())
-        self.name_of = {id(p): name for name, p in self.parameters.items()}
+    def __init__(self, layout: Layout) -> None:
+        self.parameters, self.name_of = layout.members.parameters, layout.members.name_of
         self.by_name: dict[str, Tensor] = {}
 
     def add(self, name: str, grad: Tensor) -> None:

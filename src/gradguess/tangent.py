@@ -6,14 +6,13 @@ No reverse graph is ever recorded: a stray one costs more memory than backpropag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -58,17 +57,36 @@ class _TangentsKeepDtype(TorchFunctionMode):
 @contextmanager
 def formula_kernels(model: nn.Module) -> Iterator[None]:
     """Keep away from the fused attention and recurrent kernels that cannot carry a tangent."""
-    kinds = {type(module) for module in model.modules()}
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    with ExitStack() as stack:
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        torch.backends.mha.set_fastpath_enabled(False)
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fastpath)
-        if any(issubclass(kind, nn.RNNBase) for kind in kinds):
-            stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
-            torch._C._set_mkldnn_enabled(False)
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        yield
+    before = [(switch, is_on()) for switch, is_on, _ in _SWITCHES]
+    try:
+        for switch, _, wanted in _SWITCHES:
+            switch(wanted)
+        with _plain_recurrence() if any(isinstance(m, nn.RNNBase) for m in model.modules()) else nullcontext():
+            yield
+    finally:
+        for switch, was_on in before:
+            switch(was_on)
+
+
+# what `sdpa_kernel(MATH)` does, at a tenth of its cost
+_SWITCHES: list[tuple[Callable[[bool], Any], Callable[[], bool], bool]] = [
+    (torch.backends.cuda.enable_math_sdp, torch.backends.cuda.math_sdp_enabled, True),
+    (torch.backends.cuda.enable_flash_sdp, torch.backends.cuda.flash_sdp_enabled, False),
+    (torch.backends.cuda.enable_mem_efficient_sdp, torch.backends.cuda.mem_efficient_sdp_enabled, False),
+    (torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled, False),
+    (torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled, False),
+]
+
+
+@contextmanager
+def _plain_recurrence() -> Iterator[None]:
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with torch.backends.cudnn.flags(enabled=False):
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
 
 
 @contextmanager

@@ -40,7 +40,8 @@ class Task:
     targets: Any
 
     def __post_init__(self) -> None:
-        check_model(self.model)
+        if not isinstance(self.model, nn.Module):
+            check_model(self.model)
         if not callable(self.loss_fn):
             raise InputError(
                 f"loss_fn: expected a function of (outputs, targets) that returns one loss per sample, "

@@ -344,17 +344,18 @@ class Guess(Method):
         seen = step.measure(self)
         batch = seen.losses.shape[0]
 
-        def estimate(site: Any, s: Tensor | None) -> Tensor:
+        def estimate(site: Any, s: Tensor | None, share: float = 1.0) -> Tensor:
             record = seen.records.get(site.name)
             y = None if record is None else record.y
             if y is None:
                 assert s is not None
                 y = step.draw(self, site, s)
-            return step.weigh(site, seen.of(site), y)
+            c = seen.of(site)
+            return step.weigh(site, c if share == 1 else c * share, y)
 
         if not seen.records:
             step.noise.rewind()  # the replay draws the same directions again
-        grads = step.pull_back(lambda site, s: estimate(site, s) / batch, seen.records)
+        grads = step.pull_back(lambda site, s: estimate(site, s, 1 / batch), seen.records)
         result = Estimate(seen.losses.mean(), grads, seen.jvp, losses=seen.losses)
         if step.detail:
             for site in step.layout.sites:
