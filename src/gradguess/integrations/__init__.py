@@ -1,0 +1,1 @@
+"""Thin bridges to other packages; each module imports its package, nothing else does."""

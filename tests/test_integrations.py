@@ -1,0 +1,235 @@
+"""The packages that people use beside PyTorch, the real ones."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gradguess as gg
+from models import generator
+
+loss_fn = nn.CrossEntropyLoss(reduction="none")
+
+
+def small_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def toy(samples: int = 64) -> tuple[Tensor, Tensor]:
+    """Inputs whose class is the largest of the first three numbers."""
+    x = torch.randn(samples, 6, generator=generator(1))
+    return x, x[:, :3].argmax(1)
+
+
+# --- optimisers ----------------------------------------------------------------------------------------------
+
+
+def _lion(parameters: Any) -> torch.optim.Optimizer:
+    return pytest.importorskip("lion_pytorch").Lion(parameters, lr=1e-2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9),
+        lambda p: torch.optim.Adam(p, lr=0.02),
+        lambda p: torch.optim.AdamW(p, lr=0.02, fused=True),
+        lambda p: torch.optim.RMSprop(p, lr=0.01),
+        _lion,
+    ],
+    ids=["SGD", "Adam", "AdamW", "RMSprop", "Lion"],
+)
+def test_any_optimiser_steps(make):
+    model, (x, y) = small_net(), toy()
+    optimiser = make(model.parameters())
+    forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=3)))
+    losses = []
+    for _ in range(60):
+        optimiser.zero_grad()
+        losses.append(forward(loss_fn, x, y).item())
+        optimiser.step()
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_closure_may_estimate_again():
+    """Optimisers that take a closure work; one with a line search sees noise, so LBFGS is for exact gradients."""
+    model, (x, y) = small_net(), toy()
+    forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=3)))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        return forward(loss_fn, x, y)
+
+    first = optimiser.step(closure)
+    for _ in range(20):
+        last = optimiser.step(closure)
+    assert last < first
+
+
+# --- Lightning -----------------------------------------------------------------------------------------------
+
+
+def lightning_module(L: Any, guess: Any) -> Any:
+    from gradguess.integrations.lightning import ForwardGradientMixin
+
+    class Classifier(ForwardGradientMixin, L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small_net()
+            self.losses: list[float] = []
+            self.guess_with(self.net, guess)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.forward_step(loss_fn, *batch)
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            optimiser = torch.optim.AdamW(self.parameters(), lr=0.02)
+            return [optimiser], [torch.optim.lr_scheduler.StepLR(optimiser, 10)]
+
+    return Classifier()
+
+
+def fit(L: Any, module: Any, epochs: int, checkpoint: Path | None = None) -> Any:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*toy()), batch_size=32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = L.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, loader, ckpt_path=checkpoint)
+    return trainer
+
+
+def test_lightning_trains_steps_schedulers_and_resumes(tmp_path: Path):
+    L = pytest.importorskip("lightning")
+    guess = gg.Feedback(gg.WPerp(k=3))
+    whole = lightning_module(L, guess)
+    trainer = fit(L, whole, 10)
+    assert len(whole.losses) == 20
+    assert whole.losses[-1] < whole.losses[0]
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.02 * 0.01)
+
+    first, second = lightning_module(L, guess), lightning_module(L, guess)
+    fit(L, first, 4).save_checkpoint(tmp_path / "model.ckpt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(L, second, 10, tmp_path / "model.ckpt")
+    assert first.losses + second.losses == pytest.approx(whole.losses, rel=1e-5)
+
+
+def test_lightning_says_what_was_forgotten():
+    L = pytest.importorskip("lightning")
+    module = lightning_module(L, gg.WPerp())
+    del module._guess
+    with pytest.raises(gg.InputError, match="guess_with"):
+        module.estimator  # noqa: B018
+
+
+# --- Hugging Face --------------------------------------------------------------------------------------------
+
+
+def per_sequence(outputs: Any, tokens: Tensor) -> Tensor:
+    """Next-token loss from a ModelOutput."""
+    logits = outputs.logits[:, :-1]
+    return F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none").mean(1)
+
+
+def per_sample(outputs: Any, labels: Tensor) -> Tensor:
+    return loss_fn(outputs.logits, labels)
+
+
+def gpt2(attention: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2, attn_implementation=attention, use_cache=False
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def bert(attention: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        num_labels=3,
+        attn_implementation=attention,
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", [gpt2, bert], ids=["gpt2", "bert"])
+def test_transformers_give_the_right_derivative(family, attention: str):
+    """The derivative along the directions is backpropagation's, dropout off, padding masked."""
+    model = family(attention).double().eval()
+    tokens = torch.randint(50, (4, 10), generator=generator(2))
+    mask = torch.ones_like(tokens)
+    mask[0, 7:] = 0
+    inputs = {"input_ids": tokens, "attention_mask": mask}
+    args = (per_sequence, inputs, tokens) if family is gpt2 else (per_sample, inputs, torch.tensor([0, 1, 2, 0]))
+    est = gg.estimate(model, gg.WPerp(k=3), *args, generator=generator())
+    truth = gg.estimate(model, gg.Backprop(), *args)
+    expected = sum((est.directions[name] * g).sum() for name, g in truth.site_grads.items() if name in est.directions)
+    torch.testing.assert_close(est.jvp.sum(), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_language_model_trains(attention: str):
+    model = gpt2(attention)  # with dropout, and its embedding tied to its output layer
+    tokens = torch.arange(10).repeat(16, 1) + torch.arange(16)[:, None]
+    forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=5), rate=0.1))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        optimiser.zero_grad()
+        losses.append(forward(per_sequence, {"input_ids": tokens}, tokens).item())
+        optimiser.step()
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_a_classifier_trains():
+    model = bert("sdpa")
+    tokens = torch.randint(50, (16, 8), generator=generator(3))
+    labels = tokens[:, 0] % 3
+    forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=5), rate=0.1))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(40):
+        optimiser.zero_grad()
+        losses.append(forward(per_sample, {"input_ids": tokens}, labels).item())
+        optimiser.step()
+    assert losses[-1] < 0.8 * losses[0]
+
+
+# --- loggers -------------------------------------------------------------------------------------------------
+
+
+def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("wandb")
+    from gradguess.integrations.wandb import wandb_log
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with wandb_log(tmp_path, "run", {"lr": 0.1}) as log:
+        log({"epoch": 1, "loss": 0.5, "sites": {}})
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
