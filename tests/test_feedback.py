@@ -1,0 +1,467 @@
+"""Learned feedback against dense twins: the prediction, what it learns, the chain rule, and that it stays stable."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gradguess as gg
+from asserts import assert_unbiased
+from gradguess.feedback import _largest
+from gradguess.noise import Noise
+from gradguess.parts import ALONE
+from gradguess.sites import lay_out
+from gradguess.step import Options, Step
+from gradguess.task import Task
+from models import BATCH, CLASSES, INPUTS, Case, cross_entropy, generator, make, mlp
+from references import gradients
+
+TEACHERS = {
+    "wperp": gg.WPerp(k=4, refresh=20),
+    "wt": gg.WTranspose(),
+    "activation": gg.ActivationPerturbation(),
+}
+SLOPES = {"relu": lambda s: (s > 0).double(), "tanh": lambda s: 1 - torch.tanh(s) ** 2}
+
+
+def step_of(case: Case, learned: dict | None = None, seed: int = 0, sites: str = "auto", **options) -> Step:
+    task = Task(case.model, case.loss_fn, case.inputs, case.targets)
+    return Step(task, lay_out(task, sites), Noise(generator(seed)), Options(**options), learned=learned or {})
+
+
+def wide(widths: tuple[int, ...] = (8, 7), batch: int = 32, seed: int = 0, classes: int = CLASSES) -> Case:
+    """A ReLU network without biases, in float64."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        sizes = (INPUTS, *widths, classes)
+        layers = [m for a, b in itertools.pairwise(sizes) for m in (nn.Linear(a, b, bias=False), nn.ReLU())]
+        model = nn.Sequential(*layers[:-1]).double()
+        return Case(model, torch.randn(batch, INPUTS).double(), torch.randint(classes, (batch,)))
+
+
+def copies(count: int, widths: tuple[int, ...] = (8, 7)) -> Case:
+    """One sample many times: every copy gets directions of its own."""
+    case = wide(widths, 1)
+    return Case(case.model, case.inputs.expand(count, -1).contiguous(), case.targets.expand(count).contiguous())
+
+
+class Dense:
+    """An MLP written out: outputs, gates, the error, and every sample's Jacobian to the outputs."""
+
+    def __init__(self, case: Case) -> None:
+        layers = list(case.model)
+        slope = SLOPES[type(layers[1]).__name__.lower()]
+        self.weights = [layer.weight.detach() for layer in layers[::2]]
+        self.gates, x = [], case.inputs
+        for linear, activation in zip(layers[:-1:2], layers[1::2], strict=True):
+            s = linear(x).detach()
+            self.gates.append(slope(s))
+            x = activation(s)
+        outputs = layers[-1](x).detach().requires_grad_()
+        (self.e,) = torch.autograd.grad(case.loss_fn(outputs, case.targets).sum(), outputs)
+        self.J: list[Tensor] = []  # (batch, classes, d) of each hidden site
+        J = torch.eye(self.e.shape[1]).double().expand(len(self.e), -1, -1)
+        for W, gate in zip(reversed(self.weights[1:]), reversed(self.gates), strict=True):
+            J = (J @ W) * gate[:, None, :]
+            self.J.insert(0, J)
+
+    def g(self, i: int) -> Tensor:
+        return (self.J[i].mT @ self.e[..., None])[..., 0]
+
+
+def random_B(case: Case, seed: int = 3) -> dict[str, dict[str, Tensor]]:
+    dense = Dense(case)
+    shape = {str(2 * i): (J.shape[2], J.shape[1]) for i, J in enumerate(dense.J)}
+    return {name: {"B": torch.randn(s, generator=generator(seed + int(name))).double()} for name, s in shape.items()}
+
+
+# --- prediction ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+def test_the_prediction_is_the_gated_error(activation):
+    case = Case(mlp(activation).double(), *make("relu-bias").args[1:])
+    learned = random_B(case)
+    est = gg.Feedback(gg.WPerp(k=3), form="direct", learn="never").run(step_of(case, learned))
+    dense = Dense(case)
+    for i, gate in enumerate(dense.gates):
+        expected = gate * (dense.e @ learned[str(2 * i)]["B"].mT)
+        torch.testing.assert_close(est.site_grads[str(2 * i)], expected)
+    torch.testing.assert_close(est.site_grads["4"], dense.e)
+
+
+def test_the_error_is_the_derivative_of_any_loss():
+    case = make("two-inputs")
+    est = gg.Feedback(gg.WPerp(k=3), form="direct").run(step_of(case))
+    outputs = {name: out.detach().requires_grad_() for name, out in case.model(*case.inputs).items()}
+    e = torch.autograd.grad(case.loss_fn(outputs, case.targets).sum(), list(outputs.values()))
+    torch.testing.assert_close(est.site_grads["head"], e[0])
+    torch.testing.assert_close(est.site_grads["side"], e[1])
+
+
+# --- learning ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learn", ["outputs", "weighted", "loss"])
+@pytest.mark.parametrize("tangents", [1, 2])
+def test_learning_is_least_mean_squares_of_the_outputs_tangents(learn, tangents):
+    case, rate = wide(), 0.3
+    learned = random_B(case)
+    before = {name: entry["B"].clone() for name, entry in learned.items()}
+    step = step_of(case, learned, tangents=tangents)
+    est = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=rate, learn=learn).run(step)
+
+    dense, b = Dense(case), len(case.targets)
+    power = dense.e.square().sum(1)
+    weight = torch.ones(b).double() / b if learn == "outputs" else power / power.sum()
+    effective = 1 / weight.square().sum()  # samples, as many as their weights are worth
+    change = {name: torch.zeros_like(B) for name, B in before.items()}
+    lambdas = dict.fromkeys(range(tangents), 0.0)
+    v: dict[str, Tensor] = {}
+    for t in range(tangents):
+        y = [est.directions["0"][t], est.directions["2"][t]]
+        phi = [gate * direction for gate, direction in zip(dense.gates, y, strict=True)]
+        arriving = phi[0] @ dense.weights[1].mT
+        sigma = [1.0, arriving.norm() / y[1].norm()]
+        u = sum(s * (J @ d[..., None])[..., 0] for s, J, d in zip(sigma, dense.J, y, strict=True))
+        r = u - sum(s * p @ B for s, p, B in zip(sigma, phi, before.values(), strict=True))
+        for name, p in zip(before, phi, strict=True):
+            v[name] = v.get(name, p.abs().sum(0) + 1e-6)
+            for _ in range(2):  # power iteration, as coarse as the library's
+                v[name] = p.mT @ (p @ (v[name] / v[name].norm())) / b
+            lambdas[t] = max(lambdas[t], float(v[name].norm()))
+        K = sum(p.square().sum() for p in phi) / b
+        mu = rate / (lambdas[t] + K / (effective * tangents)) / tangents
+        for s, p, name in zip(sigma, phi, before, strict=True):
+            wrong = (r * dense.e).sum(1, keepdim=True) * dense.e / power[:, None] if learn == "loss" else r
+            change[name] += mu / s * p.mT @ (weight[:, None] * wrong)
+    for name, B in before.items():
+        torch.testing.assert_close(learned[name]["B"], B + change[name])
+
+
+def test_the_largest_eigenvalue_is_found_over_the_steps():
+    phi = torch.randn(200, 12, generator=generator()).double() * torch.linspace(0.3, 2, 12).double()
+    learned: dict[str, Tensor] = {}
+    found = [float(_largest(learned, phi, ALONE, len(phi))) for _ in range(20)]
+    exact = float(torch.linalg.eigvalsh(phi.mT @ phi / len(phi))[-1])
+    assert 0.5 * exact < found[0] <= exact * (1 + 1e-9)
+    assert found[-1] == pytest.approx(exact, rel=1e-2)
+
+
+def fixed_point(case: Case, guess: gg.Guess, forward: gg.ForwardGradient) -> list[tuple[Tensor, Tensor]]:
+    """Per site the B that learning must reach, and the projector on what the directions show of it.
+
+    `u = Σ_i A_i φ_i` with `A_i` the Jacobian above the gate, so `Σ_b w_b Cov(φ_b) (A_bᵀ - B) = 0`.
+    """
+    dense = Dense(case)
+    power = dense.e.square().sum(1)
+    step = Step(Task(case.model, *case.args), lay_out(Task(case.model, *case.args)), Noise(generator()))
+    step.cache, step.count = forward.cache, 1
+    found, x = [], case.inputs
+    for i, gate in enumerate(dense.gates):
+        s = case.model[2 * i](x).detach()
+        x = torch.relu(s)
+        frame = step.frame(guess, step.layout[str(2 * i)], s)
+        d = s.shape[1]
+        cov = torch.stack([frame.covariance_times(row.expand_as(s)) for row in torch.eye(d).double()], -1)
+        cov = gate[:, :, None] * cov * gate[:, None, :]
+        A = dense.J[i]  # J = A D and D is 0 or 1: A φ = J φ
+        moment = (power[:, None, None] * cov).sum(0)
+        B = torch.linalg.pinv(moment, rtol=1e-8) @ (power[:, None, None] * (cov @ A.mT)).sum(0)
+        found.append((B, torch.linalg.pinv(moment, rtol=1e-8) @ moment))
+    return found
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float((a * b).sum() / (a.norm() * b.norm()))
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_feedback_reaches_the_least_squares_fit(name):
+    """Budget: 1500 steps of 64 samples at rate 0.1 on a frozen network."""
+    case, guess = wide((12, 10), batch=64), TEACHERS[name]
+    forward = gg.ForwardGradient(case.model, gg.Feedback(guess, form="direct", rate=0.1))
+    for _ in range(1500):
+        forward(*case.args)
+    for i, (ideal, seen) in enumerate(fixed_point(case, guess, forward)):
+        assert cosine(seen @ forward.learned[str(2 * i)]["B"], ideal) > 0.95
+
+
+# --- the chain rule ------------------------------------------------------------------------------------------
+
+
+def test_chained_is_one_hop_of_the_chain_rule():
+    case = wide((8, 7, 6))
+    learned = random_B(case)
+    est = gg.Feedback(gg.WPerp(k=3), learn="never").run(step_of(case, learned))
+    dense = Dense(case)
+    above = [gate * (dense.e @ learned[str(2 * i)]["B"].mT) for i, gate in enumerate(dense.gates)][1:] + [dense.e]
+    for i, gate in enumerate(dense.gates):
+        torch.testing.assert_close(est.site_grads[str(2 * i)], gate * (above[i] @ dense.weights[i + 1]))
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(INPUTS, width), nn.Linear(width, CLASSES)
+        self.up = nn.ModuleList(nn.Linear(width, 9) for _ in range(2))
+        self.down = nn.ModuleList(nn.Linear(9, width) for _ in range(2))
+
+    def branch(self, i: int, x: Tensor) -> Tensor:
+        return self.down[i](F.gelu(self.up[i](x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.branch(0, x)
+        return self.head(x + self.branch(1, x))
+
+
+def residual_case() -> tuple[Case, list[Tensor], Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = Residual().double()
+        case = Case(model, torch.randn(BATCH, INPUTS).double(), torch.randint(CLASSES, (BATCH,)))
+    x1 = model.stem(case.inputs)
+    x2 = x1 + model.branch(0, x1)
+    outputs = model.head(x2 + model.branch(1, x2)).detach().requires_grad_()
+    (e,) = torch.autograd.grad(cross_entropy(outputs, case.targets).sum(), outputs)
+    return case, [x1.detach(), x2.detach()], e
+
+
+def test_over_a_residual_net_the_chain_goes_to_every_later_branch_and_the_head():
+    case, (x1, x2), e = residual_case()
+    model = case.model
+    B = {name: torch.randn(6, CLASSES, generator=generator(i)).double() for i, name in enumerate(("down.0", "down.1"))}
+    h = {name: e @ value.mT for name, value in B.items()}
+    step = step_of(case, {name: {"B": value.clone()} for name, value in B.items()})
+    assert [site.name for site in step.layout.sites] == ["stem", "down.0", "down.1", "head"]
+    est = gg.Feedback(gg.WPerp(k=3), learn="never").run(step)
+
+    def pull(i: int, x: Tensor, v: Tensor) -> Tensor:
+        return torch.autograd.functional.vjp(lambda x: model.branch(i, x), x, v)[1]
+
+    skip = e @ model.head.weight.detach()  # exact, along the additions alone
+    later = pull(1, x2, h["down.1"])
+    torch.testing.assert_close(est.site_grads["down.1"], skip)
+    torch.testing.assert_close(est.site_grads["down.0"], skip + later)
+    torch.testing.assert_close(est.site_grads["stem"], skip + later + pull(0, x1, h["down.0"]))
+
+
+def test_without_any_feedback_the_skip_path_and_the_head_are_exact():
+    case, _, e = residual_case()
+    est = gg.estimate(case.model, gg.Feedback(gg.WPerp(k=3), learn="never"), *case.args)
+    skip = e @ case.model.head.weight.detach()
+    for name in ("stem", "down.0", "down.1"):
+        torch.testing.assert_close(est.site_grads[name], skip)
+    truth = gradients(case)
+    for name in ("head.weight", "head.bias", "down.1.weight", "up.1.weight"):  # nothing but the head above these
+        torch.testing.assert_close(est.grads[name], truth[name])
+
+
+@pytest.mark.parametrize("name", ["relu-bias", "gelu-no-bias", "cnn", "residual", "branching", "transformer", "tied"])
+@pytest.mark.parametrize("sites", ["auto", "leaf"])
+def test_with_as_many_sweeps_as_sites_it_is_backpropagation(name, sites):
+    case = make(name)
+    method = gg.Feedback(gg.WPerp(k=3), sweeps=len(step_of(case, sites=sites).layout.sites), learn="never")
+    est = gg.estimate(case.model, method, *case.args, sites=sites)
+    for parameter, truth in gradients(case).items():
+        torch.testing.assert_close(est.grads[parameter], truth, rtol=1e-10, atol=1e-12)
+
+
+def test_one_sweep_less_is_not():
+    case = wide((8, 7, 6))
+    est = gg.estimate(case.model, gg.Feedback(gg.WPerp(k=3), sweeps=2, learn="never"), *case.args)
+    assert est.grads["0.weight"].abs().max() == 0  # three hops to the output
+    torch.testing.assert_close(est.grads["2.weight"], gradients(case)["2.weight"])
+
+
+# --- the corrected estimate ----------------------------------------------------------------------------------
+
+DRAWS = 40_000  # per test; means within 5 standard errors, variances within 12 %
+
+
+def covariance(name: str, dense: Dense, i: int) -> Tensor:
+    W = dense.weights[i + 1] * dense.gates[i][0]
+    if name == "activation":
+        return torch.eye(W.shape[1]).double()
+    if name == "wt":
+        return W.mT @ W
+    _, S, Vh = torch.linalg.svd(W, full_matrices=False)
+    V = Vh[:4][S[:4] > 1e-9].mT  # a closed gate may leave fewer than four
+    return V @ V.mT
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("name", TEACHERS)
+def test_mean_and_variance_of_the_corrected_estimate(name, isolate):
+    """`E ĝ = h + Cov (g - h)`; one tangent per site: `Var ĝ_k = Cov_kk δᵀ Cov δ + (Cov δ)_k²`, `δ = g - h`."""
+    case = copies(DRAWS)
+    learned = random_B(case)
+    guess = gg.WPerp(k=4, solver="svd") if name == "wperp" else TEACHERS[name]
+    step = step_of(case, learned, isolate=isolate)
+    est = gg.Feedback(guess, form="corrected", rate=0.0).run(step)
+    dense = Dense(Case(case.model, case.inputs[:1], case.targets[:1]))
+    for i, gate in enumerate(dense.gates):
+        site, cov = str(2 * i), covariance(name, dense, i)
+        h = (gate * (dense.e @ learned[site]["B"].mT))[0]
+        delta = dense.g(i)[0] - h
+        assert_unbiased(est.site_grads[site], h + cov @ delta)
+        if isolate:
+            variance = cov.diagonal() * (delta @ cov @ delta) + (cov @ delta).square()
+            measured = est.site_grads[site].var(0)
+            assert ((measured - variance).abs() <= 0.12 * variance + 1e-12).all()
+
+
+def test_a_right_prediction_leaves_nothing_to_correct():
+    case = wide((8,))
+    case.model[1] = nn.Identity()  # linear: one B is right for all samples
+    weight = case.model[2].weight.detach()
+    est = gg.Feedback(gg.ActivationPerturbation(), form="corrected").run(step_of(case, {"0": {"B": weight.mT.clone()}}))
+    for name, truth in gradients(case).items():
+        torch.testing.assert_close(est.grads[name], truth)
+
+
+# --- rare tangents -------------------------------------------------------------------------------------------
+
+
+def test_tangents_are_carried_every_so_often_and_on_a_part_of_the_batch(monkeypatch):
+    case = make("relu-bias")
+    seen: list[tuple[int, int]] = []
+    measure = Step.measure
+
+    def counted(step: Step, *args, **kwargs):
+        found = measure(step, *args, **kwargs)
+        seen.append((forward.steps, len(found.losses)))
+        return found
+
+    monkeypatch.setattr(Step, "measure", counted)
+    forward = gg.ForwardGradient(case.model, gg.Feedback(gg.WPerp(k=3), every=3, fraction=0.4))
+    matrices = []
+    for _ in range(7):
+        forward(*case.args)
+        matrices.append(forward.learned["0"]["B"].clone())
+    assert seen == [(0, 2), (3, 2), (6, 2)]
+    changed = [not torch.equal(a, b) for a, b in itertools.pairwise(matrices)]
+    assert changed == [False, False, True, False, False, True]
+
+
+def test_a_part_of_the_batch_teaches_what_it_would_teach_alone():
+    case = make("relu-bias")
+    method = gg.Feedback(gg.ActivationPerturbation(), form="direct", fraction=0.6)
+    whole, part = random_B(case), random_B(case)
+    method.run(step_of(case, whole))
+    alone = Case(case.model, case.inputs[:3], case.targets[:3])
+    gg.Feedback(gg.ActivationPerturbation(), form="direct").run(step_of(alone, part))
+    for name in part:
+        torch.testing.assert_close(whole[name]["B"], part[name]["B"])
+
+
+# --- stability -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0])
+@pytest.mark.parametrize("learn", ["weighted", "outputs", "loss"])
+@pytest.mark.parametrize("name", TEACHERS)
+def test_just_below_the_largest_rate_it_does_not_diverge(name, learn, scale):
+    """300 steps at rate 1.9; a rate above the bound grows by orders of magnitude in as many."""
+    case = wide((24, 24), batch=32, classes=10)
+    with torch.no_grad():
+        for p in case.model.parameters():
+            p *= scale
+    forward = gg.ForwardGradient(case.model, gg.Feedback(TEACHERS[name], form="direct", rate=1.9, learn=learn))
+    for _ in range(300):
+        forward(*case.args)
+    for i, J in enumerate(Dense(case).J):
+        B = forward.learned[str(2 * i)]["B"]
+        assert B.norm() < 30 * J.norm(dim=(1, 2)).max()
+
+
+@pytest.mark.parametrize("form", ["direct", "chained", "corrected"])
+@pytest.mark.parametrize("learn", ["weighted", "outputs", "loss"])
+def test_a_loss_of_zero_teaches_nothing_wrong(form, learn):
+    case = make("relu-bias", dtype=torch.float32)
+    with torch.no_grad():
+        case.model[-1].weight *= 1e-3
+        case.model[-1].bias.copy_(torch.tensor([2e3, 0, 0, 0]))
+    case.targets = torch.zeros_like(case.targets)
+    forward = gg.ForwardGradient(case.model, gg.Feedback(gg.WPerp(k=3), form=form, learn=learn, bootstrap=0.0))
+    for _ in range(20):
+        assert forward(*case.args) == 0
+    for value in forward.state_dict().values():
+        assert torch.isfinite(value.double()).all()
+    assert all(p.grad.abs().max() == 0 for p in case.model.parameters())
+
+
+def test_a_long_run_beyond_the_point_where_the_loss_vanishes():
+    case = wide((32, 32), batch=16)
+    case.model.float()
+    case.inputs = case.inputs.float()
+    forward = gg.ForwardGradient(case.model, gg.Feedback(gg.WPerp(k=4)))
+    optimiser = torch.optim.AdamW(case.model.parameters(), lr=3e-3)
+    for _ in range(600):
+        optimiser.zero_grad()
+        loss = forward(*case.args)
+        optimiser.step()
+    assert loss < 1e-3
+    assert all(torch.isfinite(value.double()).all() for value in forward.state_dict().values())
+
+
+# --- balanced sites ------------------------------------------------------------------------------------------
+
+
+def deep(count: int) -> tuple[Case, dict[str, Tensor]]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [m for _ in range(12) for m in (nn.Linear(16, 16), nn.ReLU())]
+        model = nn.Sequential(nn.Linear(INPUTS, 16), nn.ReLU(), *layers, nn.Linear(16, CLASSES)).double()
+        x, t = torch.randn(1, INPUTS).double(), torch.randint(CLASSES, (1,))
+    truth = gg.estimate(model, gg.Backprop(), cross_entropy, x, t).site_grads
+    return Case(model, x.expand(count, -1).contiguous(), t.expand(count)), truth
+
+
+def relative_variances(balance: bool) -> dict[str, float]:
+    case, truth = deep(20_000)
+    est = gg.estimate(case.model, gg.ActivationPerturbation(), *case.args, generator=generator(), balance=balance)
+    for name, g in truth.items():
+        assert_unbiased(est.site_grads[name], g[0])
+    return {
+        name: float(est.site_grads[name].var(0).sum() / g.shape[1] / g.square().sum())
+        for name, g in truth.items()
+        if g.abs().max() > 0
+    }
+
+
+def test_balance_spares_the_deep_layers_the_noise_of_those_above():
+    """Relative variance `Σ_j |g_j|² / |g_i|²`: at default initialisation gradients shrink on the way down."""
+    plain, balanced = relative_variances(False), relative_variances(True)
+    first = next(iter(plain))
+    assert plain[first] > 1e3
+    assert balanced[first] < plain[first] / 30
+
+
+# --- state ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["direct", "chained", "corrected"])
+def test_what_was_learned_is_in_the_state(form):
+    def trained(steps: int, forward: gg.ForwardGradient, case: Case) -> list[Tensor]:
+        optimiser = torch.optim.SGD(case.model.parameters(), lr=0.1)
+        for _ in range(steps):
+            optimiser.zero_grad()
+            forward(*case.args)
+            optimiser.step()
+        return [p.grad for p in case.model.parameters()]
+
+    method = gg.Feedback(gg.WPerp(k=3, refresh=4), form=form, every=2)
+    case, other = make("relu-bias"), make("relu-bias")
+    forward, resumed = gg.ForwardGradient(case.model, method), gg.ForwardGradient(other.model, method, seed=9)
+    trained(3, forward, case)
+    other.model.load_state_dict(case.model.state_dict())
+    resumed.load_state_dict(forward.state_dict())
+    assert resumed.learned["0"]["B"].abs().max() > 0
+    for a, b in zip(trained(4, forward, case), trained(4, resumed, other), strict=True):
+        assert torch.equal(a, b)
