@@ -1,0 +1,66 @@
+"""Real networks on real data: backpropagation, W⊥ and learned feedback on the same grid of learning rates."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.names import lookup
+
+METHODS = ("backprop", "wperp", "feedback-direct", "feedback-chained")
+RATES = (3e-4, 1e-3, 3e-3)  # the same grid for every method
+SEEDS = 3
+
+_common = TrainConfig(epochs=20, batch=128, eval_every=1, schedule="cosine", rate=0.1)
+
+
+def _task(**values: Any) -> TrainConfig:
+    return dataclasses.replace(_common, **values)
+
+
+TASKS: dict[str, TrainConfig] = {
+    "mlp-mnist": _task(model="mlp", data="mnist", width=256, depth=3, bias=True),
+    "cnn-mnist": _task(model="cnn", data="mnist", width=32, depth=3),
+    "cnn-fashion-mnist": _task(model="cnn", data="fashion-mnist", width=32, depth=3),
+    "resnet-fashion-mnist": _task(model="resnet", data="fashion-mnist", width=32, depth=4),
+    "residual-mnist1d": _task(model="residual", data="mnist1d", width=128, depth=12, epochs=40),
+    "mixer-mnist": _task(model="mixer", data="mnist", width=64, depth=4, activation="gelu"),
+    "vit-mnist": _task(model="vit", data="mnist", width=64, depth=4, activation="gelu"),
+    "charformer-shakespeare": _task(
+        model="charformer", data="shakespeare", width=128, depth=4, activation="gelu", batch=64
+    ),
+}
+
+
+def real(
+    only: Iterable[str] = (), device: str = "cpu", seeds: int = SEEDS, rates: Iterable[float] = RATES, epochs: int = 0
+) -> list[TrainConfig]:
+    """The runs of the chosen tasks (all by default), for every method, learning rate and seed.
+
+    With `epochs`, that many for each task instead of its own number.
+    """
+    chosen = [lookup(TASKS, name, "task") for name in only] or list(TASKS.values())
+    return [
+        dataclasses.replace(task, method=method, lr=lr, seed=seed, device=device, epochs=epochs or task.epochs)
+        for task in chosen
+        for seed in range(seeds)
+        for lr in rates
+        for method in METHODS
+    ]
+
+
+def ablations(only: Iterable[str] = (), device: str = "cpu", lr: float = 1e-3, seeds: int = SEEDS) -> list[TrainConfig]:
+    """What the learning adds: feedback that stays zero (chained), and fixed random matrices (direct)."""
+    chosen = [lookup(TASKS, name, "task") for name in only] or list(TASKS.values())
+    kinds: tuple[dict[str, Any], ...] = (
+        {"method": "feedback-chained", "learn": "never"},
+        {"method": "feedback-direct", "learn": "never", "start": "random"},
+    )
+    return [
+        dataclasses.replace(task, lr=lr, seed=seed, device=device, **kind)
+        for task in chosen
+        for seed in range(seeds)
+        for kind in kinds
+    ]
