@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from gradguess import chain
 from gradguess.errors import InputError
+from gradguess.gates import mask
 from gradguess.guesses._base import Frame, Guess, Identity, SiteView, apply_together
 from gradguess.isolation import Snapshot, untouched
 from gradguess.linalg import orthonormal_columns
@@ -215,6 +216,7 @@ class Step:
                 cache=self.cache.setdefault(site.name, {}),
                 due=due,
                 noise=self._sketch_noise(),
+                binary=site.gate is mask,
             )
             frame = guess.frame(view)
             if due and self.pool.size > 1 and view.cache:
@@ -363,10 +365,11 @@ class Step:
             return [(t, None) for t in tangents]
         return [(t, site.name) for t in tangents for site in self.layout.sites if only(site)]
 
-    def weigh(self, site: Site, c: Tensor, y: Tensor) -> Tensor:
+    def weigh(self, site: Site, c: Tensor, y: Tensor, own: bool = False) -> Tensor:
         """`ĝ = c y`, averaged over tangents: the estimate of each sample's own gradient at the site.
 
-        Where the batch shares the site's output, or samples mix, `c` is the sum over the batch.
+        Where the batch shares the site's output, or samples mix, `c` is the sum over the batch. With `own`, `y` is not
+        needed any more and may be overwritten.
         """
         c = c.to(y.dtype)
         shape = [1] * (y.dim() - 1)
@@ -376,7 +379,7 @@ class Step:
             shape[site.batch_dim] = c.shape[1]
             if self.options.coupling == "batch":
                 c = self.pool.sum(c.sum(1, keepdim=True)).expand_as(c)
-        g = c.reshape(-1, *shape) * y
+        g = y.mul_(c.reshape(-1, *shape)) if own else c.reshape(-1, *shape) * y
         return g[0] if len(g) == 1 else g.mean(0)
 
     # --- from sites to parameters ----------------------------------------------------------------------------

@@ -141,20 +141,21 @@ class GatedBasis(Frame):
 
     orthonormal = True
 
-    def __init__(self, V: Tensor, gate: Tensor | None, batch: int) -> None:
+    def __init__(self, V: Tensor, gate: Tensor | None, batch: int, binary: bool = False) -> None:
         self.V, self.gate = V, gate
         self.batch, self.latent, self.dtype = batch, V.shape[1], V.dtype
         self.root: _Root | None = None
         if gate is not None:
             small = self.latent <= SMALL and V.device.type == "cpu"
-            self.root = _Lanes(V, gate) if small else _Stacked(V, gate)
+            squared = gate if binary else gate.square()
+            self.root = _Lanes(V, squared) if small else _Stacked(V, squared)
 
     def apply(self, z: Tensor) -> Tensor:
         return self.expand(z if self.root is None else self.root.solve(z))
 
     def expand(self, u: Tensor) -> Tensor:
         """`D V u`."""
-        y = u @ self.V.t()
+        y = torch.mm(u[0], self.V.t())[None] if u.dim() == 3 and len(u) == 1 else u @ self.V.t()
         return y if self.gate is None else y.mul_(self.gate)
 
     def adjoint(self, v: Tensor) -> Tensor:
@@ -178,10 +179,10 @@ class _Root(ABC):
 class _Stacked(_Root):
     """By LAPACK, or without waiting for a GPU."""
 
-    def __init__(self, V: Tensor, gate: Tensor) -> None:
+    def __init__(self, V: Tensor, squared_gate: Tensor) -> None:
         d, k = V.shape
         outer = (V[:, :, None] * V[:, None, :]).reshape(d, k * k)
-        C = (gate.square() @ outer).reshape(-1, k, k)
+        C = (squared_gate @ outer).reshape(-1, k, k)
         self.L, self.alive = semidefinite_cholesky(C) if C.device.type == "cpu" else _jittered_cholesky(C)
 
     def solve(self, z: Tensor) -> Tensor:
@@ -194,11 +195,11 @@ class _Stacked(_Root):
 class _Lanes(_Root):
     """Side by side, the samples in the last dimension; factored when first used, so that sites can share the work."""
 
-    def __init__(self, V: Tensor, gate: Tensor) -> None:
+    def __init__(self, V: Tensor, squared_gate: Tensor) -> None:
         k = V.shape[1]
         rows, columns, full = _triangle(k)
         outer = V.t()[rows] * V.t()[columns]  # (k (k + 1) / 2, d): C is symmetric
-        self.C = (outer @ gate.square().t())[full].view(k, k, -1)
+        self.C = (outer @ squared_gate.t())[full].view(k, k, -1)
         self.factors: tuple[Tensor, Tensor] | None = None
 
     def _factors(self) -> tuple[Tensor, Tensor]:
@@ -276,6 +277,7 @@ class SiteView:
     cache: dict[str, Tensor]  # kept between steps, saved with the state
     due: bool  # time to refresh what is cached
     noise: Noise
+    binary: bool = False  # the gate is zero or one
 
     @property
     def W(self) -> Upstream:
@@ -351,7 +353,7 @@ class Guess(Method):
                 assert s is not None
                 y = step.draw(self, site, s)
             c = seen.of(site)
-            return step.weigh(site, c if share == 1 else c * share, y)
+            return step.weigh(site, c if share == 1 else c * share, y, own=not step.detail)
 
         if not seen.records:
             step.noise.rewind()  # the replay draws the same directions again
