@@ -91,7 +91,7 @@ class ClosedForm(Upstream):
         if self.gate is not None:
             moment = self.gate.square().mean(0) if self.moment is None else self.moment
             weight = weight * moment.sqrt()  # W diag(mean gate²)^½
-        if warm is None or warm.shape[1] != k:
+        if warm is None or warm.shape[1] != k or 2 * k > min(self.m, self.d):  # weak directions would be lost
             return top_right_singular_vectors(weight, k)
         for _ in range(WARM):  # only the span matters, so no Rayleigh–Ritz; nothing here waits for the device
             warm = orthonormal_columns(weight.t() @ (weight @ warm))
