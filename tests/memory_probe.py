@@ -1,6 +1,7 @@
 """Run by test_memory.py in a process of its own: how much the resident memory rises over one step, in MiB.
 
-    python memory_probe.py WIDTH BATCH METHOD:DEPTH...      METHOD: forward, backward, or GUESS-MEMORY (shared-replay)
+    python memory_probe.py WIDTH BATCH METHOD:DEPTH...      METHOD: forward, backward, or GUESS-MEMORY (shared-replay),
+                                                            with -gelu for a network of GELUs instead of ReLUs
 
 Prints a JSON object. Gradients exist beforehand, as in training after the first step. Needs Linux, and glibc's
 MALLOC_MMAP_THRESHOLD_ set to a small number: then large blocks go back to the system at once and the rise is exact.
@@ -38,11 +39,11 @@ def rise(method: str, depth: int, width: int, batch: int) -> float:
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for _ in range(depth):
-        layers += [nn.Linear(width, width, bias=False), nn.ReLU()]
+        layers += [nn.Linear(width, width, bias=False), nn.GELU() if method.endswith("-gelu") else nn.ReLU()]
     model = nn.Sequential(*layers, nn.Linear(width, 10, bias=False))
     loss_fn = nn.CrossEntropyLoss(reduction="none")
     if "-" in method:
-        guess, memory = method.split("-")
+        guess, memory = method.split("-")[:2]
         forward = gg.ForwardGradient(model, GUESSES[guess], memory=memory)
 
     def step(x: torch.Tensor, t: torch.Tensor) -> None:
