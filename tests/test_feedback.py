@@ -199,7 +199,8 @@ def test_chained_is_one_hop_of_the_chain_rule():
     learned = random_B(case)
     est = gg.Feedback(gg.WPerp(k=3), learn="never").run(step_of(case, learned))
     dense = Dense(case)
-    above = [gate * (dense.e @ learned[str(2 * i)]["B"].mT) for i, gate in enumerate(dense.gates)][1:] + [dense.e]
+    h = [gate * (dense.e @ learned[str(2 * i)]["B"].mT) for i, gate in enumerate(dense.gates)]
+    above = [*h[1:], dense.e]
     for i, gate in enumerate(dense.gates):
         torch.testing.assert_close(est.site_grads[str(2 * i)], gate * (above[i] @ dense.weights[i + 1]))
 

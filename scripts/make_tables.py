@@ -1,0 +1,145 @@
+"""Write the tables of the README and of docs/reproduce.md, and the overview figure, from results/paper.
+
+Run after new results: `python scripts/make_tables.py`. Text between `<!-- NAME -->` and `<!-- end -->` is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.paper_numbers import SCALING, WIDTHS
+from gradguess.experiments.tables import (
+    Curve,
+    Figure,
+    Run,
+    Table,
+    bias_variance_table,
+    choice_of_k_table,
+    feedback_tables,
+    method_label,
+    newton_schulz_table,
+    preconditioning_table,
+    scaling_matrix,
+)
+from gradguess.experiments.tables.feedback import results_of
+from gradguess.report.plot import draw
+from gradguess.report.results import load_runs
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/reproduce.md", "docs/feedback.md")
+METHODS = {
+    "backprop": {},
+    "feedback-chained": {},
+    "feedback-direct": {"every": 4, "fraction": 0.25},
+    "wperp": {},
+    "wt": {},
+    "activation": {},
+    "weight": {},
+}
+SHORT = {"feedback-direct": "Feedback, direct, rare tangents"}
+
+
+def markdown(table: Table) -> str:
+    """The columns that are shown; a cell's note follows it in brackets."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cells) + " |"
+
+    head = [table.columns[i] for i in table.shown]
+    body = [[row[i].text + (f" ({row[i].note})" if row[i].note else "") for i in table.shown] for row in table.rows]
+    return "\n".join([line(head), line(["---"] * len(head)), *(line(cells) for cells in body)])
+
+
+def overview_table(runs: Sequence[Run]) -> str:
+    """Training accuracy by width: ours, and the paper's in brackets."""
+    published = {(entry.method, entry.width): entry.value for entry in SCALING}
+    lines = ["| | " + " | ".join(f"width {width}" for width in WIDTHS) + " |", "|---" * (1 + len(WIDTHS)) + "|"]
+    for method, options in METHODS.items():
+        cells = [SHORT.get(method, method_label(method))]
+        for result in results_of([TrainConfig(method=method, width=w, **options) for w in WIDTHS], runs):
+            ours = result.ours("train_accuracy")
+            paper = published.get((method, result.config.width))
+            shown = "–" if ours is None else f"{ours.mean:.3f} ± {ours.sd or 0:.3f}"
+            cells.append(shown + ("" if paper is None else f" ({paper:.3f})"))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def overview_figure(runs: Sequence[Run]) -> Figure:
+    """Training accuracy over the width: ours filled, the paper's hollow."""
+    curves = []
+    for method in METHODS:
+        if method in ("weight", "feedback-direct"):
+            continue
+        entries = [entry for entry in SCALING if entry.method == method]
+        if entries:
+            x, y = [float(e.width) for e in entries], [e.value for e in entries]
+            curves.append(Curve("", x, y, method, dashed=True, markers=True))
+        found = [
+            (r, r.ours("train_accuracy"))
+            for r in results_of([TrainConfig(method=method, width=width) for width in WIDTHS], runs)
+        ]
+        ran = [(float(r.config.width), s.mean, s.sd or 0.0) for r, s in found if s]
+        label = "Learned feedback, chained" if method == "feedback-chained" else method_label(method)
+        curves.append(
+            Curve(
+                label,
+                [x for x, _, _ in ran],
+                [m for _, m, _ in ran],
+                method,
+                low=[m - sd for _, m, sd in ran],
+                high=[m + sd for _, m, sd in ran],
+                markers=True,
+                error_bars=True,
+            )
+        )
+    return Figure(
+        "overview",
+        "Training accuracy after 300 epochs, one tangent per step",
+        "Layer width",
+        "Train accuracy",
+        tuple(curves),
+        x_ticks=tuple(float(width) for width in WIDTHS),
+        y_range=(0.0, 1.05),
+        log_x=True,
+    )
+
+
+def tables(runs: Sequence[Run]) -> dict[str, str]:
+    found = {
+        "overview": overview_table(runs),
+        "scaling": markdown(scaling_matrix(runs)),
+        "choice-of-k": markdown(choice_of_k_table(runs)),
+        "bias-variance": markdown(bias_variance_table(runs)),
+        "newton-schulz": markdown(newton_schulz_table(runs)),
+        "preconditioning": markdown(preconditioning_table(runs)),
+    }
+    return found | {table.slug: markdown(table) for table in feedback_tables(runs)}
+
+
+def filled(page: str, made: dict[str, str]) -> str:
+    """The page with every marked table replaced."""
+
+    def put(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n{made[match[1]]}\n<!-- end -->"
+
+    return re.sub(r"<!-- ([a-z-]+) -->\n.*?<!-- end -->", put, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    runs = load_runs(ROOT / "results" / "paper")
+    made = tables(runs)
+    for name in PAGES:
+        page = ROOT / name
+        page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
+    drawing = draw(overview_figure(runs))
+    folder = ROOT / "docs" / "figures"
+    (folder / "overview.png").write_bytes(drawing.png)
+    (folder / "overview.svg").write_text(drawing.svg, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

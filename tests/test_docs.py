@@ -1,0 +1,64 @@
+"""The documentation: its code runs, its links lead somewhere, its tables are those of the results."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+def test_every_block_of_code_runs(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, object] = {"__name__": "__docs__"}
+    with torch.random.fork_rng():
+        for number, block in enumerate(blocks(page)):
+            exec(compile(block, f"{name(page)}, block {number}", "exec", dont_inherit=True), scope)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_to_files_and_headings(page: Path):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if path.startswith("http"):
+            continue
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{name(page)} links to {path}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert anchor in slugs, f"{name(page)} links to #{anchor} of {name(found)}"
+
+
+def test_the_tables_are_those_of_the_results():
+    spec = importlib.util.spec_from_file_location("make_tables", ROOT / "scripts" / "make_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    made = script.tables(script.load_runs(ROOT / "results" / "paper"))
+    for page in script.PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert script.filled(text, made) == text, f"{page}: run scripts/make_tables.py"
+
+
+def test_the_architecture_names_every_module_and_nothing_else():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(?:gradguess/)?(\w+\.py)`", text))
+    there = {path.name for path in (ROOT / "src" / "gradguess").glob("*.py")} - {"__init__.py", "__main__.py"}
+    assert named == there
