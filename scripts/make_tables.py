@@ -98,7 +98,7 @@ def overview_figure(runs: Sequence[Run]) -> Figure:
         )
     return Figure(
         "overview",
-        "Training accuracy after 300 epochs, one tangent per step",
+        "Training accuracy after 300 epochs",
         "Layer width",
         "Train accuracy",
         tuple(curves),

@@ -441,7 +441,7 @@ def test_balance_spares_the_deep_layers_the_noise_of_those_above():
     plain, balanced = relative_variances(False), relative_variances(True)
     first = next(iter(plain))
     assert plain[first] > 1e3
-    assert balanced[first] < plain[first] / 30
+    assert max(balanced.values()) < 100  # 14 sites: 14 if all weighed exactly the same
 
 
 # --- state ---------------------------------------------------------------------------------------------------
