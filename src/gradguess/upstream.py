@@ -91,11 +91,19 @@ class ClosedForm(Upstream):
         if self.gate is not None:
             moment = self.gate.square().mean(0) if self.moment is None else self.moment
             weight = weight * moment.sqrt()  # W diag(mean gate²)^½
-        if warm is None or warm.shape[1] != k or 2 * k > min(self.m, self.d):  # weak directions would be lost
+        if k == self.m < self.d:
+            return orthonormal_columns(weight.t())  # the whole row space
+        stale = warm is None or warm.shape[1] != k
+        if stale or (2 * k > min(self.m, self.d) and not _capturing(weight)):  # iteration loses weak directions
             return top_right_singular_vectors(weight, k)
         for _ in range(WARM):  # only the span matters, so no Rayleigh–Ritz; nothing here waits for the device
-            warm = orthonormal_columns(weight.t() @ (weight @ warm))
+            warm = orthonormal_columns(weight.t() @ (weight @ warm))  # type: ignore[operator]
+        assert warm is not None
         return warm
+
+
+def _capturing(t: Tensor) -> bool:
+    return t.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 class CutGraph:
