@@ -228,7 +228,7 @@ def is_heavy(config: TrainConfig) -> bool:
 
     A quick preset leaves them out unless their experiment is asked for by name.
     """
-    exact = config.method in ("wperp", "wperp-bottom") and (config.solver == "svd" or config.k == "rank")
+    exact = config.method in ("wperp", "wperp-bottom") and config.solver == "svd"
     return config.method == "wperp-ns" or exact
 
 
