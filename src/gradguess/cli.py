@@ -159,6 +159,75 @@ def diagnose(
     emit({**record, "plots": [str(path) for path in plots]}, json, [str(path) for path in plots])
 
 
+@app.command()
+def bench(
+    width: Annotated[list[int] | None, typer.Option(help="Units per hidden layer; may be given again.")] = None,
+    depth: Annotated[list[int] | None, typer.Option(help="Hidden layers; may be given again.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Samples per step; may be given again.")] = None,
+    k: Annotated[list[int] | None, typer.Option(help="Dimension of the guess; may be given again.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float32, float64, bfloat16; may be repeated.")] = None,
+    device: Annotated[str, typer.Option(help="Device of PyTorch.")] = "cpu",
+    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be given again.")] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Peak memory over the depth instead of time.")] = False,
+    peaks: Annotated[bool, typer.Option(help="With times: peak memory too, in subprocesses.")] = True,
+    seconds: Annotated[float, typer.Option(help="Of timing, for each method and setting.")] = 3.0,
+    samples: Annotated[int, typer.Option(help="Dense per-sample methods: samples in their one step.")] = 2,
+    threads: Annotated[int, typer.Option(help="Threads of PyTorch; 0: its default.")] = 0,
+    out: Annotated[Path, typer.Option(help="Directory for the results and the plots.")] = Path("results/bench"),
+    json: Json = False,
+) -> None:
+    """Time and memory of a training step of every method against backpropagation."""
+    import torch
+
+    from gradguess.experiments.bench import bench_memory, bench_time
+    from gradguess.experiments.bench.rivals import Case, grid
+
+    if threads:
+        torch.set_num_threads(threads)
+    batch, k, dtype = batch or [512], k or [10], dtype or ["float32"]
+    with _interruptible(), notes.status("measuring") as status:
+        say = lambda words: status.update(words)  # noqa: E731
+        if memory:
+            case = Case((width or [64])[0], 1, batch[0], k[0], dtype[0], device)
+            record = bench_memory(depth or [10, 30, 100], case, method or (), out, say)
+        else:
+            widths, depths = width or [64, 128, 512], depth or [3]
+            cases = grid(width=widths, depth=depths, batch=batch, k=k, dtype=dtype, device=[device])
+            record = bench_time(cases, method or (), seconds, samples, peaks, out, say)
+    plots = _bench_plots(record, out)
+    if not json:
+        _print_tables(record)
+    emit({**record, "plots": plots}, json, plots)
+
+
+def _print_tables(record: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from gradguess.experiments.bench.shown import tables
+
+    for shown in tables(record):
+        table = Table(*(shown.columns[i] for i in shown.shown), title=shown.title, caption=shown.caption)
+        for row in shown.rows:
+            table.add_row(*(row[i].text for i in shown.shown))
+        Console().print(table)
+
+
+def _bench_plots(record: dict[str, Any], out: Path) -> list[str]:
+    """One PNG for each figure, where matplotlib is there."""
+    try:
+        from gradguess.experiments.bench.shown import figures
+        from gradguess.experiments.files import write_atomic
+        from gradguess.report.plot import draw
+
+        drawings = {figure.slug: draw(figure).png for figure in figures(record)}
+    except GradguessError as error:
+        notes.print(str(error))
+        return []
+    for slug, png in drawings.items():
+        write_atomic(out / f"{slug}.png", png)
+    return [str(out / f"{slug}.png") for slug in drawings]
+
+
 def _site_table(record: dict[str, Any]) -> Any:
     from rich.table import Table
 

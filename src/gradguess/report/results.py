@@ -20,7 +20,7 @@ __all__ = ["SCHEMA", "load_runs"]
 SCHEMA = 1
 
 
-def load_runs(directory: Path) -> list[Run]:
+def load_runs(directory: Path, may_be_empty: bool = False) -> list[Run]:
     """Every run under `directory`, by key; a key that is found twice counts once."""
     if not directory.is_dir():
         raise InputError(f"expected a directory with results, found no directory at {directory}.")
@@ -28,7 +28,7 @@ def load_runs(directory: Path) -> list[Run]:
     for where, record in _records(directory):
         run = _parse(record, where)
         runs.setdefault(run.key, run)
-    if not runs:
+    if not runs and not may_be_empty:
         raise InputError(
             f"no results under {directory}: expected result.json or *.jsonl files of finished runs. "
             "Make some with `gradguess reproduce` or `gradguess train --out DIR`."

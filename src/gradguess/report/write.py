@@ -13,7 +13,7 @@ from gradguess.report.html import environments, render
 from gradguess.report.plot import draw, themed
 from gradguess.report.results import load_runs
 from gradguess.report.section import Section
-from gradguess.report.sections import SECTIONS
+from gradguess.report.sections import FROM_FILES, SECTIONS
 
 __all__ = ["build_sections", "write_report"]
 
@@ -28,8 +28,9 @@ def write_report(results_dir: Path, out: Path | None = None) -> Path:
     require("matplotlib")
     results_dir = Path(results_dir)
     page = _page_path(results_dir, out)
-    runs = load_runs(results_dir)
-    sections = build_sections(runs)
+    measured = _from_files(results_dir)
+    runs = load_runs(results_dir, may_be_empty=bool(measured))
+    sections = [*build_sections(runs), *measured]
     _write_tables(page.parent / "tables", _tables(runs, sections))
     drawings = _write_figures(page.parent / "figures", sections)
     write_atomic(page, render(runs, sections, drawings))
@@ -40,6 +41,11 @@ def build_sections(runs: Sequence[Run]) -> list[Section]:
     """The sections that have something to show; the paper's stay even without, to say what was not run."""
     built = (build(runs) for build in SECTIONS)
     return [section for section in built if section and (section.has_data or section.keep_empty)]
+
+
+def _from_files(results_dir: Path) -> list[Section]:
+    built = (build(results_dir) for build in FROM_FILES) if results_dir.is_dir() else ()
+    return [section for section in built if section is not None]
 
 
 def _page_path(results_dir: Path, out: Path | None) -> Path:

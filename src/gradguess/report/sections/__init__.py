@@ -6,7 +6,11 @@ A section whose tables and figures are all empty is left out of the page.
 
 from __future__ import annotations
 
-from gradguess.report.section import Builder
+from collections.abc import Callable
+from pathlib import Path
+
+from gradguess.report.section import Builder, Section
+from gradguess.report.sections.bench import bench
 from gradguess.report.sections.bias_variance import bias_variance
 from gradguess.report.sections.choice_of_k import choice_of_k
 from gradguess.report.sections.claims import claims
@@ -18,7 +22,7 @@ from gradguess.report.sections.runs import all_runs
 from gradguess.report.sections.scaling import scaling
 from gradguess.report.sections.training import training
 
-__all__ = ["SECTIONS"]
+__all__ = ["FROM_FILES", "SECTIONS"]
 
 SECTIONS: tuple[Builder, ...] = (
     claims,
@@ -32,3 +36,6 @@ SECTIONS: tuple[Builder, ...] = (
     training,
     all_runs,
 )
+
+# sections made from files other than those of runs, after the rest
+FROM_FILES: tuple[Callable[[Path], Section | None], ...] = (bench,)

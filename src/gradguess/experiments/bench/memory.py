@@ -1,0 +1,60 @@
+"""Peak memory of one training loop, in a process of its own: growth of the resident set, or CUDA's allocator.
+`python -m gradguess.experiments.bench.memory '{"method": "replay", "case": {"depth": 100}}'` measures one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+
+from gradguess.errors import GradguessError
+from gradguess.experiments.bench.rivals import Case, fewer, memory_rival
+from gradguess.experiments.environment import PeakMemory
+
+STEPS = 3
+
+
+def peak(method: str, case: Case, threads: int) -> dict[str, float]:
+    """`peak_mb` above the loop's own state (weights and the optimiser's), and `step_ms`."""
+    job = json.dumps({"method": method, "case": dataclasses.asdict(case), "threads": threads})
+    command = [sys.executable, "-m", "gradguess.experiments.bench.memory", job]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise GradguessError(f"measuring the memory of {method} failed: {last[0]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def probe(method: str, case: Case) -> dict[str, float]:
+    """Measured here and now: to be called in a fresh process."""
+    rival = memory_rival(method, fewer(case, 2))
+    rival.step()  # libraries set themselves up, the optimiser makes its state
+    rival.optimiser.zero_grad()
+    rival.x, rival.y = case.data()
+    meter = PeakMemory(case.device)
+    seconds = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        rival.step()
+        if torch.device(case.device).type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return {"peak_mb": meter.megabytes(), "step_ms": 1e3 * statistics.median(seconds)}
+
+
+def main() -> None:
+    job: dict[str, Any] = json.loads(sys.argv[1])
+    if job.get("threads"):
+        torch.set_num_threads(job["threads"])
+    print(json.dumps(probe(job["method"], Case(**job["case"]))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Training steps to be timed: each method on its own copy of one network, and backpropagation as a plain loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import gradguess as gg
+from gradguess.errors import InputError
+from gradguess.experiments.models import mlp
+from gradguess.experiments.names import lookup
+
+INPUTS, CLASSES = 40, 10  # those of MNIST-1D
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting in which all methods are timed."""
+
+    width: int = 128
+    depth: int = 3
+    batch: int = 512
+    k: int = 10
+    dtype: str = "float32"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "batch", "k"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, found {getattr(self, name)}.")
+        if self.dtype not in ("float32", "float64", "bfloat16"):
+            raise InputError(f"dtype: expected float32, float64 or bfloat16, found {self.dtype!r}.")
+
+    def network(self) -> nn.Sequential:
+        model = mlp(INPUTS, self.width, self.depth, CLASSES)
+        return model.to(self.device, getattr(torch, self.dtype))
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(self.batch, INPUTS, generator=generator).to(self.device, getattr(torch, self.dtype))
+        return x, torch.randint(CLASSES, (self.batch,), generator=generator).to(self.device)
+
+
+def grid(**axes: Iterable[Any]) -> list[Case]:
+    """Every combination of the given values.
+
+    >>> [case.width for case in grid(width=[64, 128], depth=[3])]
+    [64, 128]
+    """
+    return [Case(**dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+
+
+def _rare(form: Literal["direct", "chained"]) -> Callable[[int], Any]:
+    return lambda k: gg.Feedback(gg.WPerp(k=k), form=form, every=4, fraction=0.25)
+
+
+# name -> (k -> method); "-rare": tangents on a quarter of the batch every fourth step
+METHODS: dict[str, Callable[[int], Any]] = {
+    "backprop-wrapped": lambda k: gg.Backprop(),
+    "weight": lambda k: gg.WeightPerturbation(),
+    "activation": lambda k: gg.ActivationPerturbation(),
+    "wt": lambda k: gg.WTranspose(),
+    "wperp": lambda k: gg.WPerp(k=k),
+    "wperp-subspace": lambda k: gg.WPerp(k=k, solver="subspace"),
+    "wperp-svd": lambda k: gg.WPerp(k=k, solver="svd"),
+    "wperp-bottom": lambda k: gg.WPerp(k=k, end="bottom"),
+    "wperp-ns": lambda k: gg.WPerpNS(k=k),
+    "wp": lambda k: gg.WPreconditioned(),
+    "feedback-direct": lambda k: gg.Feedback(gg.WPerp(k=k), form="direct"),
+    "feedback-chained": lambda k: gg.Feedback(gg.WPerp(k=k), form="chained"),
+    "feedback-corrected": lambda k: gg.Feedback(gg.WPerp(k=k), form="corrected"),
+    "feedback-direct-rare": _rare("direct"),
+    "feedback-chained-rare": _rare("chained"),
+}
+PER_SAMPLE = ("wperp-svd", "wperp-ns", "wp")  # decompose or multiply a dense matrix for every sample
+RIVAL = "backprop"
+DEFAULT = tuple(name for name in METHODS if name not in ("backprop-wrapped", "wperp-bottom", "wperp-ns", "wp"))
+
+
+def check_methods(names: Sequence[str]) -> tuple[str, ...]:
+    """The methods to time; backpropagation is always among the timed, and first."""
+    for name in names:
+        if name != RIVAL:
+            lookup(METHODS, name, "method")
+    return tuple(name for name in names if name != RIVAL) or DEFAULT
+
+
+class Rival:
+    """A training loop that can be run step by step."""
+
+    every = 1  # steps after which the work repeats, apart from refreshes
+    refresh = 0  # such rounds between two refreshes of what is cached; 0: nothing is
+
+    def __init__(self, case: Case) -> None:
+        self.model = case.network()
+        self.x, self.y = case.data()
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+
+    def step(self) -> Tensor:
+        self.optimiser.zero_grad()
+        loss = self.differentiate()
+        self.optimiser.step()
+        return loss
+
+    def differentiate(self) -> Tensor:
+        """Backpropagation, as anyone would write it."""
+        loss = nn.functional.cross_entropy(self.outputs(), self.y)
+        loss.backward()
+        return loss.detach()
+
+    def outputs(self) -> Tensor:
+        return self.model(self.x)
+
+    def rewind(self, to_refresh: bool) -> None:
+        """Make the next step one that refreshes, or the first of a round that does not."""
+
+
+class Checkpointed(Rival):
+    """Backpropagation that keeps the activations of every `stride`-th hidden layer and computes the others again."""
+
+    def __init__(self, case: Case, stride: int) -> None:
+        super().__init__(case)
+        layers = list(self.model)
+        pairs = [nn.Sequential(*layers[i : i + 2]) for i in range(0, len(layers), 2)]
+        self.parts = [nn.Sequential(*pairs[i : i + stride]) for i in range(0, len(pairs), stride)]
+
+    def outputs(self) -> Tensor:
+        x = self.x
+        for part in self.parts:
+            x = checkpoint(part, x, use_reentrant=False)
+        return x
+
+
+class Guessed(Rival):
+    """A method of this library."""
+
+    def __init__(self, case: Case, method: Any, memory: Literal["store", "replay"] = "store") -> None:
+        super().__init__(case)
+        self.forward = gg.ForwardGradient(self.model, method, memory=memory)
+        self.loss = nn.CrossEntropyLoss(reduction="none")
+        self.every = getattr(method, "every", 1)
+        guess = getattr(method, "guess", method)
+        self.refresh = guess.refresh if getattr(guess, "refresh", 1) > 1 else 0
+
+    def differentiate(self) -> Tensor:
+        return self.forward(self.loss, self.x, self.y)
+
+    def rewind(self, to_refresh: bool) -> None:
+        self.forward.steps = 0 if to_refresh else self.every
+
+
+def rival(name: str, case: Case) -> Rival:
+    """The loop that `name` stands for; dense per-sample methods may have been given a case of fewer samples."""
+    return Rival(case) if name == RIVAL else Guessed(case, lookup(METHODS, name, "method")(case.k))
+
+
+def memory_rival(name: str, case: Case) -> Rival:
+    """The loops whose memory is compared over the depth."""
+    table: dict[str, Callable[[], Rival]] = {
+        "backprop": lambda: Rival(case),
+        "checkpoint-all": lambda: Checkpointed(case, 1),
+        "checkpoint-sqrt": lambda: Checkpointed(case, max(1, math.isqrt(case.depth))),
+        "store": lambda: Guessed(case, gg.WPerp(k=case.k)),
+        "replay": lambda: Guessed(case, gg.WPerp(k=case.k), "replay"),
+        "feedback-replay": lambda: Guessed(case, gg.Feedback(gg.WPerp(k=case.k), form="direct"), "replay"),
+    }
+    if name in METHODS:
+        return rival(name, case)
+    return lookup(table, name, "method")()
+
+
+MEMORY = ("backprop", "checkpoint-all", "checkpoint-sqrt", "store", "replay")
+
+
+def fewer(case: Case, samples: int) -> Case:
+    return dataclasses.replace(case, batch=min(case.batch, samples))

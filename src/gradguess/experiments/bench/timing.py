@@ -1,0 +1,100 @@
+"""Times of several training loops, interleaved in one process so that all see the same machine.
+
+Loops take turns, a round of steps each. A ratio is the median over the rounds of a loop's time over that of
+backpropagation in the same round, so that a busy machine slows down both sides of it.
+A step's time includes refreshes: rounds with a refresh are timed as well, and what they take more is spread over the
+steps between two refreshes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from gradguess.experiments.bench.rivals import Rival
+
+ROUND = 4  # steps; a multiple of every method's own period
+LEAST_ROUNDS = 5
+REFRESHES = 3  # rounds with a refresh for each method that has any
+
+
+@dataclass
+class Times:
+    """Seconds per step, one entry per round."""
+
+    plain: list[float] = field(default_factory=list)
+    refreshing: list[float] = field(default_factory=list)
+    between: int = 0  # steps between two refreshes
+
+    @property
+    def refresh(self) -> float:
+        """Seconds that one refresh adds."""
+        if not self.refreshing:
+            return 0.0
+        return max(0.0, ROUND * (statistics.median(self.refreshing) - statistics.median(self.plain)))
+
+    @property
+    def share(self) -> float:
+        """Seconds per step that refreshes add."""
+        return self.refresh / self.between if self.between else 0.0
+
+    @property
+    def step(self) -> float:
+        return statistics.median(self.plain) + self.share
+
+    @property
+    def quiet(self) -> float:
+        """The time of a step when the machine had nothing else to do: the fastest decile."""
+        return sorted(self.plain)[len(self.plain) // 10] + self.share
+
+    def ratio(self, rival: Times) -> float:
+        """The median of paired ratios, refreshes included."""
+        paired = [mine / theirs for mine, theirs in zip(self.plain, rival.plain, strict=False)]
+        return statistics.median(paired) + self.share / statistics.median(rival.plain)
+
+
+def measure(rivals: Mapping[str, Rival], seconds: float, device: str) -> dict[str, Times]:
+    """Run all loops in turns for about `seconds` each."""
+    wait = _waiter(device)
+    times = {name: Times(between=rival.refresh * rival.every) for name, rival in rivals.items()}
+    for rival in rivals.values():
+        _round(rival, True, wait)
+        _round(rival, False, wait)
+    rounds, end = 0, time.perf_counter() + seconds * len(rivals)
+    while rounds < LEAST_ROUNDS or time.perf_counter() < end:
+        for name, rival in rivals.items():
+            times[name].plain.append(_round(rival, False, wait))
+        if rounds < REFRESHES:
+            for name, rival in rivals.items():
+                if rival.refresh:
+                    times[name].refreshing.append(_round(rival, True, wait))
+        rounds += 1
+    return times
+
+
+def measure_once(rival: Rival, device: str) -> float:
+    """Seconds of the second step of a loop too slow for rounds."""
+    wait = _waiter(device)
+    rival.step()
+    wait()
+    start = time.perf_counter()
+    rival.step()
+    wait()
+    return time.perf_counter() - start
+
+
+def _round(rival: Rival, refreshing: bool, wait: Callable[[], None]) -> float:
+    rival.rewind(refreshing)
+    start = time.perf_counter()
+    for _ in range(ROUND):
+        rival.step()
+    wait()
+    return (time.perf_counter() - start) / ROUND
+
+
+def _waiter(device: str) -> Callable[[], None]:
+    return torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
