@@ -235,6 +235,24 @@ def test_shared_is_a_projector_of_rank_k_inside_the_gate(width, strong):
     assert cover.min() > (0.9 if strong else 10 / width * 5)  # of the exact subspace; by chance it were 10 / width
 
 
+@pytest.mark.parametrize("k", [1, 2, 7, 20, 40, 70])
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
+def test_shared_of_any_size(k, activation):
+    """Projectors on the gated columns `D V`, whichever way small or large ones are factored."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 128), activation(), nn.Linear(128, 64)).double()
+    case = Case(model, torch.randn(4, 40).double(), torch.randint(64, (4,)))
+    W, weight = mlp_jacobians(model, case.inputs)["0"], model[2].weight.detach()
+    gate = (W / weight)[:, 0]
+    _, _, Vh = torch.linalg.svd(weight @ torch.diag(gate.square().mean(0).sqrt()), full_matrices=False)
+    gated = gate[:, :, None] * Vh[:k].mT
+    frame = frames_of(case, gg.WPerp(k=k))["0"]
+    found = covariance(frame, 128)
+    torch.testing.assert_close(found, gated @ torch.linalg.pinv(gated, rtol=1e-12), rtol=0, atol=1e-7)
+    A = matrix(frame)
+    torch.testing.assert_close(found, A @ A.mT, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("guess", ["svd-bottom", "shared-bottom"])
 @pytest.mark.parametrize("width", [16, 64])
 def test_bottom_is_what_the_network_does_not_see(guess, width):
