@@ -30,9 +30,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from gradguess.errors import InputError
 from gradguess.guesses._base import Estimate, Guess, Method, check_count, keep
 from gradguess.guesses.backprop import Backprop
+from gradguess.guesses.scattered import Scattered
 from gradguess.isolation import Snapshot
 from gradguess.noise import Noise
 from gradguess.parts import Pool
+from gradguess.positions import coded
 from gradguess.sites import Site, Watch
 from gradguess.step import Measurement, Records, Step, gate_at
 from gradguess.task import Task, tensors
@@ -142,7 +144,13 @@ class Feedback(Method):
         return forward.finish(g, seen)
 
     def _measure(self, step: Step) -> Measurement:
-        return step.measure(self.guess, keep_outputs=True, only=predicted, balance=True)
+        return step.measure(self.teacher(step), keep_outputs=True, only=predicted, balance=True)
+
+    def teacher(self, step: Step) -> Guess:
+        """The guess; where positions share a matrix, with directions that do not tie them together."""
+        patterns = {site.name: site.pattern for site in step.layout.sites}
+        plain = all(pattern.kind == "full" for pattern in patterns.values())
+        return self.guess if plain else Scattered(self.guess, patterns)
 
     def needs_graph(self, step: Step) -> bool:
         """Must the chain rule go through a cut graph? Not where every piece that is used has a closed form."""
@@ -200,7 +208,8 @@ class OutputError:
             grads = torch.autograd.grad(losses.sum(), list(free.values()), allow_unused=True)
         self.losses = losses.detach()
         self.parts = [torch.zeros_like(free[i]) if g is None else g for i, g in zip(self.at, grads, strict=True)]
-        self.flat = flatten_outputs(self.parts)  # (batch, C)
+        self.exact = flatten_outputs(self.parts)  # (batch, C)
+        self.flat = flatten_outputs([coded(part) for part in self.parts])  # the same, a large alphabet projected
 
 
 def flatten_outputs(parts: list[Tensor]) -> Tensor:
@@ -218,10 +227,11 @@ def wide(t: Tensor) -> Tensor:
 
 
 def matrix(step: Step, site: Site, d: int, error: Tensor) -> Tensor:
-    """`B` of a site, (d, C); zero at first."""
+    """`B` of a site, (d, C), or smaller where its positions share it; zero at first."""
     learned = step.learned.setdefault(site.name, {})
-    if "B" not in learned or learned["B"].shape != (d, error.shape[1]):
-        learned["B"] = error.new_zeros(d, error.shape[1])
+    shape = site.pattern.width(d), site.pattern.rows(error, d).shape[1]
+    if "B" not in learned or learned["B"].shape != shape:
+        learned["B"] = error.new_zeros(shape)
     return learned["B"]
 
 
@@ -233,23 +243,26 @@ def predict(step: Step, forward: _Forward, error: OutputError) -> Values:
 
 def predict_at(step: Step, site: Site, gate: Tensor | None, d: int, error: OutputError) -> Tensor:
     """`h_i = D_i B_i e`, (batch, d)."""
-    value = error.flat @ matrix(step, site, d, error.flat).t()
+    pattern, e = site.pattern, error.flat
+    value = pattern.unfold(pattern.rows(e, d) @ matrix(step, site, d, e).t(), len(e), d)
     return value if gate is None else value.mul_(gate)
 
 
 def regress(step: Step, site: Site, gate: Tensor | None, error: OutputError, g: Tensor, rate: float) -> None:
     """Draw `B` towards the least-squares fit of the gradients `g` by `D B e` on this batch."""
-    e = error.flat
-    B = matrix(step, site, g.shape[1], e)
-    h = e @ B.t()
-    wrong = g - (h if gate is None else h * gate)
+    pattern, d = site.pattern, g.shape[1]
+    B, e = matrix(step, site, d, error.flat), pattern.rows(error.flat, d)
+    h = pattern.unfold(e @ B.t(), len(g), d)
+    wrong = pattern.fold(g - h if gate is None else (g - h * gate) * gate)
     pool = step.pool
     moment = pool.sum(e.t() @ e)
     ridge = 0.1 * moment.diagonal().mean() + torch.finfo(e.dtype).tiny
     moment = moment + ridge * torch.eye(len(moment), dtype=e.dtype, device=e.device)
     if gate is not None:
-        often = pool.sum(gate.square().sum(0)) / sum(pool.counts(len(e)))
-        wrong = wrong * gate / often.clamp_min(0.1)  # a unit that is mostly off sees fewer samples
+        often = pool.sum(pattern.fold(gate.square()).sum(0)) / sum(pool.counts(len(e)))
+        wrong = wrong / often.clamp_min(0.1)  # a unit that is mostly off sees fewer samples
+    elif pattern.kind == "shared":
+        wrong = wrong * pattern.features / d  # the mean over positions
     B += rate * torch.linalg.solve_ex(moment, pool.sum(e.t() @ wrong))[0].t()
 
 
@@ -257,11 +270,12 @@ def _start_random(step: Step, forward: _Forward, error: OutputError) -> None:
     """Random matrices of the scale of a layer, once."""
     for site in filter(predicted, step.layout.sites):
         if "B" not in step.learned.get(site.name, {}):
-            step.learned[site.name] = {"B": random_matrix(step, forward.size(site), error.flat)}
+            step.learned[site.name] = {"B": random_matrix(step, site, forward.size(site), error.flat)}
 
 
-def random_matrix(step: Step, d: int, e: Tensor) -> Tensor:
-    return step.noise.normal((d, e.shape[1]), e.dtype, e.device) / d**0.5
+def random_matrix(step: Step, site: Site, d: int, e: Tensor) -> Tensor:
+    shape = site.pattern.width(d), site.pattern.rows(e, d).shape[1]
+    return step.noise.normal(shape, e.dtype, e.device) / d**0.5
 
 
 class Lesson:
@@ -274,29 +288,32 @@ class Lesson:
     def __init__(self, step: Step, rate: float, from_: str) -> None:
         self.step, self.rate, self.from_ = step, rate, from_
         self.explained: dict[int, Tensor] = {}  # per pass: Σ_i σ_i B_iᵀ φ_i, (batch, C)
-        self.traces: dict[int, Tensor] = {}  # per pass: Σ_i Σ_b |φ_i|²
+        self.traces: dict[int, Tensor] = {}  # per pass: Σ_i mean |φ_i|²
         self.largest: dict[int, Tensor] = {}  # per pass: the largest λ of its sites
         self.residuals: list[Tensor] = []  # per pass: u - Σ_i σ_i B_iᵀ φ_i
-        self.samples = 0  # of all processes
+        self.rows: dict[str, int] = {}  # per site: samples, or positions where each has its own error
+        self.samples = self.own = 0  # the fewest of them: of all processes, and of this one
 
     def observe(self, p: int, site: Site, y: Tensor, gate: Tensor | None, scale: Tensor) -> None:
         """`y` was carried by pass `p`, scaled by σ."""
         learned = self.step.learned.setdefault(site.name, {})
-        phi = gated(site, y, gate)
+        flat = gated(site, y, gate)
+        phi = site.pattern.fold(flat)  # (rows, features)
         B = learned.get("B")
         if B is not None and B.shape[0] == phi.shape[1]:
-            _add_to(self.explained, p, scale * (phi.to(B.dtype) @ B))
-        _add_to(self.traces, p, phi.square().sum())
-        if self.samples == 0:
-            self.samples = sum(self.step.pool.counts(len(phi)))
-        largest = _largest(learned, phi, self.step.pool, self.samples)
+            _add_to(self.explained, p, scale * (phi.to(B.dtype) @ B).reshape(len(flat), -1))
+        rows = sum(self.step.pool.counts(len(phi)))
+        self.rows[site.name] = rows
+        self.samples, self.own = min((rows, len(phi)), (self.samples, self.own) if self.samples else (rows, len(phi)))
+        _add_to(self.traces, p, phi.square().sum() / rows)
+        largest = _largest(learned, phi, self.step.pool, rows)
         self.largest[p] = torch.maximum(self.largest[p], largest) if p in self.largest else largest
 
     def conclude(self, seen: Measurement, error: OutputError) -> None:
         """The outputs are known: what did the predictor not explain?"""
         self.seen, self.error = seen, error
         for p, tangents in enumerate(seen.output_tangents):
-            u, explained = flatten_outputs(tangents), self.explained.get(p)
+            u, explained = flatten_outputs([coded(part) for part in tangents]), self.explained.get(p)
             self.residuals.append(u if explained is None or explained.shape != u.shape else u - explained)
         self._sizes = {p: self._step_size(p) for p in self.traces}
 
@@ -318,37 +335,39 @@ class Lesson:
         """
         e = self.error.flat
         for p, tangent, scale in self._passes(site):
-            phi = gated(site, y[tangent], gate).to(e.dtype)
-            B = matrix(self.step, site, phi.shape[1], e)
-            B += (self._sizes[p] / scale) * self.step.pool.sum(phi.t() @ self._wrong(p))
+            flat = gated(site, y[tangent], gate).to(e.dtype)
+            phi = site.pattern.fold(flat)
+            weight = 1 / self.rows[site.name] if self.from_ == "outputs" else 1 / self._total
+            B = matrix(self.step, site, flat.shape[1], e)
+            B += (self._sizes[p] / scale * weight) * self.step.pool.sum(phi.t() @ self._wrong(p, len(phi)))
 
     def _passes(self, site: Site) -> list[tuple[int, int, Tensor]]:
         """(pass, tangent, σ) of the passes that carried a site's directions."""
         scales = self.seen.scales[site.name]
         return [(p, self.seen.passes[p][0], scales[self.seen.passes[p][0]]) for p in self.seen.rows(site)]
 
-    def _wrong(self, p: int) -> Tensor:
-        """What the predictor is fitted to: the residual, as `from_` weighs it."""
+    def _wrong(self, p: int, rows: int) -> Tensor:
+        """What the predictor is fitted to, (rows, columns of B): the residual, as `from_` weighs it."""
         e, residual = self.error.flat, self.residuals[p]
-        if self.from_ == "weighted":
-            return residual * e.square().sum(1, keepdim=True)
         if self.from_ == "loss":
-            return (residual * e).sum(1, keepdim=True) * e
-        return residual
+            residual = (residual * e).sum(1, keepdim=True) * e
+        residual = residual.reshape(rows, -1)
+        return residual * self._power(rows)[:, None] if self.from_ == "weighted" else residual
+
+    def _power(self, rows: int) -> Tensor:
+        """`|e|²` of every sample, or of every position."""
+        return self.error.flat.reshape(rows, -1).square().sum(1)
 
     def _step_size(self, p: int) -> Tensor:
-        """`μ` over the sum of the samples' weights."""
-        e = self.error.flat
-        tiny, batch, n = torch.finfo(e.dtype).tiny, float(self.samples), self.step.options.tangents
-        pool = self.step.pool
-        samples: Tensor | float = batch
-        weights: Tensor | float = 1 / batch
+        """`μ` of `learn`."""
+        pool, n, tiny = self.step.pool, self.step.options.tangents, torch.finfo(self.error.flat.dtype).tiny
+        samples: Tensor | float = float(self.samples)
         if self.from_ != "outputs":
-            power = e.square().sum(1)
-            total = pool.sum(power.sum()).clamp_min(tiny)
-            samples, weights = total.square() / pool.sum(power.square().sum()).clamp_min(tiny), 1 / total
-        trace = pool.sum(self.traces[p]) / batch
-        return self.rate / (self.largest[p] + trace / (samples * n)).clamp_min(tiny) / n * weights
+            power = self._power(self.own)
+            self._total = pool.sum(power.sum()).clamp_min(tiny)
+            samples = self._total.square() / pool.sum(power.square().sum()).clamp_min(tiny)
+        trace = pool.sum(self.traces[p])
+        return self.rate / (self.largest[p] + trace / (samples * n)).clamp_min(tiny) / n
 
 
 def gated(site: Site, y: Tensor, gate: Tensor | None) -> Tensor:
@@ -422,7 +441,7 @@ class _Forward:
     def exact_tops(self, error: OutputError) -> Values:
         """The gradient at sites with nothing above, and at those that the batch shares."""
         if self.graph is None:
-            return {site.name: error.flat for site in self.step.layout.sites if site.top}
+            return {site.name: error.exact for site in self.step.layout.sites if site.top}
         sites = [site for site in self.step.layout.sites if not predicted(site)]
         leaves = [self.graph.above[site.name] for site in sites]
         return self._pull({}, error, sites, leaves)

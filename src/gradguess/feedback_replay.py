@@ -84,7 +84,7 @@ class Replay:
         def watch(p: int, site: Site, s: Tensor, y: Tensor, scale: Tensor) -> None:
             lesson.observe(p, site, y, gate_at(site, s), scale)
 
-        return lesson, step.measure(self.method.guess, only=predicted, balance=True, watch=watch)
+        return lesson, step.measure(self.method.teacher(step), only=predicted, balance=True, watch=watch)
 
     def _plain(self, visit: Visit = lambda site, x, s: s, step: Step | None = None) -> Any:
         step = step or self.step
@@ -101,7 +101,7 @@ class Replay:
 
         def learn(site: Site, x: Any, s: Tensor) -> Tensor:
             if predicted(site):
-                lesson.learn(site, part.draw(self.method.guess, site, s), gate_at(site, s))
+                lesson.learn(site, part.draw(self.method.teacher(part), site, s), gate_at(site, s))
             return s
 
         self._plain(learn, part)
@@ -117,14 +117,14 @@ class Replay:
         def size(site: Site, x: Any, s: Tensor) -> Tensor:
             sizes[site.name] = site.flat(s).shape[1]
             if self.teach and self.method.fraction == 1 and predicted(site):
-                step.draw(self.method.guess, site, s)
+                step.draw(self.method.teacher(step), site, s)
             return s
 
         if self.teach and self.method.fraction == 1:
-            step.prepare(self.method.guess)
+            step.prepare(self.method.teacher(step))
         e = OutputError(step.task, self._plain(size)).flat
         for site in missing:
-            step.learned[site.name] = {"B": random_matrix(step, sizes[site.name], e)}
+            step.learned[site.name] = {"B": random_matrix(step, site, sizes[site.name], e)}
         end = step.noise.generator.get_state()
         if self.teach and self.method.fraction < 1:
             return None  # the lesson goes on from here
@@ -147,7 +147,7 @@ class Replay:
         d = site.flat(s).shape[1]
         if self.lesson is None:
             return predict_at(self.step, site, gate, d, self.error)
-        y = self.step.draw(self.method.guess, site, s)
+        y = self.step.draw(self.method.teacher(self.step), site, s)
         if self.method.form != "corrected":
             self.lesson.learn(site, y, gate)
             return predict_at(self.step, site, gate, d, self.error)
@@ -156,7 +156,7 @@ class Replay:
         return h
 
     def _visit(self, site: Site, x: Any, s: Tensor) -> Tensor:
-        g = self.learn_and_predict(site, s, gate_at(site, s)) if predicted(site) else self.error.flat
+        g = self.learn_and_predict(site, s, gate_at(site, s)) if predicted(site) else self.error.exact
         self.gradients.add_closed(site, x, site.unflat(g, s) / self.batch)
         return s
 
@@ -211,7 +211,7 @@ class _Chain:
     def visit(self, site: Site, x: Any, s: Tensor) -> Tensor:
         record = self.replay.step.record(site, x, s)
         if site.top:
-            value = self.replay.error.flat
+            value = self.replay.error.exact
             self._finish(_Waiting(site, record), value)
         else:
             value = self.replay.learn_and_predict(site, s, record.gate)

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from gradguess.errors import InputError
 from gradguess.gates import Gate, gate_of, mask
 from gradguess.isolation import untouched
+from gradguess.positions import FULL, Pattern, pattern_of
 from gradguess.pullback import has_closed_form
 from gradguess.task import Task, check_model, tensors
 
@@ -47,6 +48,7 @@ class Site:
     is_output: bool  # its output is the model's output, unchanged
     linear: nn.Linear | None  # set where the whole path above is elementwise -> this linear layer
     parameters: tuple[str, ...]  # parameters on the paths that end here and cross no other site
+    pattern: Pattern = FULL  # its positions, and how feedback is shared over them
 
     @property
     def top(self) -> bool:
@@ -477,6 +479,7 @@ def _read(
                 is_output=len(cut.ends) == 1 and cut.ends[0].grad_fn is end,
                 linear=_linear_above(above, end, graph) if plain else None,
                 parameters=tuple(name for key, name in parameters.items() if key in reach[call, slot]),
+                pattern=pattern_of(call.module, s, batch_dim, cut.ends),
             )
         )
     tail = tuple(name for key, name in parameters.items() if key in at_output)
