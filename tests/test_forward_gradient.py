@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from asserts import assert_close, assert_same
-from models import BATCH, GUESSES, ZOO, Case, Repeats, generator, make
+from models import BATCH, GUESSES, SITE_GUESSES, ZOO, Case, Repeats, generator, make
 from references import gradients
 
 FEEDBACK = {f"feedback-{form}": gg.Feedback(gg.WPerp(k=3), form=form) for form in ("direct", "chained", "corrected")}
@@ -508,3 +508,12 @@ def test_a_skipped_step_leaves_no_trace_in_later_ones(name, guess):
     assert int(after["skipped"]) == 3
     assert_same({n: v for n, v in after.items() if "/" in n}, {n: v for n, v in before.items() if "/" in n})
     assert all(value.isfinite().all() for value in forward.state_dict().values() if value.is_floating_point())
+
+
+@pytest.mark.parametrize("guess", SITE_GUESSES)
+def test_what_is_cached_lies_in_memory_as_a_checkpoint_would_put_it(guess):
+    """Products with another order in memory round differently: a resumed run would drift."""
+    case = make("relu-bias")
+    forward = gg.ForwardGradient(case.model, SITE_GUESSES[guess])
+    forward(*case.args)
+    assert all(value.is_contiguous() for value in forward.state_dict().values())

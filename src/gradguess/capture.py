@@ -46,6 +46,8 @@ class CapturedStep:
             raise InputError(f"CapturedStep needs a model on CUDA, found {forward.generator.device}.")
         if forward.options.memory != "store":
             raise InputError("CapturedStep needs memory='store': a replayed pass cannot be captured.")
+        if forward.pool.size > 1 or forward.chunk is not None:
+            raise InputError("CapturedStep needs one process and chunk=None: parts of a batch cannot be captured.")
         if not all(group.get("capturable", False) for group in optimiser.param_groups):
             raise InputError("CapturedStep needs an optimiser made with capturable=True.")
         self.forward, self.optimiser, self.loss_fn = forward, optimiser, loss_fn

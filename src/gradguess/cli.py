@@ -74,21 +74,36 @@ def emit(record: dict[str, Any], as_json: bool, lines: list[str]) -> None:
 
 @app.command()
 @with_config_options
-def train(config: Any, out: Out = None, json: Json = False, tensorboard: bool = False, threads: int = 0) -> None:
+def train(
+    config: Any,
+    out: Out = None,
+    json: Json = False,
+    tensorboard: bool = False,
+    wandb: bool = False,
+    threads: int = 0,
+) -> None:
     """Train one network. With --out the run can be killed at any time and continued by the same command."""
     import torch
 
     from gradguess.experiments.train import train as run
+    from gradguess.experiments.world import launched_rank
 
     if threads:
         torch.set_num_threads(threads)
-    with _interruptible(), _epoch_bar(config) as show, _scalars(out, tensorboard) as log:
+    first = launched_rank() == 0
+    with (
+        _interruptible(),
+        _epoch_bar(config, first) as show,
+        _logs(config, out, tensorboard and first, wandb and first) as log,
+    ):
 
         def on_epoch(row: dict[str, Any]) -> None:
             show(row)
             log(row)
 
         record = run(config, out, on_epoch)
+    if not first:
+        return
     metrics = record["metrics"]
     lines = [f"{name:>15}  {value:.4g}" for name, value in metrics.items()]
     emit({"key": record["key"], **metrics}, json, lines)
@@ -258,7 +273,7 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _epoch_bar(config: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
+def _epoch_bar(config: Any, visible: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A bar over the epochs with loss, accuracy, step time and time left."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -269,7 +284,7 @@ def _epoch_bar(config: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
         TextColumn("{task.fields[scores]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=notes) as bar:
+    with Progress(*columns, console=notes, disable=not visible) as bar:
         task = bar.add_task(config.key, total=config.epochs, scores="")
         accuracy = "  …"
 
@@ -305,6 +320,25 @@ def _overall_bar() -> Iterator[Callable[[Any], None]]:
             bar.update(task, completed=progress.fraction, description=counted)
 
         yield show
+
+
+@contextlib.contextmanager
+def _logs(config: Any, out: Path | None, tensorboard: bool, wandb: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """The loggers that were asked for, each beside the run."""
+    if wandb and out is None:
+        raise GradguessError("--wandb needs --out DIR: the log is written beside the run, offline.")
+    with contextlib.ExitStack() as stack:
+        loggers = [stack.enter_context(_scalars(out, tensorboard))]
+        if wandb and out is not None:
+            from gradguess.integrations.wandb import wandb_log
+
+            loggers.append(stack.enter_context(wandb_log(out, config.key, config.as_dict())))
+
+        def log(row: dict[str, Any]) -> None:
+            for write in loggers:
+                write(row)
+
+        yield log
 
 
 @contextlib.contextmanager

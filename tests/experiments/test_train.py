@@ -71,7 +71,7 @@ def test_steps_per_epoch_keep_the_partial_batch(small: TrainConfig):
     run = _Run(dataclasses.replace(small, batch=512), None)
     seen: list[int] = []
     forward = run.forward
-    run.forward = lambda loss_fn, x, y: (seen.append(len(x)), forward(loss_fn, x, y))[1]
+    run.forward = lambda loss_fn, x, y, place: (seen.append(len(x)), forward(loss_fn, x, y))[1]
     run.run_epoch()
     assert seen == [512] * 7 + [416]
 

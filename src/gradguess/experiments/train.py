@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
@@ -23,6 +24,7 @@ from gradguess.experiments.loss import per_sample_loss
 from gradguess.experiments.methods import guess_for
 from gradguess.experiments.metrics import MetricsLog
 from gradguess.experiments.models import MODELS
+from gradguess.experiments.world import ONE, World, world
 
 Row = dict[str, Any]
 SPLITS = ("train", "test")
@@ -44,14 +46,19 @@ def train(config: TrainConfig, out: str | Path | None = None, on_epoch: Callable
 
     With `out`, the run lives in that directory: a finished one is read back, an interrupted one goes on from
     its last epoch, one of another configuration is refused. Without, nothing is written. `on_epoch` sees each
-    row of the log.
+    row of the log. Under torchrun the processes share each batch, and rank 0 alone writes and reports.
     """
-    if out is None:
-        return _Run(config, None).go(on_epoch)
-    directory = Path(out)
-    with exclusive(directory):
-        finished = claim(directory, config)
-        return finished if finished is not None else _Run(config, directory).go(on_epoch)
+    directory = None if out is None else Path(out)
+    with world(config.device) as ranks, contextlib.ExitStack() as held:
+
+        def take() -> Row | None:
+            if directory is None:
+                return None
+            held.enter_context(exclusive(directory))
+            return claim(directory, config)
+
+        finished = ranks.from_first(take)
+        return finished if finished is not None else _Run(config, directory, ranks).go(on_epoch)
 
 
 def claim(directory: Path, config: TrainConfig) -> Row | None:
@@ -106,11 +113,14 @@ def learning_rate(config: TrainConfig, progress: float) -> float:
 class _Run:
     """The state of a run: all that a checkpoint must hold, and nothing else that changes."""
 
-    def __init__(self, config: TrainConfig, directory: Path | None) -> None:
-        self.config, self.directory = config, directory
+    def __init__(self, config: TrainConfig, directory: Path | None, ranks: World = ONE) -> None:
+        self.config, self.ranks = config, ranks
+        self.directory = directory if ranks.rank == 0 else None
         _check_device(config.device)
         torch.set_float32_matmul_precision(config.matmul)
         self.data = load(config.data).to(config.device, getattr(torch, config.dtype))
+        ranks.check_batches(len(self.data.x_train), config.batch)
+        self.place: tuple[int, int] | None = None  # of this rank's samples in the batch
         self.model = build_model(config, self.data)
         self.guess = guess_for(config)
         self.forward = gg.ForwardGradient(
@@ -132,10 +142,10 @@ class _Run:
             capturable=cuda,
         )
         self.step: Callable[[Tensor, Tensor], Tensor] = self.plain_step
-        if cuda and config.memory == "store":
+        if cuda and config.memory == "store" and ranks.size == 1:
             self.step = gg.CapturedStep(self.forward, self.optimiser, per_sample_loss)
         self.shuffle = torch.Generator().manual_seed(config.seed)
-        self.log = MetricsLog(directory / "metrics.jsonl" if directory else None)
+        self.log = MetricsLog(self.directory / "metrics.jsonl" if self.directory else None)
         self.epoch, self.peak_mb = 0, 0.0
 
     def go(self, on_epoch: Callable[[Row], None] | None) -> Row:
@@ -146,8 +156,11 @@ class _Run:
             self.peak_mb = max(self.peak_mb, memory.megabytes())
             self.log.append(row)
             self.save()
-            if on_epoch:
+            if on_epoch and self.ranks.rank == 0:
                 on_epoch(row)
+        return self.ranks.from_first(self.finish)
+
+    def finish(self) -> Row:
         record = result(self.config, self.log.rows, self.peak_mb)
         if self.directory:
             write_json(self.directory / "result.json", record)
@@ -162,9 +175,10 @@ class _Run:
         start = time.perf_counter()
         for step, batch in enumerate(batches):
             self.set_rate((self.epoch + step / len(batches)) / config.epochs)
-            loss = self.step(x[batch], y[batch])
-            total += loss.detach() * len(batch)
-        loss_sum = total.item()  # waits for the device, so the clock is right
+            own, self.place = self.ranks.own(batch)
+            loss = self.step(x[own], y[own])
+            total += loss.detach() * len(own)
+        loss_sum = self.ranks.total(total.item())  # waits for the device, so the clock is right
         seconds = time.perf_counter() - start
         self.epoch += 1
         row = {"epoch": self.epoch, "loss": loss_sum / len(x), "step_ms": 1e3 * seconds / len(batches)}
@@ -174,13 +188,15 @@ class _Run:
 
     def plain_step(self, x: Tensor, y: Tensor) -> Tensor:
         self.optimiser.zero_grad()
-        loss = self.forward(per_sample_loss, x, y)
+        loss = self.forward(per_sample_loss, x, y, place=self.place)
         self.optimiser.step()
         return loss
 
     def measurements(self) -> Row:
         last = self.epoch == self.config.epochs
         row: Row = {}
+        if self.ranks.rank > 0:
+            return row
         if last or self.epoch % self.config.eval_every == 0:
             row.update(evaluate(self.model, self.data))
         if self.config.diagnose and (last or self.epoch % self.config.diagnose == 0):
@@ -213,7 +229,7 @@ class _Run:
 
     def resume(self) -> None:
         """Take up the last checkpoint, if the directory has one."""
-        stored = checkpoint.load(self.directory) if self.directory else None
+        stored = self.ranks.from_first(lambda: checkpoint.load(self.directory) if self.directory else None)
         if stored is None:
             self.log.restore(None)
             return

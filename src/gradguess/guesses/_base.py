@@ -369,11 +369,14 @@ class Guess(Method):
 
 
 def keep(cache: dict[str, Tensor], key: str, value: Tensor) -> None:
-    """Cache in place where possible, so that a captured step sees the new value."""
+    """Cache in place where possible, so that a captured step sees the new value.
+
+    Row by row: products with another order in memory round differently, and a checkpoint would change it.
+    """
     if key in cache and cache[key].shape == value.shape:
         cache[key].copy_(value)
     else:
-        cache[key] = value
+        cache[key] = value.contiguous()
 
 
 def check_count(name: str, value: Any, least: int = 1) -> None:

@@ -105,7 +105,7 @@ def _subspace(guess: WPerp, view: SiteView) -> Frame:
     k = min(guess.k, d)
     W, width = view.W, min(d, k + OVERSAMPLE)
     if view.due or "start" not in view.cache:
-        view.cache["start"] = _shared_basis(W, width, view)
+        keep(view.cache, "start", _shared_basis(W, width, view))
     start = view.cache["start"]
     start = (start if view.gate is None else view.gate[:, :, None] * start).expand(batch, d, width)
     if min(W.m, d) <= width:  # one product with the block spans the whole row space
@@ -157,11 +157,11 @@ def _null_frame(k: int, view: SiteView) -> Frame:
     if view.due or "basis" not in view.cache:
         if view.gate is not None and bool((view.gate == 0).any()):
             noise = view.noise.normal((d, k), view.output.dtype, view.output.device)
-            view.cache["basis"] = orthonormal_columns(noise)
+            keep(view.cache, "basis", orthonormal_columns(noise))
         else:
             full = view.W.shared_basis(d, view.noise)
             full = torch.linalg.qr(full + 1e-12 * torch.eye(d, dtype=full.dtype, device=full.device))[0]
-            view.cache["basis"] = full[:, -k:]
+            keep(view.cache, "basis", full[:, -k:])
     if view.gate is None or not bool((view.gate == 0).any()):
         return GatedBasis(view.cache["basis"], None, batch)
     return GatedBasis(view.cache["basis"], (view.gate == 0).to(view.output.dtype), batch)
