@@ -14,7 +14,7 @@ from gradguess.positions import Pattern
 
 
 class _Signed(Frame):
-    """The directions of a frame, with a random sign at every position: positions do not speak for each other."""
+    """The directions of a frame, with a random sign at every token: tokens do not speak for each other."""
 
     def __init__(self, frame: Frame, pattern: Pattern, d: int) -> None:
         self.frame, self.pattern, self.d = frame, pattern, d
@@ -24,8 +24,6 @@ class _Signed(Frame):
     def apply(self, z: Tensor) -> Tensor:
         y, pattern = self.frame.apply(z[..., : self.frame.latent]), self.pattern
         signs = torch.where(z[..., self.frame.latent :] < 0, -1.0, 1.0).to(y.dtype)  # (..., batch, positions)
-        if pattern.channels_first:
-            return (y.unflatten(-1, (pattern.features, -1)) * signs.unsqueeze(-2)).flatten(-2)
         return (y.unflatten(-1, (-1, pattern.features)) * signs.unsqueeze(-1)).flatten(-2)
 
     def adjoint(self, v: Tensor) -> Tensor:
@@ -34,7 +32,10 @@ class _Signed(Frame):
 
 @dataclass(frozen=True)
 class Scattered(Guess):
-    """A guess whose directions at different positions of a site are uncorrelated, for sites that share `B`."""
+    """A guess whose directions at different tokens of a site are uncorrelated, for sites that share `B`.
+
+    Not for the pixels of a convolution: there it taught worse (see the docs, "Sites with positions").
+    """
 
     guess: Guess
     patterns: Mapping[str, Pattern]
@@ -53,4 +54,6 @@ class Scattered(Guess):
 
     def frame(self, view: SiteView) -> Frame:
         frame, pattern = self.guess.frame(view), self.patterns[view.name]
-        return frame if pattern.kind == "full" else _Signed(frame, pattern, view.output.shape[1])
+        return (
+            frame if pattern.kind == "full" or pattern.channels_first else _Signed(frame, pattern, view.output.shape[1])
+        )

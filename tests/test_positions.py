@@ -1,0 +1,112 @@
+"""Feedback on sites with positions: the patterns, and that each learns what it stands for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gradguess as gg
+from gradguess.guesses.scattered import Scattered
+from gradguess.positions import WORDS, Pattern, coded
+from gradguess.sites import lay_out
+from gradguess.task import Task
+from models import cross_entropy, generator, per_sequence
+
+PATTERNS = [
+    Pattern(kind, 4, first) for kind in ("full", "shared", "each") for first in (False, True)
+]  # of 3 positions × 4 features
+
+
+class TokenModel(nn.Module):
+    """Linear per token, so that the best feedback is known: `Bᵀ` is the head's matrix (over the tokens, if pooled)."""
+
+    def __init__(self, words: int = 5, pooled: bool = False) -> None:
+        super().__init__()
+        self.pooled = pooled
+        self.first, self.second = nn.Linear(6, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, words)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x))
+        return self.head(x.mean(1) if self.pooled else x)
+
+
+def patterns(model: nn.Module, x: Tensor, y: Tensor, loss_fn=cross_entropy) -> dict[str, Pattern]:
+    return {site.name: site.pattern for site in lay_out(Task(model, loss_fn, x, y)).sites}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_fold_and_unfold_are_adjoint(pattern: Pattern):
+    v = torch.randn(2, 12, dtype=torch.float64)
+    folded = pattern.fold(v)
+    h = torch.randn_like(folded)
+    torch.testing.assert_close((folded * h).sum(), (v * pattern.unfold(h, 2, 12)).sum())
+    assert folded.shape[1] == pattern.width(12)
+
+
+def test_which_pattern_a_site_gets():
+    y = torch.tensor([0, 1, 2, 0])
+    tokens, words = torch.randn(4, 3, 6), torch.randint(5, (4, 3))
+    assert patterns(TokenModel(), tokens, words, per_sequence)["first"] == Pattern("each", 4)
+    assert patterns(TokenModel(pooled=True), tokens, y)["first"] == Pattern("shared", 4)
+    conv = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
+    assert patterns(conv, torch.randn(4, 1, 8, 8), y)["0"].kind == "full"
+    large = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 3)
+    )
+    assert patterns(large, torch.randn(4, 1, 300, 300), y)["0"] == Pattern("shared", 16, channels_first=True)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("memory", ["store", "replay"])
+def test_the_shared_matrix_becomes_the_jacobian(pooled: bool, memory: str):
+    torch.manual_seed(0)
+    model = TokenModel(pooled=pooled).double()
+    x = torch.randn(32, 3, 6, dtype=torch.float64)
+    y = torch.randint(5, (32,) if pooled else (32, 3))
+    guess = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=0.5, learn="outputs")
+    forward = gg.ForwardGradient(model, guess, memory=memory)
+    for _ in range(300):
+        forward(cross_entropy if pooled else per_sequence, x, y)
+    share = 1 / 3 if pooled else 1.0
+    expected = {"second": model.head.weight.T * share, "first": (model.head.weight @ model.second.weight).T * share}
+    for site, B in expected.items():
+        torch.testing.assert_close(forward.learned[site]["B"], B.detach(), rtol=0, atol=1e-3)
+
+
+def test_signs_tie_no_two_tokens():
+    torch.manual_seed(0)
+    model, x, y = TokenModel().double(), torch.randn(2, 3, 6, dtype=torch.float64), torch.randint(5, (2, 3))
+    guess = Scattered(gg.WPerp(k=1), patterns(model, x, y, per_sequence))
+    est = gg.estimate(model, guess, per_sequence, x, y, tangents=400, generator=generator())
+    draws = est.directions["first"][:, 0]  # (tangents, tokens, features)
+    between = (draws[:, 0, :, None] * draws[:, 1, None, :]).mean(0)
+    within = (draws[:, 0, :, None] * draws[:, 0, None, :]).mean(0)
+    assert between.abs().max() < 0.25 * within.abs().max()
+
+
+def test_a_large_alphabet_is_projected_and_keeps_inner_products():
+    a, b = torch.randn(1, 3000), torch.randn(1, 3000)
+    assert coded(torch.ones(2, WORDS)).shape == (2, WORDS)
+    assert coded(a).shape == (1, WORDS)
+    assert abs(float((coded(a) * coded(a)).sum() / (a * a).sum()) - 1) < 0.3
+    assert abs(float((coded(a) * coded(b)).sum() / a.norm() / b.norm())) < 0.3
+
+
+def test_a_model_with_a_large_alphabet_trains():
+    torch.manual_seed(0)
+    model = TokenModel(words=600)
+    x = torch.randn(16, 3, 6)
+    y = torch.randint(600, (16, 3))
+    forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=4), form="direct"))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(40):
+        optimiser.zero_grad()
+        losses.append(forward(per_sequence, x, y).item())
+        optimiser.step()
+    assert forward.learned["first"]["B"].shape == (4, WORDS)
+    exact = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    assert exact < losses[0] - 1
