@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from gradguess.sites import LayoutChanged, Site
-from gradguess.tangent import Carried, Direction, forward_mode, named_failures
+from gradguess.tangent import Carried, Direction, dual_numbers, named_failures
 from gradguess.task import Task, tensors
 
 
@@ -63,7 +63,7 @@ def carry(task: Task, stops: list[Stop], outputs: Any, direction: Direction) -> 
 def _through_loss(task: Task, outputs: Any, t: Tensor | None) -> Carried:
     (end,) = tensors(outputs)
     u = torch.zeros_like(end) if t is None else t
-    with named_failures(task), forward_mode(task.model):
+    with named_failures(task), torch.no_grad(), dual_numbers():
         dual = fwAD.make_dual(end, u)
         seen = tree_map(lambda leaf: dual if leaf is end else leaf, outputs)
         losses, jvp = fwAD.unpack_dual(task.losses(seen))

@@ -141,7 +141,7 @@ class Feedback(Method):
             measured = self._measure(part)
             self._teach(part, _Forward(part, measured, graph=False), measured, OutputError(part.task, measured.outputs))
         g = self._estimate(step, forward, error, correction)
-        return forward.finish(g, seen)
+        return forward.finish(g, seen, error)
 
     def _measure(self, step: Step) -> Measurement:
         return step.measure(self.teacher(step), keep_outputs=True, only=predicted, balance=True)
@@ -481,15 +481,15 @@ class _Forward:
             for site, leaf, grad in zip(sites, leaves, grads, strict=True)
         }
 
-    def finish(self, g: Values, seen: Measurement | None) -> Estimate:
+    def finish(self, g: Values, seen: Measurement | None, error: OutputError) -> Estimate:
         """From the estimates at the sites to the parameters."""
         step = self.step
-        losses = step.task.losses(self.outputs).detach() if seen is None else seen.losses
+        losses = error.losses if seen is None else seen.losses
         batch = len(losses)
         if self.graph is not None:
             grads = self._through_graph(g, batch)
         else:
-            grads = step.pull_back(lambda site, s: self._shaped(site, g) / batch, self.records)
+            grads = step.pull_back(lambda site, s: self._share(site, g, batch), self.records)
         jvp = losses.new_zeros(0, batch) if seen is None else seen.jvp
         result = Estimate(losses.mean(), grads, jvp, losses=losses)
         if step.detail:
@@ -497,6 +497,12 @@ class _Forward:
             if seen is not None:
                 result.directions = {n: r.y for n, r in seen.records.items() if r.y is not None}
         return result
+
+    def _share(self, site: Site, g: Values, batch: int) -> Tensor:
+        """The estimate of the mean loss's gradient; it takes the place of `g` where that is not needed any more."""
+        value = self._shaped(site, g)
+        ours = predicted(site) and value.is_contiguous() and not self.step.detail
+        return value.div_(batch) if ours else value / batch
 
     def _shaped(self, site: Site, g: Values) -> Tensor:
         return site.unflat(g[site.name], self.output(site))

@@ -138,10 +138,9 @@ def _factor_lanes(R: Tensor, floor: Tensor | None = None) -> Tensor:
     inverse = torch.empty_like(R[0])
     for j in range(k):
         row = R[j, j:]
-        scale = torch.rsqrt(row[0])
+        scale = torch.rsqrt(row[0], out=inverse[j])
         if floor is not None:
-            scale = torch.where(row[0] > floor, scale, 0.0)
-        inverse[j] = scale
+            scale.masked_fill_(~(row[0] > floor), 0.0)
         row.mul_(scale)
         if j + 1 < k:
             rest = row[1:]

@@ -6,7 +6,7 @@ No reverse graph is ever recorded: a stray one costs more memory than backpropag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,18 +26,23 @@ Direction = Callable[[Site, Any, Tensor, Tensor | None], Tensor | None]
 @contextmanager
 def forward_mode(model: nn.Module) -> Iterator[None]:
     """Dual numbers under `no_grad`, on kernels that have a forward-mode formula."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(formula_kernels(model))
+        stack.enter_context(dual_numbers())
+        if any(torch.is_autocast_enabled(device.type) for device in {p.device for p in model.parameters()}):
+            stack.enter_context(_TangentsKeepDtype())
+        yield
+
+
+def dual_numbers() -> AbstractContextManager[Any]:
+    """A level of dual numbers, the only one."""
     if fwAD._current_level >= 0:
         raise InputError(
             "gradguess was called inside torch.autograd.forward_ad.dual_level(); PyTorch has no nested levels. "
             "Call it outside."
         )
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(formula_kernels(model))
-        stack.enter_context(fwAD.dual_level())
-        if any(torch.is_autocast_enabled(device.type) for device in {p.device for p in model.parameters()}):
-            stack.enter_context(_TangentsKeepDtype())
-        yield
+    return fwAD.dual_level()
 
 
 class _TangentsKeepDtype(TorchFunctionMode):

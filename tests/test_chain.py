@@ -1,0 +1,162 @@
+"""Linear layers in a row: the closed-form tangent pass is the dual numbers' bit for bit, and knows where it holds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+import gradguess as gg
+from gradguess.linalg import lanes_cholesky, lanes_solve, semidefinite_cholesky, triangular_apply
+from gradguess.sites import Layout, lay_out
+from gradguess.task import Task
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def network(activation=nn.ReLU, bias=True) -> nn.Sequential:
+    torch.manual_seed(0)
+    sizes = (5, 9, 7, 8)
+    hidden = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b, bias=bias), activation())]
+    return nn.Sequential(*hidden, nn.Linear(8, 3, bias=bias))
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(11, 5, generator=generator), torch.randint(3, (11,), generator=generator)
+
+
+def laid_out(model: nn.Module) -> Layout:
+    return lay_out(Task(model, LOSS, *batch()))
+
+
+METHODS = {
+    "wperp": gg.WPerp(k=3),
+    "wt": gg.WTranspose(),
+    "activation": gg.ActivationPerturbation(),
+    "direct": gg.Feedback(gg.WPerp(k=3), form="direct"),
+    "corrected": gg.Feedback(gg.WPerp(k=3), form="corrected"),
+}
+OPTIONS = {"plain": {}, "tangents": {"tangents": 3}, "isolate": {"isolate": True}, "balance": {"balance": True}}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", METHODS)
+def test_the_closed_form_is_what_dual_numbers_give(name, options, monkeypatch):
+    def train() -> list[torch.Tensor]:
+        model = network()
+        forward = gg.ForwardGradient(model, METHODS[name], **OPTIONS[options])
+        for _ in range(3):
+            forward(LOSS, *batch())
+        return [p.grad for p in model.parameters()]
+
+    assert laid_out(network()).chain
+    closed = train()
+    monkeypatch.setattr(Layout, "chain", False)
+    for a, b in zip(closed, train(), strict=True):
+        assert torch.equal(a, b)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.second(self.first(x).relu())
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (network(), True),
+        (network(nn.Identity), True),
+        (network(lambda: nn.ReLU(inplace=True)), True),
+        (network(nn.GELU), False),  # its tangent rounds otherwise
+        (network(nn.Dropout), False),
+        (nn.Sequential(network(), nn.Sigmoid()), False),
+        (Residual(), False),
+        (nn.Linear(5, 3), False),
+    ],
+    ids=["relu", "identity", "inplace", "gelu", "dropout", "sigmoid", "residual", "single"],
+)
+def test_what_counts_as_linear_layers_in_a_row(model, expected):
+    assert laid_out(model).chain is expected
+
+
+class Fickle(nn.Module):
+    """Another function between the same layers, from one call to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.below, self.above = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.bend = torch.relu
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.above(self.bend(self.below(x)))
+
+
+def test_a_model_that_takes_another_path_is_laid_out_again():
+    model = Fickle()
+    forward = gg.ForwardGradient(model, gg.ActivationPerturbation())
+    forward(LOSS, *batch())
+    model.bend = torch.tanh
+    model.zero_grad()
+    state = forward.generator.get_state()
+    forward(LOSS, *batch())
+    again = Fickle()
+    again.bend = torch.tanh
+    fresh = gg.ForwardGradient(again, gg.ActivationPerturbation())
+    fresh.generator.set_state(state)
+    fresh(LOSS, *batch())
+    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+# --- small factorisations side by side -----------------------------------------------------------------------
+
+
+def gram(count: int = 37, k: int = 6) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    Y = torch.randn(count, 20, k, generator=generator, dtype=torch.float64)
+    Y[3, :, 4] = Y[3, :, 1]  # one dependent column
+    Y[5] = 0
+    return Y.mT @ Y
+
+
+def lanes(C: torch.Tensor) -> torch.Tensor:
+    return C.permute(1, 2, 0)
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("draws", [None, 2])
+def test_lanes_solve_as_lapack_does(transpose, draws):
+    C = gram()
+    z = torch.randn(*(() if draws is None else (draws,)), *C.shape[:2], dtype=C.dtype)
+    L, alive = semidefinite_cholesky(C)
+    expected = triangular_apply(L, z * alive) if not transpose else triangular_apply(L, z, transpose=False) * alive
+    found = lanes_solve(*lanes_cholesky(lanes(C)), z.movedim(-1, 0), transpose)
+    torch.testing.assert_close(found.movedim(0, -1), expected)
+
+
+def test_a_factor_does_not_depend_on_its_neighbours():
+    C = lanes(gram().float())
+    R, inverse = lanes_cholesky(C)
+    for rows in (slice(0, 13), slice(5, 37), slice(4, 5)):
+        part, part_inverse = lanes_cholesky(C[..., rows])
+        assert torch.equal(part_inverse, inverse[:, rows])
+        assert torch.equal(part.permute(2, 0, 1).triu(), R[..., rows].permute(2, 0, 1).triu())
+
+
+def test_lanes_leave_their_arguments_alone():
+    C = lanes(gram())
+    before = C.clone()
+    factors = lanes_cholesky(C)
+    z = torch.ones(6, 37, dtype=C.dtype)
+    lanes_solve(*factors, z)
+    assert torch.equal(C, before)
+    assert torch.equal(z, torch.ones_like(z))
