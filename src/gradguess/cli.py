@@ -115,6 +115,8 @@ def reproduce(
     only: Annotated[list[str] | None, typer.Option(help="Only this experiment; may be given again.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds per run; default 1 (quick) or 3 (paper).")] = None,
     jobs: Annotated[int, typer.Option(help="Parallel processes.")] = 2,
+    backend: Annotated[str, typer.Option(help="processes (this machine), ray or dask.")] = "processes",
+    address: Annotated[str | None, typer.Option(help="Of the Ray or Dask cluster; none: a local one.")] = None,
     out: Annotated[Path, typer.Option(help="Where runs and report go.")] = Path("runs/reproduce"),
     device: Annotated[str, typer.Option(help="Device of PyTorch.")] = "cpu",
     solver: Annotated[str | None, typer.Option(help="Another solver for W⊥: svd, subspace or shared.")] = None,
@@ -134,7 +136,7 @@ def reproduce(
     if preset == "quick" and not only:
         notes.print("quick leaves out W⊥-NS and W⊥ with k = rank (an hour each): --only NAME or --preset paper.")
     with _interruptible(), _overall_bar() as show:
-        records, failures = run(runs, out, jobs, show)
+        records, failures = run(runs, out, jobs, show, backend, address)
     page = _write_report(out)
     results = {record["key"]: record["metrics"] for record in records}
     emit({"report": str(page), "runs": results}, json, [f"{len(records)} runs", str(page)])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gradguess.errors import GradguessError
+from gradguess.experiments.backends import Backend, everywhere
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.files import read_json, write_json
 from gradguess.experiments.plan import cost, unique
@@ -26,7 +27,12 @@ def is_finished(out: Path, config: TrainConfig) -> bool:
 
 
 def reproduce(
-    runs: Runs, out: Path, jobs: int, on_progress: Callable[[Progress], None] | None = None
+    runs: Runs,
+    out: Path,
+    jobs: int,
+    on_progress: Callable[[Progress], None] | None = None,
+    backend: Backend = "processes",
+    address: str | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """All results, finished before or now, and the message of each run that failed, by key.
 
@@ -39,23 +45,26 @@ def reproduce(
     failures: dict[str, str] = {}
     if todo:
         with _watch(Progress(out, configs), on_progress):
-            failures = {key: message for key, message in _in_parallel(todo, out, jobs) if message}
+            failures = _run_all(todo, out.resolve(), jobs, backend, address)
     paths = [run_directory(out, config) / "result.json" for config in configs if is_finished(out, config)]
     return [read_json(path, "result") for path in paths], failures
 
 
-def _in_parallel(configs: list[TrainConfig], out: Path, jobs: int) -> Iterator[tuple[str, str]]:
-    try:
-        import joblib
-    except ModuleNotFoundError as error:
-        raise GradguessError("reproduce needs joblib: pip install 'gradguess[cli]'") from error
-    tasks = (joblib.delayed(_one)(config, run_directory(out, config)) for config in configs)
-    # Configurations are cheap to hand over, so one at a time: whoever is free takes the next.
-    pool = joblib.Parallel(n_jobs=max(1, jobs), batch_size=1, pre_dispatch="all", return_as="generator_unordered")
-    yield from pool(tasks)
+def _run_all(configs: list[TrainConfig], out: Path, jobs: int, backend: Backend, address: str | None) -> dict[str, str]:
+    """Run what is not finished; why runs failed, by key."""
+    failures: dict[str, str] = {}
+
+    def left() -> list[tuple[TrainConfig, Path]]:
+        wanted = [config for config in configs if config.key not in failures and not is_finished(out, config)]
+        return [(config, run_directory(out, config)) for config in wanted]
+
+    for key, message in everywhere(_one, left, jobs, backend, address):
+        if message:
+            failures[key] = message
+    return failures
 
 
-def _one(config: TrainConfig, directory: Path) -> tuple[str, str]:
+def _one(item: tuple[TrainConfig, Path]) -> tuple[str, str]:
     """A run in a process of its own: its key, and why it failed.
 
     One thread: at these sizes more threads wait for each other. A failure must not stop the other runs.
@@ -65,6 +74,7 @@ def _one(config: TrainConfig, directory: Path) -> tuple[str, str]:
     from gradguess.experiments.train import train
 
     torch.set_num_threads(1)
+    config, directory = item
     try:
         train(config, directory)
     except GradguessError as error:
