@@ -154,7 +154,7 @@ def test_labels_say_what_is_unusual(change, name):
 
 
 def test_a_line_is_made_of_one_configuration():
-    found = runs(*seeds("feedback-direct", (0.5, 0.6)), *seeds("feedback-direct", (0.1,), rate=1.0))
+    found = runs(*seeds("feedback-direct", (0.5, 0.6)), *seeds("feedback-direct", (0.1, 0.1, 0.1), rate=1.0))
     (result,) = results_of([TrainConfig(method="feedback-direct", width=256)], found)
     assert result.ours("train_accuracy").n == 2
 
