@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +59,38 @@ def load(directory: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     index = read_json(directory / INDEX, "checkpoint")
     if index.get("seal") != _seal(index):
         raise _damaged(directory / INDEX, "was edited, or written by another version")
-    path = directory / str(index["tensors"])
+    if not _well_formed(index):
+        raise _damaged(directory / INDEX, "has fields of another kind than we write")
+    path = directory / index["tensors"]
     if not path.is_file():
         raise _damaged(path, "is missing")
     with explained(path):
         data = path.read_bytes()
     if digest(data) != index["digest"]:
         raise _damaged(path, "is truncated or was changed")
-    return _safetensors().load(data), index
+    library = _safetensors()
+    try:
+        return library.load(data), index
+    except Exception as error:  # the library has errors of its own, and the header may say anything
+        raise _damaged(path, f"is no file of tensors ({str(error).splitlines()[0][:120]})") from error
+
+
+def _well_formed(index: dict[str, Any]) -> bool:
+    """The seal is no secret: whoever made the file by hand could compute it."""
+    name, epoch, metrics, peak = (index.get(key) for key in ("tensors", "epoch", "metrics", "peak_mb"))
+    return (
+        isinstance(name, str)
+        and re.fullmatch(r"checkpoint-\d+\.safetensors", name) is not None
+        and isinstance(epoch, int)
+        and name == f"checkpoint-{epoch}.safetensors"
+        and isinstance(index.get("digest"), str)
+        and isinstance(metrics, dict)
+        and isinstance(metrics.get("bytes"), int)
+        and metrics["bytes"] >= 0
+        and isinstance(metrics.get("digest"), str)
+        and isinstance(peak, int | float)
+        and math.isfinite(peak)
+    )
 
 
 def _damaged(path: Path, what: str) -> GradguessError:

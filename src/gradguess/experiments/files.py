@@ -55,7 +55,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         text = path.read_bytes()
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GradguessError(f"{what} {path} is truncated or not JSON ({error}); delete it to start afresh.") from error
     if not isinstance(value, dict):
         raise GradguessError(f"{what} {path} must hold a JSON object, found {type(value).__name__}.")

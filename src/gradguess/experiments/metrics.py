@@ -10,6 +10,8 @@ from typing import Any
 from gradguess.errors import GradguessError
 from gradguess.experiments.files import explained
 
+NUMBERS = ("loss", "step_ms", "seconds")  # of every row
+
 
 class MetricsLog:
     """Rows in memory and, where a path is given, in `metrics.jsonl`.
@@ -53,5 +55,19 @@ class MetricsLog:
             )
         with explained(self.path), self.path.open("ab") as file:
             file.truncate(length)
-        self.rows = [json.loads(line) for line in kept.splitlines()]
+        self.rows = [self._row(line, number) for number, line in enumerate(kept.splitlines(), 1)]
         self._digest, self._length = hashlib.sha256(kept), length
+
+    def _row(self, line: bytes, number: int) -> dict[str, Any]:
+        """One epoch of the log; it matches its checkpoint, but somebody may have made both by hand."""
+        try:
+            row = json.loads(line)
+            fine = row["epoch"] == number and all(isinstance(row[name], int | float) for name in NUMBERS)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            fine = False
+        if not fine:
+            raise GradguessError(
+                f"{self.path}, line {number} is not a row that we write. Delete {self.path and self.path.parent} to "
+                "start afresh."
+            )
+        return row

@@ -74,7 +74,17 @@ def claim(directory: Path, config: TrainConfig) -> Row | None:
             f"{directory} belongs to another configuration ({'; '.join(found)}). Choose another --out."
         )
     done = directory / "result.json"
-    return read_json(done, "result") if done.exists() else None
+    return _checked(read_json(done, "result"), done, config) if done.exists() else None
+
+
+def _checked(record: Row, path: Path, config: TrainConfig) -> Row:
+    """A result that somebody may have edited."""
+    metrics = record.get("metrics")
+    if record.get("key") != config.key or not isinstance(metrics, dict) or not metrics:
+        raise GradguessError(f"result {path} is not that of {config.key}; delete it to run the last epoch's end again.")
+    if not all(isinstance(value, int | float) for value in metrics.values()):
+        raise GradguessError(f"result {path} holds metrics that are no numbers; delete it.")
+    return record
 
 
 def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
@@ -235,6 +245,17 @@ class _Run:
             return
         tensors, state = stored
         self.log.restore(state["metrics"])
+        if self.directory and len(self.log.rows) != state["epoch"]:
+            raise GradguessError(f"{self.directory}: checkpoint and metrics.jsonl disagree about the epoch.")
+        try:
+            self.take(tensors)
+        except (KeyError, ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
+            reason = str(error).splitlines()[0][:160]
+            raise GradguessError(f"the checkpoint in {self.directory} does not fit this run: {reason}") from error
+        self.epoch, self.peak_mb = state["epoch"], state["peak_mb"]
+
+    def take(self, tensors: dict[str, Tensor]) -> None:
+        """The state that `tensors` gave."""
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimiser": {}, "forward": {}, "generator": {}}
         for key, value in tensors.items():
             part, _, name = key.partition("/")
@@ -243,7 +264,6 @@ class _Run:
         self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": _slots(parts["optimiser"])})
         self.forward.load_state_dict(parts["forward"])
         self.shuffle.set_state(parts["generator"]["shuffle"])
-        self.epoch, self.peak_mb = state["epoch"], state["peak_mb"]
 
 
 def _slots(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
