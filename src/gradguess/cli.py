@@ -134,7 +134,7 @@ def reproduce(
         emit({"configs": str(dump)}, json, [str(dump)])
         return
     if preset == "quick" and not only:
-        notes.print("quick leaves out W⊥-NS and W⊥ with k = rank (an hour each): --only NAME or --preset paper.")
+        notes.print("quick leaves out W⊥-NS (an hour a run on a CPU): --only newton-schulz or --preset paper.")
     with _interruptible(), _overall_bar() as show:
         records, failures = run(runs, out, jobs, show, backend, address)
     page = _write_report(out)
