@@ -136,7 +136,7 @@ def reproduce(
     if preset == "quick" and not only:
         notes.print("quick leaves out W⊥-NS (an hour a run on a CPU): --only newton-schulz or --preset paper.")
     with _interruptible(), _overall_bar() as show:
-        records, failures = run(runs, out, jobs, show, backend, address)
+        records, failures = run(runs, out, jobs, show, backend, address)  # type: ignore[arg-type]
     page = _write_report(out)
     results = {record["key"]: record["metrics"] for record in records}
     emit({"report": str(page), "runs": results}, json, [f"{len(records)} runs", str(page)])

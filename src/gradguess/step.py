@@ -95,7 +95,7 @@ class Measurement:
     def of(self, site: Site) -> Tensor:
         """The directional derivatives that concern a site, (tangents, batch): `c/σ`, so that `ĝ = (c/σ) y`."""
         rows = self.rows(site)
-        c = self.jvp if len(rows) == len(self.passes) else self.jvp[rows]
+        c = self.jvp if len(rows) == len(self.passes) else torch.stack([self.jvp[row] for row in rows])
         return c / torch.stack(self.scales[site.name])[:, None] if site.name in self.scales else c
 
     def injected(self, site: Site) -> Tensor | None:
