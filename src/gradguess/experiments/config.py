@@ -141,7 +141,7 @@ def _choices() -> dict[str, Iterable[str]]:
 
 def _check(config: TrainConfig) -> None:
     for name, known in _choices().items():
-        if getattr(config, name) not in known:
+        if getattr(config, name) not in list(known):  # a list: the value may be anything, hashable or not
             raise unknown(name, str(getattr(config, name)), known)
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)

@@ -1,0 +1,197 @@
+"""Whatever is asked for: a right result, or an error of ours. Bounded in time; more with GRADGUESS_FUZZ=1000."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from typer.testing import CliRunner
+
+import gradguess as gg
+from gradguess.cli import app
+from gradguess.experiments.config import TrainConfig
+
+CASES = int(os.environ.get("GRADGUESS_FUZZ", "60"))
+calm = settings(
+    max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+)
+counts = st.sampled_from([1, 2, 3, 5, 1, 2, 0, -1, 2.5, "2", None, True])
+numbers = st.sampled_from([0.1, 0.3, 1.0, 0.0, 1.9, 2.0, -1.0, float("nan"), float("inf"), "x", None])
+
+
+def words(*known: str) -> st.SearchStrategy[Any]:
+    return st.sampled_from([*known, *known, "", "nonsense", None, 3])
+
+
+perps = st.builds(
+    lambda **options: lambda: gg.WPerp(**options),
+    k=counts,
+    solver=words("svd", "subspace", "shared"),
+    refresh=counts,
+    end=words("top", "bottom"),
+)
+others = st.sampled_from(
+    [
+        gg.WeightPerturbation,
+        gg.ActivationPerturbation,
+        gg.WTranspose,
+        gg.WPreconditioned,
+        gg.Backprop,
+        gg.WPerp,
+        lambda: gg.WPerpNS(k=2),
+        lambda: gg.WPerp,  # forgotten parentheses
+        lambda: None,
+    ]
+)
+feedbacks = st.builds(
+    lambda guess, **options: lambda: gg.Feedback(guess(), **options),
+    guess=perps | others,
+    form=words("direct", "chained", "corrected"),
+    rate=numbers,
+    every=counts,
+    fraction=numbers,
+    sweeps=counts,
+    learn=words("outputs", "weighted", "loss", "truth", "never"),
+    bootstrap=numbers,
+    start=words("zero", "random"),
+)
+methods = perps | others | feedbacks
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[nn.Module, torch.Size]:
+    """A chain of layers that fit together, and the shape of one sample."""
+    torch.manual_seed(draw(st.integers(0, 9)))
+    width = draw(st.integers(1, 6))
+    activations = st.sampled_from([nn.ReLU, nn.Tanh, nn.GELU, nn.Identity, lambda: nn.ReLU(inplace=True), nn.SiLU])
+    first = draw(st.sampled_from(["vector", "image", "tokens"]))
+    layers: list[nn.Module] = []
+    shape = torch.Size([width])
+    if first == "image":
+        layers, shape = (
+            [nn.Conv2d(2, width, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()],
+            torch.Size([2, 4, 4]),
+        )
+    elif first == "tokens":
+        layers, shape = [nn.Unflatten(1, (2, width)), nn.Linear(width, width), nn.Flatten()], torch.Size([2 * width])
+        layers.append(nn.Linear(2 * width, width))
+    for _ in range(draw(st.integers(0, 3))):
+        wider = draw(st.integers(1, 6))
+        layers += [nn.Linear(width, wider, bias=draw(st.booleans())), draw(activations)()]
+        extra = st.sampled_from([None, None, nn.Dropout(0.5), nn.LayerNorm(wider), nn.BatchNorm1d(wider)])
+        if (layer := draw(extra)) is not None:
+            layers.append(layer)
+        width = wider
+    return nn.Sequential(*layers, nn.Linear(width, 3)), shape
+
+
+LOSSES = {
+    "samples": nn.CrossEntropyLoss(reduction="none"),
+    "scalar": nn.CrossEntropyLoss(),
+    "none": lambda outputs, targets: None,
+    "squares": lambda outputs, targets: outputs.square().mean(-1),
+    "no batch": lambda outputs, targets: outputs.mean(0),
+}
+
+
+@calm
+@given(
+    model=models(),
+    method=methods,
+    batch=st.sampled_from([1, 2, 5, 0, 7]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.float32, torch.bfloat16, torch.int64]),
+    loss=st.sampled_from(["samples", "samples", "samples", *LOSSES]),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "tangents": counts,
+            "memory": words("store", "replay"),
+            "sites": st.sampled_from(["auto", "leaf", "branch", ["0"], [], ["nothing"], "x"]),
+            "isolate": st.booleans(),
+            "coupling": words("sample", "batch"),
+            "balance": st.booleans(),
+            "chunk": counts,
+            "nonfinite": words("raise", "skip", "ignore"),
+        },
+    ),
+)
+def test_a_step_is_right_or_refused(model, method, batch, dtype, loss, options):
+    model, shape = model
+    if dtype.is_floating_point:
+        model = model.to(dtype)
+    x = torch.zeros(batch, *shape).normal_().to(dtype)
+    t = torch.randint(3, (batch,))
+    before = [p.clone() for p in model.parameters()]
+    try:
+        forward = gg.ForwardGradient(model, method(), **options)
+        values = [forward(LOSSES[loss], x, t) for _ in range(2)]
+    except gg.GradguessError:
+        return
+    except (RuntimeError, ValueError) as error:
+        # what the model says by itself to such a batch is the user's to hear
+        with pytest.raises(type(error)):
+            LOSSES[loss](model.train()(x), t)
+        return
+    with torch.no_grad():
+        stochastic = any(isinstance(m, nn.Dropout) for m in model.modules())
+        wanted = LOSSES[loss](model(x), t).mean()
+    if not stochastic and options.get("chunk") is None and forward.skipped == 0:
+        tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+        torch.testing.assert_close(values[1].to(wanted.dtype), wanted, **tolerance)
+    for p, old in zip(model.parameters(), before, strict=True):
+        assert torch.equal(p, old)
+        assert p.grad is None or (p.grad.shape == p.shape and p.grad.dtype == p.dtype)
+        if forward.skipped == 0 and p.grad is not None:
+            assert torch.isfinite(p.grad).all()
+
+
+OPTIONS = sorted(TrainConfig().as_dict())
+NUMBERS = ["1", "2", "0", "-1", "1e-3", "nan", "inf", ""]
+WORDS = ["x", "mlp", "digits", "wperp", "weight", "cpu", "cuda", "../..", "<b>", "store", "true"]
+texts = st.sampled_from(NUMBERS + WORDS)
+arguments = st.lists(st.sampled_from([f"--{name.replace('_', '-')}" for name in OPTIONS]) | texts, max_size=6)
+
+
+@settings(calm, max_examples=CASES // 2)
+@given(command=st.sampled_from(["train", "diagnose", "report", "reproduce", "nonsense", ""]), given_=arguments)
+def test_the_command_line_answers_or_refuses(command, given_, tmp_path_factory):
+    """Small and short, unless the arguments say otherwise; then it is refused before it runs."""
+    small = ["--data", "digits", "--width", "4", "--depth", "1", "--epochs", "1", "--batch", "1024"]
+    out = tmp_path_factory.mktemp("out")
+    line = [command] if command else []
+    if command in ("train", "diagnose"):
+        line += small + given_ + small
+    elif command == "reproduce":
+        line += ["--dump", str(out / "configs.json"), *given_]
+    else:
+        line += given_
+    done = CliRunner().invoke(app, line)
+    ours = done.exception is None or isinstance(done.exception, SystemExit | gg.GradguessError)
+    assert ours, (line, done.exception, done.output[-500:])
+
+
+values = (
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 10**20)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.lists(st.integers(), max_size=2)
+)
+
+
+@settings(calm, max_examples=5 * CASES)
+@given(st.dictionaries(st.sampled_from(OPTIONS) | st.text(max_size=8), values, max_size=4))
+def test_a_configuration_is_right_or_refused(fields):
+    try:
+        config = TrainConfig.from_dict(fields)
+    except gg.GradguessError:
+        return
+    assert TrainConfig.from_dict(config.as_dict()) == config
+    assert "/" not in config.key
+    assert "\x00" not in config.key
