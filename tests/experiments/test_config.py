@@ -64,7 +64,7 @@ def test_rank_means_the_width():
 
 def test_plans_share_runs():
     quick, full = plan.plan("quick"), plan.plan("paper")
-    assert set(quick) == set(plan.EXPERIMENTS)
+    assert set(quick) == set(full) == set(plan.PAPER)
     assert {config.width for config in plan.unique(quick)} == {64, 128}
     assert {config.seed for config in plan.unique(full)} == {0, 1, 2}
     assert all(config.epochs == 300 for config in plan.unique(full))
@@ -72,10 +72,16 @@ def test_plans_share_runs():
     assert len(wt) == 1
     # a quick run is a run of the paper's preset too (but the stand-in for width 256), and asking for one
     # experiment alone does not make other runs of it
-    at_papers_widths = {config for name in plan.EXPERIMENTS if name != "preconditioning" for config in quick[name]}
+    at_papers_widths = {config for name in plan.PAPER if name != "preconditioning" for config in quick[name]}
     assert at_papers_widths <= set(plan.unique(full))
     alone = plan.plan("quick", ["choice-of-k"])["choice-of-k"]
     assert [config for config in alone if config in quick["choice-of-k"]] == quick["choice-of-k"]
+
+
+def test_beyond_names_the_study_of_feedback():
+    study = plan.plan("paper", ["beyond"])
+    assert set(study) == set(plan.BEYOND)
+    assert {"feedback-direct", "feedback-chained", "backprop"} <= {config.method for config in plan.unique(study)}
 
 
 def test_quick_leaves_out_what_takes_an_hour_unless_asked_for():
