@@ -3,7 +3,7 @@
     python benchmarks/soak.py --steps 100000 --out DIR
 
 At the end of each span of steps the state is saved, a second set of objects takes it up, and both go on for a while:
-they must agree bit for bit. Memory is the resident set of the process, read after a warm-up of one round and at the end.
+they must agree bit for bit. Memory is the resident set of the process, read after a warm-up and at the end.
 """
 
 from __future__ import annotations
