@@ -16,7 +16,7 @@ import pytest
 WIDTH, BATCH = 64, 2048
 ACTIVATION = WIDTH * BATCH * 4 / 2**20  # MiB
 FLAT = ["weight-store", "activation-replay", "wt-replay", "shared-replay"]
-STORED = {"activation-store-gelu": 2, "activation-store": 4}  # activations a layer
+STORED = {"activation-store-gelu": 2, "activation-store": 2}  # activations a layer
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,5 +52,5 @@ def test_replay_is_flat_in_depth(rise, method):
 
 @pytest.mark.parametrize("method", STORED)
 def test_store_keeps_what_it_says(rise, method):
-    """An input and a direction a layer, and no tangent; between ReLUs, for speed, the output and its gate as well."""
+    """An input and a direction a layer, and no tangent, whether dual numbers or the closed form carried it."""
     assert per_layer(rise, method) == pytest.approx(STORED[method], abs=0.5)

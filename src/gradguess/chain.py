@@ -8,6 +8,7 @@ pass comes first, several tangents share it and all sites can be drawn from toge
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,8 +19,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from gradguess.sites import LayoutChanged, Site
-from gradguess.tangent import Carried, Direction, dual_numbers, named_failures
+from gradguess.tangent import Carried, dual_numbers, named_failures
 from gradguess.task import Task, tensors
+
+Direction = Callable[[Site, Tensor | None], Tensor | None]  # what is added to the tangent at a site
 
 
 @dataclass(frozen=True)
@@ -28,35 +31,32 @@ class Stop:
 
     site: Site
     x: Tensor
-    s: Tensor
-    gate: Tensor | None
+    row: Tensor  # the output of the first sample; all of it would be twice the memory
 
 
 def check(stops: list[Stop]) -> None:
     """Did this batch take the path that the layout knows? Seen on its first sample."""
-    if stops[0].s.is_cuda and torch.cuda.is_current_stream_capturing():
+    if stops[0].row.is_cuda and torch.cuda.is_current_stream_capturing():
         return  # a captured step takes the path on which it was captured
     for below, above in pairwise(stops):
-        s = below.s[0]
-        if not torch.equal(above.x[0], s if below.gate is None else s.clamp_min(0)) and bool(s.isfinite().all()):
+        s = below.row
+        if not torch.equal(above.x[0], s if below.site.gate is None else s.clamp_min(0)) and bool(s.isfinite().all()):
             raise LayoutChanged
 
 
 def carry(task: Task, stops: list[Stop], outputs: Any, direction: Direction) -> Carried:
     """The tangent pass after a plain one that met `stops` and gave `outputs`."""
     t: Tensor | None = None
-    gate: Tensor | None = None
-    ours = False  # may t be written to?
+    gated = False  # is there a ReLU below? Its output x is positive where it let the tangent through
     with torch.no_grad():
         for stop in stops:
             if t is not None:
-                if gate is not None:
-                    t = t.mul_(gate) if ours else t * gate
-                t, ours = torch.mm(t, stop.site.module.weight.t()), True  # type: ignore[operator]
-            y = direction(stop.site, stop.x, stop.s, t)
+                t = torch.ops.aten.threshold_backward(t, stop.x, 0) if gated else t
+                t = torch.mm(t, stop.site.module.weight.t())  # type: ignore[operator]
+            y = direction(stop.site, t)
             if y is not None:
                 t = y if t is None else t.add_(y)
-            gate = stop.gate
+            gated = stop.site.gate is not None
     return _through_loss(task, outputs, t)
 
 

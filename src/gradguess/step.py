@@ -28,6 +28,7 @@ from gradguess.tangent import carry, formula_kernels
 from gradguess.task import Task
 from gradguess.upstream import ClosedForm, CutGraph, Upstream
 
+TOGETHER = 2048  # samples, over sites, whose directions are drawn at once
 PROBE_ROWS = 32  # samples on which the basis of a site without closed form is sketched
 
 Cache = dict[str, dict[str, Tensor]]
@@ -292,14 +293,19 @@ class Step:
             if not keep:
                 self.noise.rewind()
 
+            def scaled(
+                site: Site, y: Tensor | None, t: Tensor | None, tangent: int = tangent, chosen: str | None = chosen
+            ) -> Tensor | None:
+                if y is None or chosen not in (None, site.name):
+                    return None
+                if not balance:
+                    return y[tangent]
+                scale = _match(y[tangent], t, sum(len(done) > tangent for done in scales.values()), self.pool)
+                scales.setdefault(site.name, []).append(scale)
+                return y[tangent] * scale.to(y.dtype)
+
             def direction(
-                site: Site,
-                x: Any,
-                s: Tensor,
-                t: Tensor | None,
-                p: int = p,
-                tangent: int = tangent,
-                chosen: str | None = chosen,
+                site: Site, x: Any, s: Tensor, t: Tensor | None, p: int = p, i: int = tangent, scaled: Any = scaled
             ) -> Tensor | None:
                 record = records.get(site.name)
                 if record is None:
@@ -308,17 +314,14 @@ class Step:
                         records[site.name] = self.record(site, x, s if keep_outputs or self.detail else None, y)
                 else:
                     y = record.y
-                if y is None or chosen not in (None, site.name):
-                    return None
-                if not balance:
-                    return y[tangent]
-                scale = _match(y[tangent], t, sum(len(done) > tangent for done in scales.values()), self.pool)
-                scales.setdefault(site.name, []).append(scale)
-                watch(p, site, s, y[tangent], scale)
-                return y[tangent] * scale.to(y.dtype)
+                carried = scaled(site, y, t)
+                if y is not None and carried is not None and balance:
+                    watch(p, site, s, y[i], scales[site.name][-1])
+                return carried
 
             if chained is not None:
-                seen.append(chain.carry(self.task, *chained, direction))
+                known = lambda site, t, scaled=scaled: scaled(site, records[site.name].y, t)  # noqa: E731
+                seen.append(chain.carry(self.task, *chained, known))
                 continue
             with self.one_pass():
                 seen.append(carry(self.task, self.layout, direction))
@@ -337,25 +340,31 @@ class Step:
     def _walk(
         self, guess: Guess, only: Callable[[Site], bool], keep_outputs: bool, records: Records
     ) -> tuple[list[chain.Stop], Any]:
-        """A plain pass that fills the records, the directions of all sites drawn together at its end."""
+        """A plain pass that fills the records; the directions of a few sites at a time are drawn together."""
         stops: list[chain.Stop] = []
         frames: dict[str, Frame] = {}
 
+        def draw(device: torch.device) -> None:
+            white = [self._white(self.layout[name], frame, device) for name, frame in frames.items()]
+            for name, y in zip(frames, apply_together(list(frames.values()), white), strict=True):
+                records[name].y = y
+            frames.clear()
+
         def visit(site: Site, x: Any, s: Tensor) -> Tensor:
             gate = None if site.gate is None else site.gate(s)
-            stops.append(chain.Stop(site, x, s, gate))
-            if only(site):
-                frames[site.name] = self.frame(guess, site, s, gate)
+            stops.append(chain.Stop(site, x, s[0].clone()))
             kept = keep_outputs or self.detail
             records[site.name] = Record(x, x._version, s if kept else None, gate=gate if kept else None)
+            if only(site):
+                frames[site.name] = self.frame(guess, site, s, gate)
+            if sum(frame.batch for frame in frames.values()) >= TOGETHER:
+                draw(s.device)
             return s
 
         with self.one_pass(), torch.no_grad(), formula_kernels(self.task.model), Watch(self.layout, visit):
             outputs = self.task.outputs()
             chain.check(stops)
-            white = [self._white(self.layout[name], frame, stops[0].s.device) for name, frame in frames.items()]
-            for name, y in zip(frames, apply_together(list(frames.values()), white), strict=True):
-                records[name].y = y
+            draw(stops[0].x.device)
         return stops, outputs
 
     def _schedule(self, only: Callable[[Site], bool]) -> list[tuple[int, str | None]]:
