@@ -47,8 +47,8 @@ float32. Derivatives agree with backpropagation under the same bfloat16 autocast
 
 ## Tied, frozen and adapted weights
 
-A tied weight gets the sum over its uses. Frozen parameters get no gradient, and frozen layers are no sites. A LoRA adapter is a branch beside the frozen layer: with `sites="auto"` its
-last layer is the site.
+A tied weight gets the sum over its uses. Frozen parameters get no gradient, and frozen layers are no sites. A LoRA
+adapter is a branch beside the frozen layer: with `sites="auto"` its last layer is the site.
 """
 
 
