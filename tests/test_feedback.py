@@ -466,3 +466,15 @@ def test_what_was_learned_is_in_the_state(form):
     assert resumed.learned["0"]["B"].abs().max() > 0
     for a, b in zip(trained(4, forward, case), trained(4, resumed, other), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_gate_after_the_last_layer_enters_the_exact_gradient():
+    """Linear, then sigmoid: the error is that of the sigmoid's output, not of the layer's."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3), torch.nn.Sigmoid()
+    ).double()
+    batch = (lambda outputs, t: (outputs - t).square().mean(1), torch.randn(5, 4).double(), torch.rand(5, 3).double())
+    found = gg.estimate(model, gg.Feedback(gg.WPerp(k=2), sweeps=2), *batch).grads
+    exact = gg.estimate(model, gg.Backprop(), *batch).grads
+    torch.testing.assert_close(found, exact)

@@ -476,7 +476,7 @@ def _read(
                 gate=gate,
                 above=tuple(title[key] for key in above),
                 reaches_output=id(leaf) in at_output,
-                is_output=len(cut.ends) == 1 and cut.ends[0].grad_fn is end,
+                is_output=gate is None and len(cut.ends) == 1 and cut.ends[0].grad_fn is end,
                 linear=_linear_above(above, end, graph) if plain else None,
                 parameters=tuple(name for key, name in parameters.items() if key in reach[call, slot]),
                 pattern=pattern_of(call.module, s, batch_dim, cut.ends),
