@@ -101,14 +101,8 @@ COVARIANCES = {
     gg.WPerp(k=6, solver="subspace"): lambda weight, gate, W, eye: top(W, 6),
     gg.WPerp(k=50, solver="svd"): lambda weight, gate, W, eye: top(W, 50),
     gg.WPerp(k=2, solver="shared"): lambda weight, gate, W, eye: shared(weight, gate, 2),
-    gg.WPreconditioned(): lambda weight, gate, W, eye: eye if W.shape[1] >= W.shape[2] else polar(W),
+    gg.WPreconditioned(): lambda weight, gate, W, eye: eye if W.shape[1] >= W.shape[2] else top(W, W.shape[1]),
 }
-
-
-def polar(W: Tensor) -> Tensor:
-    """All of V, whatever the singular values: as many directions as there are rows."""
-    V = torch.linalg.svd(W, full_matrices=False)[2]
-    return V.mT @ V
 
 
 def dense_report(sites: dict[str, Dense], name: str) -> dict[str, float]:

@@ -94,7 +94,7 @@ def test_preconditioning_gives_the_row_space_or_all(case):
         for P, w in zip(found, W, strict=True):
             if w.shape[0] >= w.shape[1]:
                 torch.testing.assert_close(P, torch.eye(w.shape[1], dtype=w.dtype), rtol=0, atol=1e-9)
-            elif torch.linalg.matrix_rank(w) == w.shape[0]:
+            else:
                 torch.testing.assert_close(P, row_projector(w), rtol=0, atol=1e-7)
 
 

@@ -16,7 +16,8 @@ class WPreconditioned(Guess):
     Direction `y = (W̃_σᵀ W̃_σ)^{-½} W̃_σᵀ ε = V Uᵀ ε` with `W̃_σ = U (S² + σ)^½ Vᵀ`: the regularised singular
     values cancel, whatever `σ > 0`. So in law `y = V z`. Covariance `V Vᵀ`: the identity, and no bias, wherever `W̃`
     has at least as many rows as columns (there it *is* activation perturbation); else the projector on its
-    row space. Cost: none, or an orthonormalisation per sample where rows are few. Paper: eqs. (11) to (16).
+    row space; where `W̃` lacks rank, the directions that an SVD would make up for zero singular values are left
+    out. Cost: none, or an orthonormalisation per sample where rows are few. Paper: eqs. (11) to (16).
 
     Args:
         sigma: the paper's regulariser; it must be positive, and has no other effect on the law.
