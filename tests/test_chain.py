@@ -117,6 +117,93 @@ def test_a_model_that_takes_another_path_is_laid_out_again():
         assert torch.equal(a.grad, b.grad)
 
 
+# --- layer by layer, without calling the model ---------------------------------------------------------------
+
+
+FORMS = METHODS | {
+    "chained": gg.Feedback(gg.WPerp(k=3), form="chained"),
+    "now and then": gg.Feedback(gg.WPerp(k=3), form="direct", every=2),
+}
+
+
+def gradients_over_steps(model: nn.Module, method: gg.guesses.Method, sizes: tuple[int, ...] = (11, 11, 7, 11)):
+    """Of every step, on batches of several sizes: memory is used again in the next one."""
+    forward, found = gg.ForwardGradient(model, method), []
+    x, t = batch()
+    for size in sizes:
+        model.zero_grad()
+        forward(LOSS, x[:size], t[:size])
+        found.append([p.grad.clone() for p in model.parameters()])
+    return found
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_row_of_layers_gives_what_the_model_gives(name, monkeypatch):
+    assert laid_out(network()).row
+    row = gradients_over_steps(network(), FORMS[name])
+    monkeypatch.setattr(Layout, "row", ())
+    for ours, theirs in zip(row, gradients_over_steps(network(), FORMS[name]), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_tangents_on_a_part_of_the_batch_use_the_pass_that_was_run(monkeypatch):
+    method = gg.Feedback(gg.WPerp(k=3), form="direct", every=2, fraction=0.3)
+    row = gradients_over_steps(network(), method)
+    monkeypatch.setattr(Layout, "row", ())
+    for ours, theirs in zip(row, gradients_over_steps(network(), method), strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_the_memory_of_one_step_is_that_of_the_next():
+    model = network()
+    forward = gg.ForwardGradient(model, gg.WPerp(k=3))
+    forward(LOSS, *batch())
+    before = {name: t.data_ptr() for name, t in forward.scratch._kept.items()}
+    forward(LOSS, *batch())
+    assert before
+    assert before == {name: t.data_ptr() for name, t in forward.scratch._kept.items()}
+
+
+def test_a_basis_that_was_refreshed_is_used(monkeypatch):
+    """What is kept of a basis between steps must not outlive it."""
+    often = gradients_over_steps(network(), gg.WPerp(k=3, refresh=1), (11, 7, 11))
+    monkeypatch.setattr("gradguess.scratch.Scratch.memo", lambda self, name: {})
+    for ours, theirs in zip(often, gradients_over_steps(network(), gg.WPerp(k=3, refresh=1), (11, 7, 11)), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def _hook(model: nn.Sequential) -> None:
+    model[2].register_forward_hook(lambda module, args, output: output + 1)
+
+
+def _replace(model: nn.Sequential) -> None:
+    model[1] = nn.Tanh()
+
+
+def _override(model: nn.Sequential) -> None:
+    model[1].forward = torch.tanh  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("alter", [_hook, _replace, _override])
+def test_an_altered_model_is_called(alter):
+    model = network()
+    forward = gg.ForwardGradient(model, gg.ActivationPerturbation())
+    forward(LOSS, *batch())
+    alter(model)
+    model.zero_grad()
+    state = forward.generator.get_state()
+    loss = forward(LOSS, *batch())
+    with torch.no_grad():
+        assert torch.equal(loss, LOSS(model(batch()[0]), batch()[1]).mean())
+    fresh = gg.ForwardGradient(model, gg.ActivationPerturbation())
+    fresh.generator.set_state(state)
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    fresh(LOSS, *batch())
+    assert all(torch.equal(a, p.grad) for a, p in zip(expected, model.parameters(), strict=True))
+
+
 # --- small factorisations side by side -----------------------------------------------------------------------
 
 

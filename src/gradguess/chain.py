@@ -1,24 +1,26 @@
-"""The tangent pass in closed form, where the model is linear layers in a row with ReLUs between (`Layout.chain`).
+"""Passes in closed form, where the model is linear layers in a row with ReLUs between (`Layout.chain`).
 
-    t_1 = y_1,    t_{i+1} = W_{i+1} D_i t_i + y_{i+1}
+    s_i = W_i x_i,  x_{i+1} = relu(s_i)        t_1 = y_1,  t_{i+1} = W_{i+1} D_i t_i + y_{i+1}
 
-It is what dual numbers compute (`gradguess.tangent.carry`), bit for bit, without their overhead; and since one plain
-pass comes first, several tangents share it and all sites can be drawn from together.
+It is what the model and dual numbers compute (`gradguess.tangent.carry`), bit for bit, without their overhead; and
+since a plain pass comes first, several tangents share it and all sites can be drawn from together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import torch
 import torch.autograd.forward_ad as fwAD
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules import module as _module
 from torch.utils._pytree import tree_map
 
-from gradguess.sites import LayoutChanged, Site
+from gradguess.scratch import NONE, Scratch
+from gradguess.sites import Layout, LayoutChanged, Site, unrolled
 from gradguess.tangent import Carried, dual_numbers, named_failures
 from gradguess.task import Task, tensors
 
@@ -34,6 +36,62 @@ class Stop:
     row: Tensor  # the output of the first sample; all of it would be twice the memory
 
 
+@dataclass(frozen=True)
+class Walked:
+    """A plain pass that was run already: each site with its input and its output after the ReLU."""
+
+    stops: list[tuple[Site, Tensor, Tensor]]
+    outputs: Tensor
+
+    def first(self, rows: int) -> Walked:
+        """The same for the first samples alone."""
+        return Walked([(site, x[:rows], s[:rows]) for site, x, s in self.stops], self.outputs[:rows])
+
+
+def walk(task: Task, layout: Layout, scratch: Scratch = NONE) -> Walked | None:
+    """The plain pass, layer by layer; None where the model itself must be called (no `Layout.row`, or it has hooks)."""
+    x = task.inputs
+    if not layout.row or not isinstance(x, Tensor) or x.dim() != 2 or _altered(layout):
+        return None
+    weight: Tensor = layout.sites[0].module.weight  # type: ignore[assignment]
+    if x.dtype != weight.dtype or x.device != weight.device or x.shape[1] != weight.shape[1]:
+        return None  # the model's own error says more
+    stops: list[tuple[Site, Tensor, Tensor]] = []
+    with torch.no_grad():
+        for site in layout.sites:
+            s = _linear(site, x, scratch)
+            if site.gate is not None:
+                s.relu_()
+            stops.append((site, x, s))
+            x = s
+    return Walked(stops, x)
+
+
+def gate(site: Site, s: Tensor, held: Tensor) -> Tensor | None:
+    """`D` of a site with output `s`, before or after its ReLU, in memory that is held for it."""
+    return None if site.gate is None else torch.gt(s, 0, out=held)
+
+
+def _linear(site: Site, x: Tensor, scratch: Scratch) -> Tensor:
+    weight, bias = site.module.weight, site.module.bias
+    if site.top:  # the outputs outlive the step
+        return nn.functional.linear(x, weight, bias)  # type: ignore[arg-type]
+    out = scratch.take(f"{site.name}/s", len(x), len(weight), x)  # type: ignore[arg-type]
+    return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)  # type: ignore
+
+
+def _altered(layout: Layout) -> bool:
+    """Has someone put a hook on the model, or another layer into it? Then it must be called."""
+    if _module._global_forward_hooks or _module._global_forward_pre_hooks:
+        return True
+    if any(a is not b for a, b in zip_longest(unrolled(layout.members.model), layout.row)):
+        return True
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+        for module, _ in layout.members.modules
+    )
+
+
 def check(stops: list[Stop]) -> None:
     """Did this batch take the path that the layout knows? Seen on its first sample."""
     if stops[0].row.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -44,20 +102,31 @@ def check(stops: list[Stop]) -> None:
             raise LayoutChanged
 
 
-def carry(task: Task, stops: list[Stop], outputs: Any, direction: Direction) -> Carried:
-    """The tangent pass after a plain one that met `stops` and gave `outputs`."""
+def carry(
+    task: Task, stops: list[tuple[Site, Tensor]], outputs: Any, direction: Direction, scratch: Scratch = NONE
+) -> Carried:
+    """The tangent pass after a plain one that met these sites with these inputs, and gave `outputs`."""
     t: Tensor | None = None
     gated = False  # is there a ReLU below? Its output x is positive where it let the tangent through
     with torch.no_grad():
-        for stop in stops:
+        for i, (site, x) in enumerate(stops):
             if t is not None:
-                t = torch.ops.aten.threshold_backward(t, stop.x, 0) if gated else t
-                t = torch.mm(t, stop.site.module.weight.t())  # type: ignore[operator]
-            y = direction(stop.site, t)
+                t = _through(site, x, t, gated, scratch, f"tangent{i % 2}")
+            y = direction(site, t)
             if y is not None:
                 t = y if t is None else t.add_(y)
-            gated = stop.site.gate is not None
+            gated = site.gate is not None
     return _through_loss(task, outputs, t)
+
+
+def _through(site: Site, x: Tensor, t: Tensor, gated: bool, scratch: Scratch, name: str) -> Tensor:
+    """`W D t`, in memory of this name."""
+    weight: Tensor = site.module.weight  # type: ignore[assignment]
+    if gated:
+        t = torch.ops.aten.threshold_backward.grad_input(t, x, 0, grad_input=scratch.like("gated", t))
+    if site.top:  # the outputs' tangent outlives the pass
+        return torch.mm(t, weight.t())
+    return torch.mm(t, weight.t(), out=scratch.take(name, len(t), len(weight), t))
 
 
 def _through_loss(task: Task, outputs: Any, t: Tensor | None) -> Carried:

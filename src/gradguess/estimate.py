@@ -20,6 +20,7 @@ from gradguess.guesses._base import check_count
 from gradguess.isolation import Snapshot, untouched
 from gradguess.noise import Noise
 from gradguess.parts import Part, Pool, add_up, first_samples, gate_moments, pool_of, split
+from gradguess.scratch import Scratch
 from gradguess.sites import Layout, LayoutChanged, Sites, bare_layout, lay_out
 from gradguess.step import PROBE_ROWS, Cache, Options, Step
 from gradguess.task import LossFn, Task, check_model
@@ -133,6 +134,7 @@ class ForwardGradient:
         self.generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
         self.cache: Cache = {}
         self.learned: Cache = {}
+        self.scratch = Scratch()
         self.steps = 0
         self.skipped = 0
         self.layout: Layout | None = None
@@ -217,6 +219,7 @@ class ForwardGradient:
                 whole=whole,
                 moments=moments,
                 fresh=fresh,
+                scratch=self.scratch,
             )
 
         assert self.layout is not None

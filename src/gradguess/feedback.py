@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from gradguess import chain
 from gradguess.errors import InputError
 from gradguess.guesses._base import Estimate, Guess, Method, check_count, keep
 from gradguess.guesses.backprop import Backprop
@@ -36,7 +37,7 @@ from gradguess.noise import Noise
 from gradguess.parts import Pool
 from gradguess.positions import coded
 from gradguess.sites import Site, Watch
-from gradguess.step import Measurement, Records, Step, gate_at
+from gradguess.step import Measurement, Record, Records, Step, gate_at
 from gradguess.task import Task, tensors
 from gradguess.upstream import CutGraph
 
@@ -412,6 +413,12 @@ class _Forward:
         self._gates: dict[str, Tensor | None] = {}
 
     def _plain(self) -> Any:
+        if walked := self.step.walk():
+            for site, x, s in walked.stops:
+                gate = chain.gate(site, s, self.step.scratch.like(f"gate/{site.name}", s))
+                self.records[site.name] = Record(x, x._version, s, gate=gate)
+            return walked.outputs
+
         def keep(site: Site, x: Any, s: Tensor) -> Tensor:
             self.records[site.name] = self.step.record(site, x, s)
             return s
@@ -524,9 +531,13 @@ class _Forward:
 def part_of(step: Step, fraction: float) -> Step:
     """The same step on the first samples of the batch; it leaves random state and buffers as they are."""
     batch = step.batch()
-    part = replace(step, task=step.task.rows(max(1, round(fraction * batch)), batch), detail=False)
+    rows = max(1, round(fraction * batch))
+    walked = None if step.walked is None else step.walked.first(rows)
+    scratch = step.scratch.part("part")
+    part = replace(step, task=step.task.rows(rows, batch), detail=False, walked=walked, scratch=scratch)
     if step.noise.rows is not None:
-        rows = slice(step.noise.rows.start, step.noise.rows.start + part.batch())
-        part.noise = Noise(step.noise.generator, rows, step.noise.total)
-    part.continue_after(Snapshot(step.task.model))
+        start = step.noise.rows.start
+        part.noise = Noise(step.noise.generator, slice(start, start + part.batch()), step.noise.total)
+    if step.layout.stochastic or step.layout.mutates:
+        part.continue_after(Snapshot(step.task.model))
     return part

@@ -77,19 +77,20 @@ class Members:
     """The modules and parameters of a model, listed once: walking over a model takes as long as a small layer."""
 
     def __init__(self, model: nn.Module) -> None:
+        self.model = model
         self.parameters = dict(model.named_parameters())
         self.name_of = {id(p): name for name, p in self.parameters.items()}
-        self._modules = [(module, module.training) for module in model.modules()]
+        self.modules = [(module, module.training) for module in model.modules()]
         self._slots = [
             (module, name, p, p.requires_grad)
-            for module, _ in self._modules
+            for module, _ in self.modules
             for name, p in module._parameters.items()
             if p is not None
         ]
 
     def current(self) -> bool:
         """Are training mode, parameters and what is frozen still the same?"""
-        return all(module.training == mode for module, mode in self._modules) and all(
+        return all(module.training == mode for module, mode in self.modules) and all(
             module._parameters.get(name) is p and p.requires_grad == free for module, name, p, free in self._slots
         )
 
@@ -133,6 +134,17 @@ class Layout:
         return all(_leads_to(site, above) for site, above in pairwise(self.sites))
 
     @cached_property
+    def row(self) -> tuple[nn.Module, ...]:
+        """The layers of a chain that is an `nn.Sequential` of them and of ReLUs: a pass may run them one by one.
+
+        Empty where it is not.
+        """
+        layers = list(unrolled(self.members.model))
+        if not self.chain or [layer for layer in layers if type(layer) is nn.Linear] != [s.module for s in self.sites]:
+            return ()
+        return tuple(layers) if all(type(layer) in (nn.Linear, nn.ReLU, nn.Identity) for layer in layers) else ()
+
+    @cached_property
     def _by_name(self) -> Mapping[str, Site]:
         return {site.name: site for site in self.sites}
 
@@ -143,6 +155,15 @@ class Layout:
 def _leads_to(site: Site, above: Site) -> bool:
     plain = type(site.module) is nn.Linear and site.linear is above.module and site.above == (above.name,)
     return plain and site.gate in (None, mask)
+
+
+def unrolled(module: nn.Module) -> Iterator[nn.Module]:
+    """The layers of nested `nn.Sequential`s, in the order in which they are called."""
+    if type(module) is nn.Sequential:
+        for child in module:
+            yield from unrolled(child)
+    else:
+        yield module
 
 
 Visit = Callable[[Site, Tensor, Tensor], Tensor]

@@ -23,6 +23,7 @@ from gradguess.linalg import orthonormal_columns
 from gradguess.noise import Noise, SketchNoise
 from gradguess.parts import ALONE, Pool
 from gradguess.pullback import parameter_gradients
+from gradguess.scratch import NONE, Scratch
 from gradguess.sites import Layout, LayoutChanged, Site, Watch
 from gradguess.tangent import carry, formula_kernels
 from gradguess.task import Task
@@ -124,6 +125,8 @@ class Step:
     whole: Task | None = None  # the batch that the task is a part of
     moments: Mapping[str, Tensor] = field(default_factory=dict)  # mean squared gate over the whole batch, (d,)
     fresh: set[str] = field(default_factory=set)  # sites whose cache is up to date
+    scratch: Scratch = NONE  # memory that the next step will use again
+    walked: chain.Walked | None = None  # the plain pass of a chain, if it was run already
 
     def __post_init__(self) -> None:
         self._passes = 0
@@ -218,6 +221,7 @@ class Step:
                 due=due,
                 noise=self._sketch_noise(),
                 binary=site.gate is mask,
+                memo=self.scratch.memo(site.name),
             )
             frame = guess.frame(view)
             if due and self.pool.size > 1 and view.cache:
@@ -288,7 +292,7 @@ class Step:
         self.prepare(guess)
         seen = []
         passes = self._schedule(only)
-        chained = self._walk(guess, only, keep_outputs, records) if self._chained() else None
+        chained = self._walk(guess, only, keep_outputs, records) if self.chained() else None
         for p, (tangent, chosen) in enumerate(passes):
             if not keep:
                 self.noise.rewind()
@@ -321,7 +325,7 @@ class Step:
 
             if chained is not None:
                 known = lambda site, t, scaled=scaled: scaled(site, records[site.name].y, t)  # noqa: E731
-                seen.append(chain.carry(self.task, *chained, known))
+                seen.append(chain.carry(self.task, *chained, known, self.scratch))
                 continue
             with self.one_pass():
                 seen.append(carry(self.task, self.layout, direction))
@@ -329,20 +333,27 @@ class Step:
         first, tangents = seen[0], [one.output_tangents for one in seen]
         return Measurement(first.losses, jvp, records, first.outputs, tangents, passes, scales)
 
-    def _chained(self) -> bool:
-        """Can the tangent pass be written down in closed form, and may the plain pass be kept?"""
+    def chained(self) -> bool:
+        """Can the passes be written down in closed form, and may the plain one be kept?"""
         if self.options.memory != "store" or not self.layout.chain:
             return False
         weight = self.layout.sites[0].module.weight
         plain = weight.dtype in (torch.float32, torch.float64)
         return plain and not torch.is_autocast_enabled(weight.device.type)  # type: ignore[arg-type]
 
+    def walk(self) -> chain.Walked | None:
+        """The plain pass of a chain without calling the model, where that may be done and nobody looks at it."""
+        if self.walked is None and not self.detail and self.chained():
+            with self.one_pass():
+                self.walked = chain.walk(self.task, self.layout, self.scratch)
+        return self.walked
+
     def _walk(
         self, guess: Guess, only: Callable[[Site], bool], keep_outputs: bool, records: Records
-    ) -> tuple[list[chain.Stop], Any]:
+    ) -> tuple[list[tuple[Site, Tensor]], Any]:
         """A plain pass that fills the records; the directions of a few sites at a time are drawn together."""
-        stops: list[chain.Stop] = []
         frames: dict[str, Frame] = {}
+        kept = keep_outputs or self.detail
 
         def draw(device: torch.device) -> None:
             white = [self._white(self.layout[name], frame, device) for name, frame in frames.items()]
@@ -350,22 +361,33 @@ class Step:
                 records[name].y = y
             frames.clear()
 
-        def visit(site: Site, x: Any, s: Tensor) -> Tensor:
-            gate = None if site.gate is None else site.gate(s)
-            stops.append(chain.Stop(site, x, s[0].clone()))
-            kept = keep_outputs or self.detail
+        def meet(site: Site, x: Tensor, s: Tensor) -> None:
+            name = site.name if kept else str(len(frames))  # gates that are not kept make room for the next
+            gate = chain.gate(site, s, self.scratch.like(f"gate/{name}", s))
             records[site.name] = Record(x, x._version, s if kept else None, gate=gate if kept else None)
             if only(site):
                 frames[site.name] = self.frame(guess, site, s, gate)
             if sum(frame.batch for frame in frames.values()) >= TOGETHER:
                 draw(s.device)
+
+        if walked := self.walk():
+            for stop in walked.stops:
+                meet(*stop)
+            draw(walked.outputs.device)
+            return [(site, x) for site, x, _ in walked.stops], walked.outputs
+
+        stops: list[chain.Stop] = []
+
+        def visit(site: Site, x: Any, s: Tensor) -> Tensor:
+            stops.append(chain.Stop(site, x, s[0].clone()))
+            meet(site, x, s)
             return s
 
         with self.one_pass(), torch.no_grad(), formula_kernels(self.task.model), Watch(self.layout, visit):
             outputs = self.task.outputs()
             chain.check(stops)
             draw(stops[0].x.device)
-        return stops, outputs
+        return [(stop.site, stop.x) for stop in stops], outputs
 
     def _schedule(self, only: Callable[[Site], bool]) -> list[tuple[int, str | None]]:
         """(tangent, the one site it is for, or None for all)."""

@@ -13,6 +13,7 @@ Tensors carry the batch in their second to last dimension: noise is (..., batch,
 from __future__ import annotations
 
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from gradguess.step import Step
     from gradguess.upstream import Upstream
 
+
+Memo = dict[str, Any]
 
 # --- frames: linear maps from white noise to directions ------------------------------------------------------
 
@@ -141,14 +144,16 @@ class GatedBasis(Frame):
 
     orthonormal = True
 
-    def __init__(self, V: Tensor, gate: Tensor | None, batch: int, binary: bool = False) -> None:
+    def __init__(
+        self, V: Tensor, gate: Tensor | None, batch: int, binary: bool = False, memo: Memo | None = None
+    ) -> None:
         self.V, self.gate = V, gate
         self.batch, self.latent, self.dtype = batch, V.shape[1], V.dtype
         self.root: _Root | None = None
         if gate is not None:
             small = self.latent <= SMALL and V.device.type == "cpu"
             squared = gate if binary else gate.square()
-            self.root = _Lanes(V, squared) if small else _Stacked(V, squared)
+            self.root = _Lanes(_packed_outer(V, memo), squared) if small else _Stacked(V, squared)
 
     def apply(self, z: Tensor) -> Tensor:
         return self.expand(z if self.root is None else self.root.solve(z))
@@ -195,16 +200,13 @@ class _Stacked(_Root):
 class _Lanes(_Root):
     """Side by side, the samples in the last dimension; factored when first used, so that sites can share the work."""
 
-    def __init__(self, V: Tensor, squared_gate: Tensor) -> None:
-        k = V.shape[1]
-        rows, columns, full = _triangle(k)
-        outer = V.t()[rows] * V.t()[columns]  # (k (k + 1) / 2, d): C is symmetric
-        self.C = (outer @ squared_gate.t())[full].view(k, k, -1)
+    def __init__(self, outer: Tensor, squared_gate: Tensor) -> None:
+        self.packed = outer @ squared_gate.t()  # (k (k + 1) / 2, batch): the lower triangles, C is symmetric
         self.factors: tuple[Tensor, Tensor] | None = None
 
     def _factors(self) -> tuple[Tensor, Tensor]:
         if self.factors is None:
-            self.factors = lanes_cholesky(self.C)
+            self.factors = _factored(self.packed)
         return self.factors
 
     def solve(self, z: Tensor) -> Tensor:
@@ -212,6 +214,24 @@ class _Lanes(_Root):
 
     def solve_transposed(self, v: Tensor) -> Tensor:
         return _from_lanes(lanes_solve(*self._factors(), _to_lanes(v), transpose=True), v.dim())
+
+
+def _packed_outer(V: Tensor, memo: Memo | None) -> Tensor:
+    """The lower triangles of `v vᵀ` for every row `v` of `V`, (k (k + 1) / 2, d); they change when the basis does."""
+    if memo is not None and "outer" in memo:
+        basis, version, outer = memo["outer"]
+        if basis is V and version == V._version:
+            return outer
+    rows, columns, _ = _triangle(V.shape[1])
+    outer = V.t()[rows] * V.t()[columns]
+    if memo is not None:
+        memo["outer"] = (V, V._version, outer)
+    return outer
+
+
+def _factored(packed: Tensor) -> tuple[Tensor, Tensor]:
+    k = math.isqrt(2 * len(packed))
+    return lanes_cholesky(packed.index_select(0, _triangle(k)[2]).view(k, k, -1))
 
 
 @functools.cache
@@ -235,13 +255,13 @@ def _from_lanes(u: Tensor, dim: int) -> Tensor:
 def apply_together(frames: Sequence[Frame], zs: Sequence[Tensor]) -> list[Tensor]:
     """`frame.apply(z)` for several sites, bit for bit; small factorisations are done for all sites at once."""
     roots = [frame.root if isinstance(frame, GatedBasis) else None for frame in frames]
-    together = [i for i, root in enumerate(roots) if isinstance(root, _Lanes) and len(root.C) == frames[0].latent]
+    together = [i for i, root in enumerate(roots) if isinstance(root, _Lanes) and frames[i].latent == frames[0].latent]
     if len(together) < 2:
         return [frame.apply(z) for frame, z in zip(frames, zs, strict=True)]
-    matrices = torch.cat([roots[i].C for i in together], -1)  # type: ignore[union-attr]
+    matrices = torch.cat([roots[i].packed for i in together], -1)  # type: ignore[union-attr]
     noise = torch.cat([_to_lanes(zs[i]) for i in together], -1)
     sizes = [frames[i].batch for i in together]
-    parts = dict(zip(together, lanes_solve(*lanes_cholesky(matrices), noise).split(sizes, -1), strict=True))
+    parts = dict(zip(together, lanes_solve(*_factored(matrices), noise).split(sizes, -1), strict=True))
     return [
         frame.expand(_from_lanes(parts[i], z.dim())) if i in parts else frame.apply(z)  # type: ignore[attr-defined]
         for i, (frame, z) in enumerate(zip(frames, zs, strict=True))
@@ -278,6 +298,7 @@ class SiteView:
     due: bool  # time to refresh what is cached
     noise: Noise
     binary: bool = False  # the gate is zero or one
+    memo: Memo = field(default_factory=dict)  # kept between steps, not saved: what can be computed again
 
     @property
     def W(self) -> Upstream:

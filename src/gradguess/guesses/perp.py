@@ -144,7 +144,7 @@ def _shared(guess: WPerp, view: SiteView) -> Frame:
         keep(view.cache, "basis", W.shared_basis(min(k, W.m), view.noise, warm=view.cache.get("basis")))
     if view.cache["basis"].shape[1] == d and view.gate is not None and bool((view.cache["basis"] != 0).any(0).all()):
         return Open(view.gate != 0, view.output.dtype)  # all of the space: only the gate is left
-    return GatedBasis(view.cache["basis"], view.gate, batch, view.binary)
+    return GatedBasis(view.cache["basis"], view.gate, batch, view.binary, view.memo)
 
 
 def _null_frame(k: int, view: SiteView) -> Frame:
