@@ -1,6 +1,6 @@
 """Whatever is asked for: a right result, or an error of ours. Bounded in time; more with GRADGUESS_FUZZ=1000."""
 
-from __future__ import annotations
+from __future__ import contextlib
 
 import os
 from typing import Any
@@ -170,7 +170,8 @@ def test_the_command_line_answers_or_refuses(command, given_, tmp_path_factory):
         line += ["--dump", str(out / "configs.json"), *given_]
     else:
         line += given_
-    done = CliRunner().invoke(app, line)
+    with contextlib.chdir(out):  # some arguments are paths
+        done = CliRunner().invoke(app, line)
     ours = done.exception is None or isinstance(done.exception, SystemExit | gg.GradguessError)
     assert ours, (line, done.exception, done.output[-500:])
 
