@@ -1,7 +1,8 @@
 """Whatever is asked for: a right result, or an error of ours. Bounded in time; more with GRADGUESS_FUZZ=1000."""
 
-from __future__ import contextlib
+from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
