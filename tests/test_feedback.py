@@ -143,6 +143,21 @@ def test_learning_is_least_mean_squares_of_the_outputs_tangents(learn, tangents)
         torch.testing.assert_close(learned[name]["B"], B + change[name])
 
 
+def test_momentum_is_a_running_mean_of_raw_estimates():
+    case, rate = wide(), 0.1
+    learned = random_B(case)
+    before = {name: entry["B"].clone() for name, entry in learned.items()}
+    method = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=rate, learn="momentum")
+    est = method.run(step_of(case, learned))
+    dense, b = Dense(case), len(case.targets)
+    y = [est.directions["0"][0], est.directions["2"][0]]
+    phi = [gate * direction for gate, direction in zip(dense.gates, y, strict=True)]
+    sigma = [1.0, (phi[0] @ dense.weights[1].mT).norm() / y[1].norm()]
+    u = sum(s * (J @ d[..., None])[..., 0] for s, J, d in zip(sigma, dense.J, y, strict=True))
+    for s, p, (name, B) in zip(sigma, phi, before.items(), strict=True):
+        torch.testing.assert_close(learned[name]["B"], (1 - rate) * B + rate * p.mT @ u / b / s)
+
+
 def test_the_largest_eigenvalue_is_found_over_the_steps():
     phi = torch.randn(200, 12, generator=generator()).double() * torch.linspace(0.3, 2, 12).double()
     learned: dict[str, Tensor] = {}

@@ -44,6 +44,7 @@ from gradguess.upstream import CutGraph
 if TYPE_CHECKING:
     pass
 
+LEARN = ("weighted", "outputs", "loss", "momentum", "truth", "never")
 Values = dict[str, Tensor]  # site name -> (batch, d)
 
 
@@ -61,7 +62,8 @@ class Feedback(Method):
             backpropagation; with as many sweeps as there are sites in a row it *is* backpropagation.
         learn: what teaches: the tangent of the "outputs" (one number per output and sample), the same "weighted" by the
             samples' errors |e|² (what the estimate will be multiplied with), the tangent of the "loss" (one number per
-            sample), the "truth" (backpropagated gradients, to know the ceiling of the form), or "never".
+            sample), the "truth" (backpropagated gradients, to know the ceiling of the form), or "never". "momentum" is
+            the rule of FDFA: a running mean of the raw estimates `y uᵀ`, whatever is predicted already.
         bootstrap: rate at which the predictor is also drawn to the chained estimate itself ("chained").
         start: "zero", or "random" matrices; random ones that never learn are direct feedback alignment.
 
@@ -80,7 +82,7 @@ class Feedback(Method):
     every: int = 1
     fraction: float = 1.0
     sweeps: int = 1
-    learn: Literal["weighted", "outputs", "loss", "truth", "never"] = "weighted"
+    learn: Literal["weighted", "outputs", "loss", "momentum", "truth", "never"] = "weighted"
     bootstrap: float = 0.0
     start: Literal["zero", "random"] = "zero"
 
@@ -92,10 +94,8 @@ class Feedback(Method):
             )
         if self.form not in ("direct", "chained", "corrected"):
             raise InputError(f"Feedback(form): expected 'direct', 'chained' or 'corrected', found {self.form!r}.")
-        if self.learn not in ("outputs", "weighted", "loss", "truth", "never"):
-            raise InputError(
-                f"Feedback(learn): expected 'outputs', 'weighted', 'loss', 'truth' or 'never', found {self.learn!r}."
-            )
+        if self.learn not in LEARN:
+            raise InputError(f"Feedback(learn): expected one of {', '.join(map(repr, LEARN))}, found {self.learn!r}.")
         if self.start not in ("zero", "random"):
             raise InputError(f"Feedback(start): expected 'zero' or 'random', found {self.start!r}.")
         if not 0 <= self.bootstrap <= 1:
@@ -291,6 +291,7 @@ class Lesson:
         self.explained: dict[int, Tensor] = {}  # per pass: Σ_i σ_i B_iᵀ φ_i, (batch, C)
         self.traces: dict[int, Tensor] = {}  # per pass: Σ_i mean |φ_i|²
         self.largest: dict[int, Tensor] = {}  # per pass: the largest λ of its sites
+        self.tangents: list[Tensor] = []  # per pass: u, (batch, C)
         self.residuals: list[Tensor] = []  # per pass: u - Σ_i σ_i B_iᵀ φ_i
         self.rows: dict[str, int] = {}  # per site: samples, or positions where each has its own error
         self.samples = self.own = 0  # the fewest of them: of all processes, and of this one
@@ -315,6 +316,7 @@ class Lesson:
         self.seen, self.error = seen, error
         for p, tangents in enumerate(seen.output_tangents):
             u, explained = flatten_outputs([coded(part) for part in tangents]), self.explained.get(p)
+            self.tangents.append(u)
             self.residuals.append(u if explained is None or explained.shape != u.shape else u - explained)
         self._sizes = {p: self._step_size(p) for p in self.traces}
 
@@ -338,8 +340,12 @@ class Lesson:
         for p, tangent, scale in self._passes(site):
             flat = gated(site, y[tangent], gate).to(e.dtype)
             phi = site.pattern.fold(flat)
-            weight = 1 / self.rows[site.name] if self.from_ == "outputs" else 1 / self._total
             B = matrix(self.step, site, flat.shape[1], e)
+            if self.from_ == "momentum":
+                moved = self.step.pool.sum(phi.t() @ self.tangents[p].reshape(len(phi), -1)) / self.rows[site.name]
+                B.lerp_(moved / scale, self.rate / len(self._passes(site)))
+                continue
+            weight = 1 / self.rows[site.name] if self.from_ == "outputs" else 1 / self._total
             B += (self._sizes[p] / scale * weight) * self.step.pool.sum(phi.t() @ self._wrong(p, len(phi)))
 
     def _passes(self, site: Site) -> list[tuple[int, int, Tensor]]:
@@ -363,7 +369,7 @@ class Lesson:
         """`μ` of `learn`."""
         pool, n, tiny = self.step.pool, self.step.options.tangents, torch.finfo(self.error.flat.dtype).tiny
         samples: Tensor | float = float(self.samples)
-        if self.from_ != "outputs":
+        if self.from_ in ("weighted", "loss"):
             power = self._power(self.own)
             self._total = pool.sum(power.sum()).clamp_min(tiny)
             samples = self._total.square() / pool.sum(power.square().sum()).clamp_min(tiny)

@@ -92,8 +92,8 @@ def test_checkpointed_backprop_is_backprop(name):
 def test_memory_grows_with_depth_for_backprop_and_its_slope_is_fitted(tmp_path):
     case = Case(width=64, depth=1, batch=2048, k=2)
     found = bench_memory([2, 24], case, ["backprop"], tmp_path)
-    shallow, deep = (row["peak_mb"] for row in found["rows"])
-    assert deep > shallow + 10  # 22 layers of 2 × 0.5 MB
+    shallow, deep = (row["peak_mb"] - row["gradients_mb"] for row in found["rows"])
+    assert deep > shallow + 9  # 22 layers of 2 × 0.5 MB
     assert found["growth"] == slopes(found["rows"])
     assert found["growth"][0]["mb_per_layer"] == pytest.approx((deep - shallow) / 22)
     assert json.loads((tmp_path / "memory-cpu.json").read_text()) == found
@@ -101,7 +101,7 @@ def test_memory_grows_with_depth_for_backprop_and_its_slope_is_fitted(tmp_path):
 
 def test_a_probe_gives_memory_and_time():
     found = probe("replay", TINY)
-    assert set(found) == {"peak_mb", "step_ms"}
+    assert set(found) == {"peak_mb", "gradients_mb", "step_ms"}
     assert found["step_ms"] > 0
 
 

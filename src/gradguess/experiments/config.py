@@ -17,7 +17,7 @@ FIXED_CHOICES = {
     "memory": get_args(Memory),
     "dtype": ("float32", "float64", "bfloat16"),
     "schedule": ("constant", "cosine"),
-    "learn": ("weighted", "outputs", "loss", "truth", "never"),
+    "learn": ("weighted", "outputs", "loss", "momentum", "truth", "never"),
     "start": ("zero", "random"),
     "matmul": ("highest", "high"),
     "teacher": ("wperp", "wt", "activation"),
@@ -34,7 +34,7 @@ AT_LEAST_ONE = (
     "sweeps",
     "tangents",
 )
-AT_LEAST_ZERO = ("seed", "weight_decay", "diagnose", "rate", "sigma", "bootstrap")
+AT_LEAST_ZERO = ("samples", "seed", "weight_decay", "diagnose", "rate", "sigma", "bootstrap")
 
 
 def option(default: Any, text: str) -> Any:
@@ -53,6 +53,7 @@ class TrainConfig:
     """
 
     data: str = option("mnist1d", "dataset")
+    samples: int = option(0, "train on the first so many samples; 0: on all")
     model: str = option("mlp", "network")
     method: str = option("wperp", "how gradients are guessed")
     width: int = option(128, "units per hidden layer, features per token, or channels of the first convolution")
@@ -78,7 +79,7 @@ class TrainConfig:
     every: int = option(1, "steps between two tangent passes (feedback)")
     fraction: float = option(1.0, "part of the batch in a tangent pass (feedback)")
     sweeps: int = option(1, "sweeps of the chain (feedback-chained)")
-    learn: str = option("weighted", "what teaches the feedback: weighted, outputs, loss, truth or never")
+    learn: str = option("weighted", "what teaches the feedback: weighted, outputs, loss, momentum, truth or never")
     bootstrap: float = option(0.0, "rate at which the feedback is drawn to its own chained estimate")
     start: str = option("zero", "feedback matrices at the start: zero or random")
     teacher: str = option("wperp", "guess that teaches the feedback: wperp, wt or activation")

@@ -74,6 +74,10 @@ class Dataset:
         """Numbers per sample."""
         return self.shape.inputs
 
+    def first(self, samples: int) -> Dataset:
+        """The same with the first so many training samples; with all of them for 0, or where there are fewer."""
+        return replace(self, x_train=self.x_train[:samples], y_train=self.y_train[:samples]) if samples else self
+
     def to(self, device: str | torch.device, dtype: torch.dtype) -> Dataset:
         """The same data on `device`, inputs in `dtype`: small data is moved once, not batch by batch."""
         x_dtype = dtype if self.x_train.is_floating_point() else self.x_train.dtype

@@ -21,15 +21,22 @@ CURVES = ("overlap", "singular_values")
 
 
 def inspect_sites(
-    model: nn.Module, guess: Any, data: Dataset, config: TrainConfig, curves: tuple[str, ...] = ("overlap",)
+    model: nn.Module,
+    guess: Any,
+    data: Dataset,
+    config: TrainConfig,
+    curves: tuple[str, ...] = ("overlap",),
+    forward: gg.ForwardGradient | None = None,
 ) -> dict[str, dict[str, Any]]:
     """`gg.diagnose` on the first batch of the training data, as values that JSON can hold.
 
-    From a generator of its own, so that looking at a run does not change it.
+    From a generator of its own, so that looking at a run does not change it. Feedback is judged with what `forward` has
+    learned; guesses that learn nothing, from a basis of their own.
     """
     generator = torch.Generator(config.device).manual_seed(config.seed)
     x, y = data.x_train[: config.batch], data.y_train[: config.batch]
-    report = gg.diagnose(model, guess, per_sample_loss, x, y, generator=generator)
+    learned = forward if forward is not None and forward.learned else None
+    report = gg.diagnose(model, guess, per_sample_loss, x, y, generator=generator, forward=learned)
     return {site: _plain(entry, NUMBERS + curves) for site, entry in report.items()}
 
 
@@ -50,25 +57,32 @@ def inspect_run(config: TrainConfig, directory: Path | None = None) -> dict[str,
     from gradguess.experiments.methods import guess_for
     from gradguess.experiments.train import build_model
 
-    data = load(config.data).to(config.device, getattr(torch, config.dtype))
-    model = build_model(config, data)
+    data = load(config.data).first(config.samples).to(config.device, getattr(torch, config.dtype))
+    model, guess, forward = build_model(config, data), guess_for(config), None
     epoch = 0
     if directory is not None:
-        tensors, epoch = _weights(directory)
-        model.load_state_dict(tensors)
-    sites = inspect_sites(model, guess_for(config), data, config, CURVES)
+        parts, epoch = _stored(directory)
+        model.load_state_dict(parts["model"])
+        forward = gg.ForwardGradient(model, guess)
+        forward.load_state_dict(parts["forward"])
+    sites = inspect_sites(model, guess, data, config, CURVES, forward)
     return {"key": config.key, "epoch": epoch, "sites": sites}
 
 
-def _weights(directory: Path) -> tuple[dict[str, Tensor], int]:
+def _stored(directory: Path) -> tuple[dict[str, dict[str, Tensor]], int]:
+    """What the checkpoint holds of the model and of the forward gradient, and its epoch."""
     from gradguess.experiments import checkpoint
 
     stored = checkpoint.load(directory)
     if stored is None:
         raise GradguessError(f"{directory} holds no checkpoint: expected the --out directory of gradguess train.")
     tensors, state = stored
-    prefix = "model/"
-    return {key.removeprefix(prefix): v for key, v in tensors.items() if key.startswith(prefix)}, state["epoch"]
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "forward": {}}
+    for key, value in tensors.items():
+        part, _, name = key.partition("/")
+        if part in parts:
+            parts[part][name] = value
+    return parts, state["epoch"]
 
 
 def save_plots(record: dict[str, Any], directory: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gradguess.errors import InputError
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.names import lookup
+from gradguess.experiments.real import RATES, real
 
 Runs = list[TrainConfig]
 DIAGNOSE = 100  # epochs; the same in every preset, so that presets share their runs
@@ -24,6 +25,8 @@ class Preset:
     heavy: bool  # also the runs that take an hour on a CPU
 
     wide: tuple[int, ...] = ()  # widths for the study of learned feedback alone
+    samples: int = 0  # of real data; 0: all
+    rates: tuple[float, ...] = RATES  # for networks on real data
 
     def near(self, *wanted: int) -> tuple[int, ...]:
         """The wanted widths that this preset has; if none, its largest stands in."""
@@ -31,7 +34,7 @@ class Preset:
 
 
 PRESETS = {
-    "quick": Preset(widths=(64, 128), seeds=1, heavy=False),
+    "quick": Preset(widths=(64, 128), seeds=1, heavy=False, samples=2000, rates=(1e-3,)),
     "paper": Preset(widths=(64, 128, 256, 512), seeds=3, heavy=True, wide=(1024, 2048)),
 }
 
@@ -137,13 +140,14 @@ def feedback_ablations(preset: Preset) -> Runs:
     """What a sceptical reader asks for, at width 256."""
     direct, chained = TrainConfig(method="feedback-direct"), TrainConfig(method="feedback-chained")
     both = [
-        dataclasses.replace(form, **change)  # type: ignore[arg-type]
+        dataclasses.replace(form, **change)
         for form in (direct, chained)
         for change in (
             {"start": "random", "learn": "never"},  # direct feedback alignment, and its chained form
             {"learn": "truth"},  # the ceiling of the form
             {"learn": "outputs"},
             {"learn": "loss"},
+            {"learn": "momentum", "rate": 0.02},  # FDFA's rule
             {"teacher": "wt"},
             {"teacher": "activation"},
         )
@@ -159,11 +163,17 @@ def feedback_ablations(preset: Preset) -> Runs:
     return [dataclasses.replace(kind, width=width) for width in preset.near(256) for kind in both + alone]
 
 
+def real_networks(preset: Preset) -> Runs:
+    """Convolutional, residual and attention networks on images and text (`gradguess.experiments.real`)."""
+    return real(seeds=1, rates=preset.rates, samples=preset.samples)
+
+
 BEYOND: dict[str, Callable[[Preset], Runs]] = {
     "feedback-width": feedback_width,
     "feedback-depth": feedback_depth,
     "feedback-residual": feedback_residual,
     "feedback-ablations": feedback_ablations,
+    "real": real_networks,
 }
 
 PAPER: dict[str, Callable[[Preset], Runs]] = {

@@ -35,20 +35,43 @@ TASKS: dict[str, TrainConfig] = {
 
 
 def real(
-    only: Iterable[str] = (), device: str = "cpu", seeds: int = SEEDS, rates: Iterable[float] = RATES, epochs: int = 0
+    only: Iterable[str] = (),
+    device: str = "cpu",
+    seeds: int = SEEDS,
+    rates: Iterable[float] = RATES,
+    epochs: int = 0,
+    samples: int = 0,
 ) -> list[TrainConfig]:
     """The runs of the chosen tasks (all by default), for every method, learning rate and seed.
 
-    With `epochs`, that many for each task instead of its own number.
+    With `epochs` or `samples`, so many for each task instead of its own number.
     """
     chosen = [lookup(TASKS, name, "task") for name in only] or list(TASKS.values())
     return [
-        dataclasses.replace(task, method=method, lr=lr, seed=seed, device=device, epochs=epochs or task.epochs)
+        dataclasses.replace(
+            task,
+            method=method,
+            lr=lr,
+            seed=seed,
+            device=device,
+            epochs=epochs or task.epochs,
+            samples=samples or task.samples,
+        )
         for task in chosen
         for seed in range(seeds)
         for lr in rates
         for method in METHODS
     ]
+
+
+def task_of(config: TrainConfig) -> str | None:
+    """The task that a run belongs to, however long it is and whatever part of the data it sees."""
+    free = ("method", "lr", "seed", "device", "epochs", "samples", "learn", "start", "diagnose", "eval_every", "rate")
+    for name, task in TASKS.items():
+        mine = {field: getattr(config, field) for field in free}
+        if dataclasses.replace(task, **mine) == config:
+            return name
+    return None
 
 
 def ablations(only: Iterable[str] = (), device: str = "cpu", lr: float = 1e-3, seeds: int = SEEDS) -> list[TrainConfig]:

@@ -128,7 +128,7 @@ class _Run:
         self.directory = directory if ranks.rank == 0 else None
         _check_device(config.device)
         torch.set_float32_matmul_precision(config.matmul)
-        self.data = load(config.data).to(config.device, getattr(torch, config.dtype))
+        self.data = load(config.data).first(config.samples).to(config.device, getattr(torch, config.dtype))
         ranks.check_batches(len(self.data.x_train), config.batch)
         self.place: tuple[int, int] | None = None  # of this rank's samples in the batch
         self.model = build_model(config, self.data)
@@ -210,7 +210,7 @@ class _Run:
         if last or self.epoch % self.config.eval_every == 0:
             row.update(evaluate(self.model, self.data))
         if self.config.diagnose and (last or self.epoch % self.config.diagnose == 0):
-            row["diagnostics"] = inspect_sites(self.model, self.guess, self.data, self.config)
+            row["diagnostics"] = inspect_sites(self.model, self.guess, self.data, self.config, forward=self.forward)
         return row
 
     def set_rate(self, progress: float) -> None:

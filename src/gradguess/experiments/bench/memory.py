@@ -46,7 +46,12 @@ def probe(method: str, case: Case) -> dict[str, float]:
         if torch.device(case.device).type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    return {"peak_mb": meter.megabytes(), "step_ms": 1e3 * statistics.median(seconds)}
+    gradients = sum(p.numel() * p.element_size() for group in rival.optimiser.param_groups for p in group["params"])
+    return {
+        "peak_mb": meter.megabytes(),
+        "gradients_mb": gradients / 2**20,  # part of the peak, and the same for every method
+        "step_ms": 1e3 * statistics.median(seconds),
+    }
 
 
 def main() -> None:

@@ -177,7 +177,7 @@ def memory_rival(name: str, case: Case) -> Rival:
     return lookup(table, name, "method")()
 
 
-MEMORY = ("backprop", "checkpoint-all", "checkpoint-sqrt", "store", "replay")
+MEMORY = ("backprop", "checkpoint-all", "checkpoint-sqrt", "store", "replay", "feedback-replay")
 
 
 def fewer(case: Case, samples: int) -> Case:

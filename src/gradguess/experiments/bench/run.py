@@ -130,10 +130,10 @@ def _series(rows: Sequence[Row], axis: str) -> dict[str, list[tuple[float, float
 
 
 def slopes(rows: Sequence[Row]) -> list[Row]:
-    """Megabytes that one more layer costs."""
+    """Megabytes that one more layer costs, the gradients of its parameters apart."""
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        series.setdefault(row["method"], []).append((row["depth"], row["peak_mb"]))
+        series.setdefault(row["method"], []).append((row["depth"], row["peak_mb"] - row["gradients_mb"]))
     return [
         {"method": method, "axis": "depth", "mb_per_layer": _slope(points, log=False), "points": len(points)}
         for method, points in series.items()

@@ -94,12 +94,23 @@ def _time_table(record: Record) -> Table:
 
 
 def _memory_table(record: Record) -> Table:
-    columns = ("Method", *_SETTING, "Memory, MB", "Step, ms")
+    columns = ("Method", *_SETTING, "Memory, MB", "of it gradients", "Step, ms", "Time ratio")
+    base = {row["depth"]: row["step_ms"] for row in record["rows"] if row["method"] == "backprop"}
     rows = tuple(
-        (text(label(row["method"])), *_settings(row), number(row["peak_mb"], ".1f"), number(row["step_ms"], ".1f"))
+        (
+            text(label(row["method"])),
+            *_settings(row),
+            number(row["peak_mb"], ".1f"),
+            number(row["gradients_mb"], ".1f"),
+            number(row["step_ms"], ".1f"),
+            number(row["step_ms"] / base[row["depth"]], ".2f") if row["depth"] in base else text(""),
+        )
         for row in record["rows"]
     )
-    caption = "Peak above weights and optimiser, each in a process of its own. " + _place(record)
+    caption = (
+        "Peak above weights and optimiser, each in a process of its own; the gradients of the parameters are part of "
+        "it for every method. Time ratio: to backpropagation at the same depth. " + _place(record)
+    )
     hidden = constant(columns, rows, _SETTING)
     return Table(f"bench-{_suffix(record)}", "Memory and time over the depth", columns, rows, caption, hidden=hidden)
 
@@ -117,7 +128,11 @@ def _growth_table(record: Record) -> Table:
         )
         for fit in record["growth"]
     )
-    caption = "Slope of memory over depth." if memory else "a in time ~ axis^a, least squares over the quiet times."
+    caption = (
+        "Slope of memory over depth, without the parameters' gradients."
+        if memory
+        else "a in time ~ axis^a, least squares over the quiet times."
+    )
     return Table(f"bench-growth-{_suffix(record)}", "Growth", columns, rows, caption)
 
 

@@ -15,6 +15,7 @@ from gradguess.experiments.tables.paper import (
     scaling_matrix,
     scaling_table,
 )
+from gradguess.experiments.tables.real import real_table
 from gradguess.experiments.tables.runs import Run, Variant, command, method_label, variants
 from gradguess.experiments.tables.table import Cell, Curve, Figure, Table, constant, number, slugify, text
 
@@ -40,6 +41,7 @@ __all__ = [
     "overlap_figure",
     "preconditioning_table",
     "rank_table",
+    "real_table",
     "scaling_figure",
     "scaling_matrix",
     "scaling_table",

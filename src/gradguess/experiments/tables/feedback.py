@@ -127,6 +127,7 @@ def _predictor(config: TrainConfig) -> list[str]:
         "truth": "B from true gradients (ceiling of the form)",
         "outputs": "taught by output tangents, unweighted",
         "loss": "taught by the loss's derivative alone",
+        "momentum": "running mean of raw estimates (FDFA)",
     }
     return [words[config.learn]] if config.learn in words else ["bootstrap anchored by tangents"] if by_itself else []
 

@@ -18,6 +18,7 @@ from gradguess.report.sections.feedback import feedback
 from gradguess.report.sections.newton_schulz import newton_schulz
 from gradguess.report.sections.overlap import overlap
 from gradguess.report.sections.preconditioning import preconditioning
+from gradguess.report.sections.real import real
 from gradguess.report.sections.runs import all_runs
 from gradguess.report.sections.scaling import scaling
 from gradguess.report.sections.training import training
@@ -33,6 +34,7 @@ SECTIONS: tuple[Builder, ...] = (
     newton_schulz,
     preconditioning,
     feedback,
+    real,
     training,
     all_runs,
 )

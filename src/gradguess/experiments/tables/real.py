@@ -1,0 +1,133 @@
+"""Real networks on real data: one line per task and method, at the learning rate that served it best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradguess.errors import GradguessError
+from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.real import METHODS, TASKS, task_of
+from gradguess.experiments.tables.compare import Summary
+from gradguess.experiments.tables.runs import Run, method_label
+from gradguess.experiments.tables.table import Cell, Table, number, text
+
+__all__ = ["real_table"]
+
+_CAPTION = (
+    "All methods at equal epochs and over the same grid of learning rates (cosine schedule); each is shown at the rate "
+    "with the best mean on the test set, chosen the same way for all. Accuracy, or bits per character for text (there "
+    "less is better). Step: median time of a training step over that of backpropagation's runs on the same kind of "
+    "device."
+)
+
+
+@dataclass(frozen=True)
+class _Best:
+    """The runs of one method on one task at its best learning rate."""
+
+    method: str
+    lr: float
+    rates: int  # how many were tried
+    runs: tuple[Run, ...]
+
+    def summary(self, quantity: str) -> Summary | None:
+        return Summary.of([run.metrics[quantity] for run in self.runs if quantity in run.metrics])
+
+
+Setting = tuple[str, int, int, str]  # task, epochs, samples, device
+
+
+def real_table(runs: Sequence[Run]) -> Table | None:
+    """Every task that was run, in the order of `TASKS`; None where none was."""
+    settings: dict[Setting, list[Run]] = {}
+    for run in runs:
+        if (setting := _setting(run)) is not None:
+            settings.setdefault(setting, []).append(run)
+    rows: list[tuple[Cell, ...]] = []
+    for setting in sorted(settings, key=lambda s: (list(TASKS).index(s[0]), *s[1:])):
+        rows += _rows(setting, settings[setting])
+    if not rows:
+        return None
+    columns = (
+        "Task",
+        "Samples",
+        "Epochs",
+        "Method",
+        "Learning rate",
+        "Train",
+        "Test",
+        "Test against backprop",
+        "Step",
+        "Seeds",
+    )
+    return Table("real", "Real networks, real data", columns, tuple(rows), _CAPTION)
+
+
+def _setting(run: Run) -> Setting | None:
+    try:
+        config = TrainConfig.from_dict(dict(run.config))
+    except (GradguessError, TypeError):
+        return None
+    task = task_of(config)
+    control = config.method not in METHODS or config.learn == "never"
+    return None if task is None or control else (task, config.epochs, config.samples, config.device.partition(":")[0])
+
+
+def _rows(setting: Setting, runs: Sequence[Run]) -> list[tuple[Cell, ...]]:
+    name, epochs, samples, _ = setting
+    bits = TASKS[name].data == "shakespeare"
+    quantity = "bits" if bits else "accuracy"
+    best = {method: found for method in METHODS if (found := _best(method, runs, f"test_{quantity}", bits))}
+    base = best.get("backprop")
+    return [
+        (
+            text(name),
+            number(samples, "d") if samples else text("all"),
+            number(epochs, "d"),
+            text(method_label(method)),
+            Cell(f"{one.lr:g}", one.lr, note="" if one.rates > 1 else "the only one tried"),
+            _shown(one.summary(f"train_{quantity}")),
+            _shown(one.summary(f"test_{quantity}")),
+            _against(one, base, f"test_{quantity}"),
+            _ratio(one, base),
+            number(len(one.runs), "d"),
+        )
+        for method, one in best.items()
+    ]
+
+
+def _best(method: str, runs: Sequence[Run], quantity: str, less: bool) -> _Best | None:
+    by_rate: dict[float, list[Run]] = {}
+    for run in runs:
+        if run.method == method and quantity in run.metrics:
+            by_rate.setdefault(run.config["lr"], []).append(run)
+    if not by_rate:
+        return None
+    most = max(len(found) for found in by_rate.values())
+    full = {lr: found for lr, found in by_rate.items() if len(found) == most}  # a rate with fewer seeds was given up
+
+    def score(lr: float) -> float:
+        mean = sum(run.metrics[quantity] for run in full[lr]) / most
+        return -mean if less else mean
+
+    lr = max(full, key=score)
+    return _Best(method, lr, len(by_rate), tuple(full[lr]))
+
+
+def _shown(summary: Summary | None) -> Cell:
+    if summary is None:
+        return Cell("–")
+    return Cell(number(summary.mean).text + ("" if summary.sd is None else f" ± {summary.sd:.3f}"), summary.mean)
+
+
+def _against(one: _Best, base: _Best | None, quantity: str) -> Cell:
+    ours, theirs = one.summary(quantity), base.summary(quantity) if base else None
+    if ours is None or theirs is None or one.method == "backprop":
+        return Cell("–")
+    return number(ours.mean - theirs.mean, ".3f", signed=True)
+
+
+def _ratio(one: _Best, base: _Best | None) -> Cell:
+    ours, theirs = one.summary("step_ms"), base.summary("step_ms") if base else None
+    return Cell("–") if ours is None or theirs is None else number(ours.mean / theirs.mean, ".2f")
