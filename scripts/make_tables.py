@@ -1,14 +1,17 @@
-"""Write the tables of the README and of docs/reproduce.md, and the overview figure, from results/paper.
+"""Write the tables of the README and of the docs, and the overview figure, from results/paper and results/bench.
 
 Run after new results: `python scripts/make_tables.py`. Text between `<!-- NAME -->` and `<!-- end -->` is replaced.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from gradguess.experiments.bench.shown import label
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.paper_numbers import SCALING, WIDTHS
 from gradguess.experiments.tables import (
@@ -22,6 +25,7 @@ from gradguess.experiments.tables import (
     method_label,
     newton_schulz_table,
     preconditioning_table,
+    real_table,
     scaling_matrix,
 )
 from gradguess.experiments.tables.feedback import results_of
@@ -29,7 +33,7 @@ from gradguess.report.plot import draw
 from gradguess.report.results import load_runs
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/reproduce.md", "docs/feedback.md")
+PAGES = ("README.md", "docs/reproduce.md", "docs/feedback.md", "docs/speed.md", "docs/scale.md", "docs/real.md")
 METHODS = {
     "backprop": {},
     "feedback-chained": {},
@@ -108,8 +112,48 @@ def overview_figure(runs: Sequence[Run]) -> Figure:
     )
 
 
+def bench_record(name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((ROOT / "results" / "bench" / name).read_text(encoding="utf-8"))
+    return record
+
+
+def times_table() -> str:
+    """Ratio of a step to backpropagation's, by method and width."""
+    rows = bench_record("time-cpu.json")["rows"]
+    widths = sorted({row["width"] for row in rows})
+    found = {(row["method"], row["width"]): row for row in rows}
+    lines = ["| | " + " | ".join(f"width {width}" for width in widths) + " |", "|---" * (1 + len(widths)) + "|"]
+    base = [f"{found['backprop', width]['step_ms']:.3g} ms" for width in widths]
+    lines.append("| " + " | ".join(["Backpropagation", *base]) + " |")
+    for method in dict.fromkeys(row["method"] for row in rows if row["method"] != "backprop"):
+        cells = [f"{row['ratio']:.3g}" if (row := found.get((method, width))) else "–" for width in widths]
+        lines.append("| " + " | ".join([label(method), *cells]) + " |")
+    return "\n".join(lines)
+
+
+def memory_table() -> str:
+    """Peak memory without the parameters' gradients, and time over backpropagation's, by method and depth."""
+    rows = bench_record("memory-cpu.json")["rows"]
+    depths = sorted({row["depth"] for row in rows})
+    found = {(row["method"], row["depth"]): row for row in rows}
+    lines = [
+        "| | " + " | ".join(f"depth {depth}" for depth in depths) + " | " + " | ".join("time" for _ in depths) + " |",
+        "|---" * (1 + 2 * len(depths)) + "|",
+    ]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = [found[method, depth] for depth in depths]
+        memory = [f"{row['peak_mb'] - row['gradients_mb']:.0f} MB" for row in mine]
+        times = [f"{row['step_ms'] / found['backprop', row['depth']]['step_ms']:.2f}" for row in mine]
+        lines.append("| " + " | ".join([label(method), *memory, *times]) + " |")
+    return "\n".join(lines)
+
+
 def tables(runs: Sequence[Run]) -> dict[str, str]:
+    real = real_table(runs)
     found = {
+        "bench-times": times_table(),
+        "bench-memory": memory_table(),
+        "real": markdown(real) if real else "",
         "overview": overview_table(runs),
         "scaling": markdown(scaling_matrix(runs)),
         "choice-of-k": markdown(choice_of_k_table(runs)),

@@ -143,6 +143,20 @@ def test_learning_is_least_mean_squares_of_the_outputs_tangents(learn, tangents)
         torch.testing.assert_close(learned[name]["B"], B + change[name])
 
 
+def test_the_truth_is_that_of_the_same_masks():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3)).double()
+    masks: list[Tensor] = []
+    model[1].register_forward_hook(lambda module, args, output: masks.append((output != 0).detach()))
+    forward = gg.ForwardGradient(model, gg.Feedback(gg.ActivationPerturbation(), form="direct", learn="truth"))
+    x, t = torch.randn(64, 5).double(), torch.randint(3, (64,))
+    forward(cross_entropy, x, t)
+    masks.clear()
+    forward(cross_entropy, x, t)
+    assert len(masks) > 1
+    assert all(torch.equal(mask, masks[0]) for mask in masks)
+
+
 def test_momentum_is_a_running_mean_of_raw_estimates():
     case, rate = wide(), 0.1
     learned = random_B(case)

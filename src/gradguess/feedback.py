@@ -132,7 +132,7 @@ class Feedback(Method):
         if self.start == "random":
             _start_random(step, forward, error)
         if self.learn == "truth":
-            truth = Backprop().run(replace(step, detail=True)).site_grads
+            truth = Backprop().run(step.again(detail=True)).site_grads
             for site in filter(predicted, step.layout.sites):
                 regress(step, site, forward.gate(site), error, site.flat(truth[site.name]), self.rate)
         if seen is not None:

@@ -186,6 +186,12 @@ class Step:
         """The number of samples, read off the first input."""
         return batch_of(self.task)
 
+    def again(self, **changes: Any) -> Step:
+        """The same step with other options; its passes repeat those that were made: the same masks, no buffer written."""
+        twin = replace(self, **changes)
+        twin._before, twin._passes = self._before, self._passes
+        return twin
+
     def continue_after(self, before: Snapshot) -> None:
         """Treat every pass of this step as a repetition of one that started from `before`."""
         self._before, self._passes = before, 1

@@ -128,12 +128,22 @@ def feedback_residual(preset: Preset) -> Runs:
         dataclasses.replace(chained, learn="never"),
         dataclasses.replace(chained, sweeps=2),
         dataclasses.replace(chained, sweeps=2, learn="never"),
+        dataclasses.replace(chained, sweeps=4),
+        dataclasses.replace(chained, sweeps=4, learn="never"),
     ]
     return [
         dataclasses.replace(kind, model="residual", width=128, depth=depth, epochs=20, batch=128, lr=3e-4)
         for depth in (12, 24)
         for kind in kinds
     ]
+
+
+def feedback_quality(preset: Preset) -> Runs:
+    """How good the estimate is over training, with what feedback has learned until then."""
+    forms = ("feedback-direct", "feedback-chained", "feedback-corrected")
+    kinds = [TrainConfig(method=form, diagnose=25) for form in forms]
+    kinds += [TrainConfig(method=method, diagnose=DIAGNOSE) for method in ("wperp", "wt")]
+    return [dataclasses.replace(kind, width=width) for width in preset.near(128) for kind in kinds]
 
 
 def feedback_ablations(preset: Preset) -> Runs:
@@ -172,6 +182,7 @@ BEYOND: dict[str, Callable[[Preset], Runs]] = {
     "feedback-width": feedback_width,
     "feedback-depth": feedback_depth,
     "feedback-residual": feedback_residual,
+    "feedback-quality": feedback_quality,
     "feedback-ablations": feedback_ablations,
     "real": real_networks,
 }

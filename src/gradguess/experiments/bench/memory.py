@@ -1,11 +1,12 @@
 """Peak memory of one training loop, in a process of its own: growth of the resident set, or CUDA's allocator.
-`python -m gradguess.experiments.bench.memory '{"method": "replay", "case": {"depth": 100}}'` measures one.
+`python -m gradguess.experiments.bench.memory '{"method": "replay", "case": {"depth": 100}, "steps": 1}'` measures one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -19,20 +20,35 @@ from gradguess.experiments.bench.rivals import Case, fewer, memory_rival
 from gradguess.experiments.environment import PeakMemory
 
 STEPS = 3
+# glibc keeps freed blocks for itself, more of them the more often a loop allocates; here they go back at once, so that
+# the resident set is what the loop holds. That is slow: times are taken in another process.
+EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 def peak(method: str, case: Case, threads: int) -> dict[str, float]:
-    """`peak_mb` above the loop's own state (weights and the optimiser's), and `step_ms`."""
-    job = json.dumps({"method": method, "case": dataclasses.asdict(case), "threads": threads})
-    command = [sys.executable, "-m", "gradguess.experiments.bench.memory", job]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """`peak_mb` above the loop's own state (weights and the optimiser's), `gradients_mb` of it, and `step_ms`."""
+    job = {"method": method, "case": dataclasses.asdict(case), "threads": threads}
+    memory = _in_a_process(job | {"steps": 1}, EXACT)
+    return {**memory, "step_ms": _in_a_process(job | {"steps": STEPS}, {})["step_ms"]}
+
+
+def peak_memory(method: str, case: Case, threads: int) -> float:
+    """`peak_mb` alone."""
+    job = {"method": method, "case": dataclasses.asdict(case), "threads": threads, "steps": 1}
+    return _in_a_process(job, EXACT)["peak_mb"]
+
+
+def _in_a_process(job: dict[str, Any], variables: dict[str, str]) -> dict[str, float]:
+    command = [sys.executable, "-m", "gradguess.experiments.bench.memory", json.dumps(job)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | variables)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise GradguessError(f"measuring the memory of {method} failed: {last[0]}")
-    return json.loads(done.stdout.splitlines()[-1])
+        raise GradguessError(f"measuring the memory of {job['method']} failed: {last[0]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-def probe(method: str, case: Case) -> dict[str, float]:
+def probe(method: str, case: Case, steps: int = STEPS) -> dict[str, float]:
     """Measured here and now: to be called in a fresh process."""
     rival = memory_rival(method, fewer(case, 2))
     rival.step()  # libraries set themselves up, the optimiser makes its state
@@ -40,7 +56,7 @@ def probe(method: str, case: Case) -> dict[str, float]:
     rival.x, rival.y = case.data()
     meter = PeakMemory(case.device)
     seconds = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         start = time.perf_counter()
         rival.step()
         if torch.device(case.device).type == "cuda":
@@ -58,7 +74,7 @@ def main() -> None:
     job: dict[str, Any] = json.loads(sys.argv[1])
     if job.get("threads"):
         torch.set_num_threads(job["threads"])
-    print(json.dumps(probe(job["method"], Case(**job["case"]))))
+    print(json.dumps(probe(job["method"], Case(**job["case"]), job["steps"])))
 
 
 if __name__ == "__main__":

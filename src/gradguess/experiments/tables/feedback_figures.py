@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
 
 from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.plan import PRESETS
+from gradguess.experiments.plan import PRESETS, feedback_quality
 from gradguess.experiments.tables.feedback import (
     QUANTITIES,
     Result,
@@ -23,11 +24,13 @@ _OVER_WIDTH = ("backprop", "feedback-direct", "feedback-chained", "wperp", "wt")
 
 
 def feedback_figures(runs: Sequence[Run]) -> tuple[Figure, ...]:
-    """Accuracy over the width, over the epochs of deep networks, and of the ablations."""
+    """Accuracy over width, work, tangents and epochs; how good the estimate is; the ablations."""
     if not any(run.method.startswith("feedback") for run in runs):
         return ()
     figures = [_over_width(runs, quantity) for quantity in QUANTITIES]
+    figures += _over_cost(runs)
     figures += _over_epochs(depth_results(runs))
+    figures += _quality(runs)
     figures += [_dots(ablation_results(runs))]
     return tuple(figure for figure in figures if figure and figure.curves)
 
@@ -65,6 +68,115 @@ def _curve(results: Sequence[Result], quantity: str, style: str) -> list[Curve]:
     return [Curve(results[0].label, x, y, style, low=low, high=high, markers=True, error_bars=True)]
 
 
+_COSTED = (
+    TrainConfig(method="backprop"),
+    TrainConfig(method="feedback-chained"),
+    TrainConfig(method="feedback-direct"),
+    TrainConfig(method="feedback-direct", every=4, fraction=0.25),
+    TrainConfig(method="wperp"),
+    TrainConfig(method="wt"),
+    TrainConfig(method="activation"),
+)
+
+
+def work(config: TrainConfig) -> float:
+    """Passes over the network in one step, each one product per layer: forward, tangent, chain rule, weights.
+
+    >>> [work(TrainConfig(method=method)) for method in ("backprop", "wperp", "wt", "feedback-direct")]
+    [3.0, 3.0, 4.0, 3.0]
+    >>> work(TrainConfig(method="feedback-direct", every=4, fraction=0.25))
+    2.0625
+    """
+    if config.method == "backprop":
+        return 3.0
+    if config.method == "weight":
+        return 1.0 + config.tangents
+    if not config.method.startswith("feedback"):
+        return 2.0 + tangents(config) * (2 if config.method == "wt" else 1)
+    return 2.0 + tangents(config) + (config.sweeps if config.method == "feedback-chained" else 0)
+
+
+def tangents(config: TrainConfig) -> float:
+    """Tangent passes of the whole batch in one step."""
+    taught = config.method.startswith("feedback")
+    return config.tangents * (config.fraction / config.every if taught else 1.0)
+
+
+def _over_cost(runs: Sequence[Run]) -> list[Figure | None]:
+    """The same training runs at width 512, against what they took."""
+    ran = [
+        result
+        for result in results_of([dataclasses.replace(config, width=512) for config in _COSTED], runs)
+        if result.variant and any(run.history for run in result.variant.runs)
+    ]
+    if not any(result.config.method.startswith("feedback") for result in ran):
+        return []
+    made: list[Figure | None] = []
+    for slug, words, price in (
+        ("work", "passes over the network", work),
+        ("tangents", "tangent passes of the whole batch", tangents),
+    ):
+        shown = [result for result in ran if slug == "work" or result.config.method != "backprop"]
+        curves = [
+            dataclasses.replace(curve, x=[epoch * price(result.config) for epoch in curve.x], low=None, high=None)
+            for result in shown
+            for curve in _training(result, "test_accuracy")
+        ]
+        made.append(
+            Figure(
+                f"feedback-{slug}",
+                f"Test accuracy against {slug}, width 512",
+                f"Epochs × {words} per step",
+                "Test accuracy",
+                tuple(curves),
+                "Mean over the seeds. A pass is one product per layer; drawing directions and small operations are not "
+                "counted, see the benchmark for times.",
+            )
+        )
+    return made
+
+
+_QUALITIES = {"cosine": "Cosine", "bias": "Bias", "variance": "Variance"}
+
+
+def _quality(runs: Sequence[Run]) -> list[Figure | None]:
+    """Cosine with the true gradient, bias and variance over training: the mean over the hidden layers."""
+    looked_at = [run for run in runs if run.diagnostics]
+    ran = [result for result in results_of(feedback_quality(PRESETS["paper"]), looked_at) if result.variant]
+    if not any(result.config.method.startswith("feedback") for result in ran):
+        return []
+    made: list[Figure | None] = []
+    for quantity, title in _QUALITIES.items():
+        curves = [curve for result in ran if (curve := _diagnosed(result, quantity))]
+        made.append(
+            Figure(
+                f"feedback-{quantity}",
+                f"{title} over training, width {ran[0].config.width}",
+                "Epoch",
+                title,
+                tuple(curves),
+                "Of one step's estimate against the true gradient, mean over the hidden layers and the seeds.",
+                log_y=quantity != "cosine",
+            )
+        )
+    return made
+
+
+def _diagnosed(result: Result, quantity: str) -> Curve | None:
+    assert result.variant is not None
+    found: dict[float, list[float]] = {}
+    for run in result.variant.runs:
+        for entry in run.diagnostics:
+            hidden = list(entry["sites"].values())[:-1]
+            values = [site[quantity] for site in hidden if site.get(quantity) is not None]
+            if values:
+                found.setdefault(entry["epoch"], []).append(statistics.fmean(values))
+    epochs = sorted(found)
+    if not epochs:
+        return None
+    return Curve(result.label, epochs, [statistics.fmean(found[e]) for e in epochs], result.config.method, markers=True)
+
+
 def _over_epochs(results: Sequence[Result]) -> list[Figure | None]:
     """The deepest network, one figure for each learning rate: the mean over the seeds, and their range."""
     ran = [result for result in results if result.variant and any(run.history for run in result.variant.runs)]
@@ -84,13 +196,13 @@ def _over_epochs(results: Sequence[Result]) -> list[Figure | None]:
     ]
 
 
-def _training(result: Result) -> Iterable[Curve]:
-    by_epoch = _by_epoch(result.variant, "train_accuracy") if result.variant else {}
+def _training(result: Result, quantity: str = "train_accuracy") -> Iterable[Curve]:
+    by_epoch = _by_epoch(result.variant, quantity) if result.variant else {}
     if by_epoch:
         epochs = sorted(by_epoch)
         mean = [statistics.fmean(by_epoch[epoch]) for epoch in epochs]
         low, high = [min(by_epoch[epoch]) for epoch in epochs], [max(by_epoch[epoch]) for epoch in epochs]
-        dashed = result.config.sweeps > 1
+        dashed = result.config.sweeps > 1 or result.config.every > 1
         yield Curve(result.label, epochs, mean, result.config.method, low=low, high=high, dashed=dashed)
 
 

@@ -94,7 +94,7 @@ class Run:
     def _part(self, name: str) -> Any:
         if name in _OPTIONAL and name not in _READS.get(self.method, ()):
             return None
-        value = self.config.get(name)
+        value = self.config.get(name, _DEFAULTS[name])  # an older record lacks the newest options
         if name == "device" and isinstance(value, str):
             return value.partition(":")[0]  # cuda:0 and cuda:1 are the same kind
         return value if isinstance(value, (str, int, float, type(None))) else repr(value)

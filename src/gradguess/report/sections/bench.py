@@ -20,8 +20,9 @@ _NEEDED = ("kind", "environment", "rows", "growth")
 
 
 def bench(results_dir: Path) -> Section | None:
-    """From the `bench/*.json` under a directory of results."""
+    """From the `bench/*.json` under a directory of results, or else beside it."""
     paths = sorted(path for path in results_dir.rglob("*.json") if path.parent.name == "bench")
+    paths = paths or sorted((results_dir.resolve().parent / "bench").glob("*.json"))
     records = [_read(path) for path in paths]
     shown = [table for record in records for table in tables(record)]
     drawn = [figure for record in records for figure in figures(record)]
