@@ -21,7 +21,7 @@ Related: feedback matrices from forward gradients (Bacho and Chu 2024, FDFA), sy
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -40,9 +40,6 @@ from gradguess.sites import Site, Watch
 from gradguess.step import Measurement, Record, Records, Step, gate_at
 from gradguess.task import Task, tensors
 from gradguess.upstream import CutGraph
-
-if TYPE_CHECKING:
-    pass
 
 LEARN = ("weighted", "outputs", "loss", "momentum", "truth", "never")
 Values = dict[str, Tensor]  # site name -> (batch, d)

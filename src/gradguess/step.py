@@ -187,7 +187,7 @@ class Step:
         return batch_of(self.task)
 
     def again(self, **changes: Any) -> Step:
-        """The same step with other options; its passes repeat those that were made: the same masks, no buffer written."""
+        """The same step with other options; its passes repeat those made so far: same masks, no buffer written."""
         twin = replace(self, **changes)
         twin._before, twin._passes = self._before, self._passes
         return twin
