@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -181,3 +182,33 @@ def test_figures_have_every_rate_at_the_largest_depth_and_the_ablations_in_order
     )
     assert "feedback-ablations" in figures
     assert draw(figures["feedback-ablations"]).png[:4] == b"\x89PNG"
+
+
+def test_accuracy_against_work_and_tangents():
+    history = [{"epoch": 10, "train_accuracy": 0.5, "test_accuracy": 0.4}]
+    rare = {"every": 4, "fraction": 0.25}
+    found = [
+        *runs(*seeds("backprop", (1.0,), width=512), *seeds("feedback-direct", (1.0,), width=512)),
+        *runs(*seeds("feedback-direct", (1.0,), width=512, **rare)),
+    ]
+    found = [dataclasses.replace(run, history=history) for run in found]
+    figures = {figure.slug: figure for figure in feedback_figures(found)}
+    work = {curve.label: list(curve.x) for curve in figures["feedback-work"].curves}
+    assert list(work.values()) == [[30.0], [30.0], [20.625]]  # three passes, three, and 2 + 1/16
+    tangents = figures["feedback-tangents"].curves
+    assert [list(curve.x) for curve in tangents] == [[10.0], [0.625]]  # backpropagation has none
+    assert all(list(curve.y) == [0.4] for curve in tangents)
+
+
+def test_quality_over_training_is_the_mean_over_hidden_layers():
+    def looked_at(epoch: int, *cosines: float) -> dict[str, Any]:
+        return {"epoch": epoch, "sites": {str(i): {"cosine": c, "bias": 1.0} for i, c in enumerate(cosines)}}
+
+    found = runs(*seeds("feedback-direct", (1.0, 1.0), width=128))
+    entries = ([looked_at(25, 0.2, 0.4, 1.0)], [looked_at(25, 0.4, 0.6, 1.0), looked_at(50, 0.5, 0.5, 1.0)])
+    found = [dataclasses.replace(run, diagnostics=entry) for run, entry in zip(found, entries, strict=True)]
+    figures = {figure.slug: figure for figure in feedback_figures(found)}
+    (curve,) = figures["feedback-cosine"].curves
+    assert list(curve.x) == [25, 50]
+    assert list(curve.y) == pytest.approx([0.4, 0.5])
+    assert "feedback-variance" not in figures  # nothing was measured
