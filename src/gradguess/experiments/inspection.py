@@ -31,12 +31,12 @@ def inspect_sites(
     """`gg.diagnose` on the first batch of the training data, as values that JSON can hold.
 
     From a generator of its own, so that looking at a run does not change it. Feedback is judged with what `forward` has
-    learned; guesses that learn nothing, from a basis of their own.
+    learned, without the curves of the Jacobian, which are the network's; other guesses from a basis of their own.
     """
     generator = torch.Generator(config.device).manual_seed(config.seed)
     x, y = data.x_train[: config.batch], data.y_train[: config.batch]
     learned = forward if forward is not None and forward.learned else None
-    report = gg.diagnose(model, guess, per_sample_loss, x, y, generator=generator, forward=learned)
+    report = gg.diagnose(model, guess, per_sample_loss, x, y, generator=generator, forward=learned, curve=learned is None)
     return {site: _plain(entry, NUMBERS + curves) for site, entry in report.items()}
 
 
