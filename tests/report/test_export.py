@@ -6,8 +6,9 @@ import csv
 import io
 import re
 
-from gradguess.experiments.tables import Cell, Run, Table, number, scaling_table, text
+from gradguess.experiments.tables import Cell, Curve, Figure, Run, Table, number, scaling_table, text
 from gradguess.report.export import latex_text, to_csv, to_latex
+from gradguess.report.plot import draw
 from report.synthetic import paper_records
 
 
@@ -58,3 +59,10 @@ def test_latex_source_is_plain_ascii():
 def test_notes_go_into_brackets():
     table = Table("t", "t", ("a",), ((Cell("0.5", 0.5, "holds", "paper 0.4"),),))
     assert "0.5 (paper 0.4)" in to_latex(table)
+
+
+def test_a_logarithmic_axis_has_plain_numbers():
+    figure = Figure("steep", "Steep", "x", "y", (Curve("a", [1, 2, 3], [1e-7, 1e-5, 1e-3], "wperp"),), log_y=True)
+    svg = draw(figure).svg
+    assert "mathdefault" not in svg
+    assert "<!-- 1e−05 -->" in svg  # the minus sign of print

@@ -36,7 +36,9 @@ def inspect_sites(
     generator = torch.Generator(config.device).manual_seed(config.seed)
     x, y = data.x_train[: config.batch], data.y_train[: config.batch]
     learned = forward if forward is not None and forward.learned else None
-    report = gg.diagnose(model, guess, per_sample_loss, x, y, generator=generator, forward=learned, curve=learned is None)
+    report = gg.diagnose(
+        model, guess, per_sample_loss, x, y, generator=generator, forward=learned, curve=learned is None
+    )
     return {site: _plain(entry, NUMBERS + curves) for site, entry in report.items()}
 
 

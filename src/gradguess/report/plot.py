@@ -110,8 +110,10 @@ def _dress(axes: Axes, figure: Figure) -> None:
     axes.set_ylabel(figure.y_label)
     if figure.log_x:
         axes.set_xscale("log")
+        _plain_numbers(axes.xaxis)
     if figure.log_y:
         axes.set_yscale("log")
+        _plain_numbers(axes.yaxis)
     if figure.x_ticks:
         axes.set_xticks(figure.x_ticks, [f"{tick:g}" for tick in figure.x_ticks])
         axes.minorticks_off()
@@ -126,6 +128,14 @@ def _dress(axes: Axes, figure: Figure) -> None:
         axes.annotate(words, (x, 0.03), (4, 0), ("data", "axes fraction"), textcoords="offset points", fontsize=8)
     if any(curve.label for curve in figure.curves):
         axes.figure.legend(loc="outside lower center", ncols=figure.legend_columns)
+
+
+def _plain_numbers(axis: Any) -> None:
+    """A logarithmic axis writes its numbers as formulas, and those are not set."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set_major_formatter(LogFormatter())
+    axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
 
 
 def _png(page: Any) -> bytes:

@@ -131,6 +131,7 @@ def _over_cost(runs: Sequence[Run]) -> list[Figure | None]:
                 tuple(curves),
                 "Mean over the seeds. A pass is one product per layer; drawing directions and small operations are not "
                 "counted, see the benchmark for times.",
+                legend_columns=1,
             )
         )
     return made
