@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _module
 from torch.utils._pytree import tree_map
 
+from gradguess import tangent
 from gradguess.scratch import NONE, Scratch
-from gradguess.sites import Layout, LayoutChanged, Site, unrolled
+from gradguess.sites import Layout, LayoutChanged, Site, Visit, unrolled
 from gradguess.tangent import Carried, dual_numbers, named_failures
 from gradguess.task import Task, tensors
 
@@ -48,18 +49,22 @@ class Walked:
         return Walked([(site, x[:rows], s[:rows]) for site, x, s in self.stops], self.outputs[:rows])
 
 
-def walk(task: Task, layout: Layout, scratch: Scratch = NONE) -> Walked | None:
-    """The plain pass, layer by layer; None where the model itself must be called (no `Layout.row`, or it has hooks)."""
+def runs_itself(task: Task, layout: Layout) -> bool:
+    """May the layers be run one by one? Not where the model must be called: no `Layout.row`, or it has hooks."""
     x = task.inputs
     if not layout.row or not isinstance(x, Tensor) or x.dim() != 2 or _altered(layout):
-        return None
+        return False
     weight: Tensor = layout.sites[0].module.weight  # type: ignore[assignment]
-    if x.dtype != weight.dtype or x.device != weight.device or x.shape[1] != weight.shape[1]:
-        return None  # the model's own error says more
+    return x.dtype == weight.dtype and x.device == weight.device and x.shape[1] == weight.shape[1]
+
+
+def walk(task: Task, layout: Layout, scratch: Scratch = NONE) -> Walked:
+    """The plain pass, layer by layer; it keeps every layer."""
     stops: list[tuple[Site, Tensor, Tensor]] = []
+    x = task.inputs
     with torch.no_grad():
         for site in layout.sites:
-            s = _linear(site, x, scratch)
+            s = _linear(site, x, scratch, f"{site.name}/s")
             if site.gate is not None:
                 s.relu_()
             stops.append((site, x, s))
@@ -67,16 +72,49 @@ def walk(task: Task, layout: Layout, scratch: Scratch = NONE) -> Walked | None:
     return Walked(stops, x)
 
 
+def stroll(task: Task, layout: Layout, visit: Visit, scratch: Scratch = NONE) -> Tensor:
+    """The plain pass, layer by layer; of a layer nothing is left when the next but one is met."""
+    x = task.inputs
+    with torch.no_grad():
+        for i, site in enumerate(layout.sites):
+            s = _linear(site, x, scratch, f"s{i % 2}")
+            visit(site, x, s)
+            if site.gate is not None:
+                s.relu_()
+            x = s
+    return x
+
+
+def carry_along(task: Task, layout: Layout, direction: tangent.Direction, scratch: Scratch = NONE) -> Carried:
+    """`gradguess.tangent.carry` in closed form: plain and tangent pass side by side, nothing is kept."""
+    t: Tensor | None = None
+    gated = False
+    odd = 0
+
+    def visit(site: Site, x: Tensor, s: Tensor) -> Tensor:
+        nonlocal t, gated, odd
+        odd = 1 - odd
+        if t is not None:
+            t = _through(site, x, t, gated, scratch, f"tangent{odd}")
+        y = direction(site, x, s, t)
+        if y is not None:
+            t = y if t is None else t.add_(y)
+        gated = site.gate is not None
+        return s
+
+    return _through_loss(task, stroll(task, layout, visit, scratch), t)
+
+
 def gate(site: Site, s: Tensor, held: Tensor) -> Tensor | None:
     """`D` of a site with output `s`, before or after its ReLU, in memory that is held for it."""
     return None if site.gate is None else torch.gt(s, 0, out=held)
 
 
-def _linear(site: Site, x: Tensor, scratch: Scratch) -> Tensor:
+def _linear(site: Site, x: Tensor, scratch: Scratch, name: str) -> Tensor:
     weight, bias = site.module.weight, site.module.bias
     if site.top:  # the outputs outlive the step
         return nn.functional.linear(x, weight, bias)  # type: ignore[arg-type]
-    out = scratch.take(f"{site.name}/s", len(x), len(weight), x)  # type: ignore[arg-type]
+    out = scratch.take(name, len(x), len(weight), x)  # type: ignore[arg-type]
     return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)  # type: ignore
 
 

@@ -30,6 +30,7 @@ from gradguess.feedback import (
 )
 from gradguess.guesses._base import Estimate
 from gradguess.noise import Noise
+from gradguess.scratch import NONE, Scratch
 from gradguess.sites import Site, Watch
 from gradguess.step import Gradients, Measurement, Record, Step, gate_at
 from gradguess.tangent import formula_kernels
@@ -86,10 +87,11 @@ class Replay:
 
         return lesson, step.measure(self.method.teacher(step), only=predicted, balance=True, watch=watch)
 
-    def _plain(self, visit: Visit = lambda site, x, s: s, step: Step | None = None) -> Any:
+    def _plain(
+        self, visit: Visit = lambda site, x, s: s, step: Step | None = None, scratch: Scratch | None = None
+    ) -> Any:
         step = step or self.step
-        with step.one_pass(), torch.no_grad(), formula_kernels(step.task.model), Watch(step.layout, visit):
-            return step.task.outputs()
+        return step.visit(visit, step.scratch if scratch is None else scratch)
 
     def _teach_part(self) -> None:
         """A lesson from part of the batch, in two passes of its own."""
@@ -136,7 +138,7 @@ class Replay:
     def _second_pass(self) -> None:
         if self.method.form == "chained":
             chain = _Chain(self)
-            self._plain(chain.visit)
+            self._plain(chain.visit, scratch=NONE)  # sites wait for those above, with their inputs
         elif self.closed:
             self._plain(self._visit)
         else:

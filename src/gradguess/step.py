@@ -25,7 +25,7 @@ from gradguess.parts import ALONE, Pool
 from gradguess.pullback import parameter_gradients
 from gradguess.scratch import NONE, Scratch
 from gradguess.sites import Layout, LayoutChanged, Site, Watch
-from gradguess.tangent import carry, formula_kernels
+from gradguess.tangent import Carried, Direction, carry, formula_kernels
 from gradguess.task import Task
 from gradguess.upstream import ClosedForm, CutGraph, Upstream
 
@@ -255,7 +255,9 @@ class Step:
 
     def draw(self, guess: Guess, site: Site, s: Tensor) -> Tensor:
         """All directions of this step at a site: (tangents, *s.shape)."""
-        frame = self.frame(guess, site, s)
+        held = site.gate is mask and s.dim() == 2 and s.dtype in (torch.float32, torch.float64) and self.scratch.lasting
+        gate = chain.gate(site, s, self.scratch.like("gate", s)) if held else None
+        frame = self.frame(guess, site, s, gate)
         with full_precision(s.device):
             y = frame.apply(self._white(site, frame, s.device))
         return torch.stack([site.unflat(part, s) for part in y]) if len(y) > 1 else site.unflat(y[0], s)[None]
@@ -334,14 +336,26 @@ class Step:
                 seen.append(chain.carry(self.task, *chained, known, self.scratch))
                 continue
             with self.one_pass():
-                seen.append(carry(self.task, self.layout, direction))
+                seen.append(self._carry(direction))
         jvp = torch.stack([one.jvp for one in seen])
         first, tangents = seen[0], [one.output_tangents for one in seen]
         return Measurement(first.losses, jvp, records, first.outputs, tangents, passes, scales)
 
+    def _carry(self, direction: Direction) -> Carried:
+        if self._rowwise():
+            return chain.carry_along(self.task, self.layout, direction, self.scratch)
+        return carry(self.task, self.layout, direction)
+
     def chained(self) -> bool:
         """Can the passes be written down in closed form, and may the plain one be kept?"""
-        if self.options.memory != "store" or not self.layout.chain:
+        return self.options.memory == "store" and self._plain_chain()
+
+    def _rowwise(self) -> bool:
+        """Can a pass that keeps nothing be run layer by layer, without calling the model?"""
+        return not self.detail and self._plain_chain() and chain.runs_itself(self.task, self.layout)
+
+    def _plain_chain(self) -> bool:
+        if not self.layout.chain:
             return False
         weight = self.layout.sites[0].module.weight
         plain = weight.dtype in (torch.float32, torch.float64)
@@ -349,7 +363,7 @@ class Step:
 
     def walk(self) -> chain.Walked | None:
         """The plain pass of a chain without calling the model, where that may be done and nobody looks at it."""
-        if self.walked is None and not self.detail and self.chained():
+        if self.walked is None and self.chained() and self._rowwise():
             with self.one_pass():
                 self.walked = chain.walk(self.task, self.layout, self.scratch)
         return self.walked
@@ -434,18 +448,23 @@ class Step:
                     record = records[site.name]
                     gradients.add_closed(site, record.input(site), cotangent(site, record.s))
         elif self.layout.closed:
-            self._replay(lambda site, x, s: gradients.add_closed(site, x, cotangent(site, s)))
+            self.visit(lambda site, x, s: gradients.add_closed(site, x, cotangent(site, s)), self.scratch)
         else:
             self._replay_with_graph(gradients, cotangent)
         return gradients.by_name
 
-    def _replay(self, act: Callable[[Site, Any, Tensor], None]) -> None:
+    def visit(self, act: Callable[[Site, Any, Tensor], Any], scratch: Scratch = NONE) -> Any:
+        """A plain pass, `act(site, x, s)` at each site. With `scratch`, `x` and `s` hold until `act` returns."""
+
         def visit(site: Site, x: Any, s: Tensor) -> Tensor:
             act(site, x, s)
             return s
 
-        with self.one_pass(), torch.no_grad(), formula_kernels(self.task.model), Watch(self.layout, visit):
-            self.task.outputs()
+        with self.one_pass(), torch.no_grad():
+            if self._rowwise():
+                return chain.stroll(self.task, self.layout, visit, scratch)
+            with formula_kernels(self.task.model), Watch(self.layout, visit):
+                return self.task.outputs()
 
     def _replay_with_graph(self, gradients: Gradients, cotangent: Cotangent) -> None:
         def visit(site: Site, x: Any, s: Tensor) -> Tensor:
