@@ -126,9 +126,11 @@ FORMS = METHODS | {
 }
 
 
-def gradients_over_steps(model: nn.Module, method: gg.guesses.Method, sizes: tuple[int, ...] = (11, 11, 7, 11)):
+def gradients_over_steps(
+    model: nn.Module, method: gg.guesses.Method, sizes: tuple[int, ...] = (11, 11, 7, 11), memory: str = "store"
+):
     """Of every step, on batches of several sizes: memory is used again in the next one."""
-    forward, found = gg.ForwardGradient(model, method), []
+    forward, found = gg.ForwardGradient(model, method, memory=memory), []
     x, t = batch()
     for size in sizes:
         model.zero_grad()
@@ -137,12 +139,13 @@ def gradients_over_steps(model: nn.Module, method: gg.guesses.Method, sizes: tup
     return found
 
 
+@pytest.mark.parametrize("memory", ["store", "replay"])
 @pytest.mark.parametrize("name", FORMS)
-def test_a_row_of_layers_gives_what_the_model_gives(name, monkeypatch):
+def test_a_row_of_layers_gives_what_the_model_gives(name, memory, monkeypatch):
     assert laid_out(network()).row
-    row = gradients_over_steps(network(), FORMS[name])
+    row = gradients_over_steps(network(), FORMS[name], memory=memory)
     monkeypatch.setattr(Layout, "row", ())
-    for ours, theirs in zip(row, gradients_over_steps(network(), FORMS[name]), strict=True):
+    for ours, theirs in zip(row, gradients_over_steps(network(), FORMS[name], memory=memory), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
@@ -185,10 +188,11 @@ def _override(model: nn.Sequential) -> None:
     model[1].forward = torch.tanh  # type: ignore[method-assign]
 
 
+@pytest.mark.parametrize("memory", ["store", "replay"])
 @pytest.mark.parametrize("alter", [_hook, _replace, _override])
-def test_an_altered_model_is_called(alter):
+def test_an_altered_model_is_called(alter, memory):
     model = network()
-    forward = gg.ForwardGradient(model, gg.ActivationPerturbation())
+    forward = gg.ForwardGradient(model, gg.ActivationPerturbation(), memory=memory)
     forward(LOSS, *batch())
     alter(model)
     model.zero_grad()
@@ -196,7 +200,7 @@ def test_an_altered_model_is_called(alter):
     loss = forward(LOSS, *batch())
     with torch.no_grad():
         assert torch.equal(loss, LOSS(model(batch()[0]), batch()[1]).mean())
-    fresh = gg.ForwardGradient(model, gg.ActivationPerturbation())
+    fresh = gg.ForwardGradient(model, gg.ActivationPerturbation(), memory=memory)
     fresh.generator.set_state(state)
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()

@@ -182,6 +182,17 @@ def test_every_bit_counts(run: Path):
     train(CONFIG, run)  # and put back, it goes on
 
 
+def test_every_truncation_is_noticed(run: Path):
+    files = {path: path.read_bytes() for path in run.iterdir() if path.suffix in (".json", ".jsonl", ".safetensors")}
+    for path, data in files.items():
+        for length in range(0, len(data), max(1, len(data) // 12)):
+            path.write_bytes(data[:length])
+            with pytest.raises(GradguessError):
+                train(CONFIG, run)
+        path.write_bytes(data)
+    train(CONFIG, run)
+
+
 def test_half_written_files_are_not_seen(run: Path):
     """What a kill in the middle of a checkpoint leaves: a file beside, or tensors that no index names yet."""
     (run / ".checkpoint.json.99.tmp").write_text('{"tensors": ')
