@@ -23,6 +23,7 @@ import torch
 
 from gradguess.experiments import checkpoint
 from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.files import write_json
 from gradguess.experiments.train import train
 
 CONFIG = TrainConfig(data="digits", method="wperp", width=16, depth=2, batch=256, k=3, epochs=400)
@@ -110,7 +111,7 @@ def main() -> None:
     summary = {"kills": counts, "runs": runs, "survived": good}
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "kill_many.json").write_text(json.dumps(summary, indent=1) + "\n")
+        write_json(options.out / "kill_many.json", summary)
     print(json.dumps(summary))
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
+from gradguess.experiments.files import write_json
 
 WIDTH, BATCH, CLASSES = 64, 32, 10
 METHODS: dict[str, gg.guesses.Method] = {
@@ -125,7 +126,7 @@ def main() -> None:
     summary = {"steps": done, "rounds": rounds, "start_mib": start, "end_mib": marks[-1], "drifts": drifts}
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "soak.json").write_text(json.dumps(summary, indent=1) + "\n")
+        write_json(options.out / "soak.json", summary)
     print(json.dumps(summary))
 
 

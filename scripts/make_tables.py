@@ -46,12 +46,12 @@ METHODS = {
 SHORT = {"feedback-direct": "Feedback, direct, rare tangents"}
 
 
+def line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
 def markdown(table: Table) -> str:
     """The columns that are shown; a cell's note follows it in brackets."""
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cells) + " |"
-
     head = [table.columns[i] for i in table.shown]
     body = [[row[i].text + (f" ({row[i].note})" if row[i].note else "") for i in table.shown] for row in table.rows]
     return "\n".join([line(head), line(["---"] * len(head)), *(line(cells) for cells in body)])
@@ -68,7 +68,7 @@ def overview_table(runs: Sequence[Run]) -> str:
             paper = published.get((method, result.config.width))
             shown = "–" if ours is None else f"{ours.mean:.3f} ± {ours.sd or 0:.3f}"
             cells.append(shown + ("" if paper is None else f" ({paper:.3f})"))
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(line(cells))
     return "\n".join(lines)
 
 
@@ -122,12 +122,12 @@ def times_table() -> str:
     rows = bench_record("time-cpu.json")["rows"]
     widths = sorted({row["width"] for row in rows})
     found = {(row["method"], row["width"]): row for row in rows}
-    lines = ["| | " + " | ".join(f"width {width}" for width in widths) + " |", "|---" * (1 + len(widths)) + "|"]
+    lines = [line(["", *(f"width {width}" for width in widths)]), "|---" * (1 + len(widths)) + "|"]
     base = [f"{found['backprop', width]['step_ms']:.3g} ms" for width in widths]
-    lines.append("| " + " | ".join(["Backpropagation", *base]) + " |")
+    lines.append(line(["Backpropagation", *base]))
     for method in dict.fromkeys(row["method"] for row in rows if row["method"] != "backprop"):
         cells = [f"{row['ratio']:.3g}" if (row := found.get((method, width))) else "–" for width in widths]
-        lines.append("| " + " | ".join([label(method), *cells]) + " |")
+        lines.append(line([label(method), *cells]))
     return "\n".join(lines)
 
 
@@ -137,14 +137,14 @@ def memory_table() -> str:
     depths = sorted({row["depth"] for row in rows})
     found = {(row["method"], row["depth"]): row for row in rows}
     lines = [
-        "| | " + " | ".join(f"depth {depth}" for depth in depths) + " | " + " | ".join("time" for _ in depths) + " |",
+        line(["", *(f"depth {depth}" for depth in depths), *("time" for _ in depths)]),
         "|---" * (1 + 2 * len(depths)) + "|",
     ]
     for method in dict.fromkeys(row["method"] for row in rows):
         mine = [found[method, depth] for depth in depths]
         memory = [f"{row['peak_mb'] - row['gradients_mb']:.0f} MB" for row in mine]
         times = [f"{row['step_ms'] / found['backprop', row['depth']]['step_ms']:.2f}" for row in mine]
-        lines.append("| " + " | ".join([label(method), *memory, *times]) + " |")
+        lines.append(line([label(method), *memory, *times]))
     return "\n".join(lines)
 
 

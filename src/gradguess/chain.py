@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, zip_longest
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.utils._pytree import tree_map
 
 from gradguess import tangent
 from gradguess.scratch import NONE, Scratch
-from gradguess.sites import Layout, LayoutChanged, Site, Visit, unrolled
+from gradguess.sites import Layout, LayoutChanged, Site, unrolled
 from gradguess.tangent import Carried, dual_numbers, named_failures
 from gradguess.task import Task, tensors
 
@@ -58,56 +59,31 @@ def runs_itself(task: Task, layout: Layout) -> bool:
     return x.dtype == weight.dtype and x.device == weight.device and x.shape[1] == weight.shape[1]
 
 
-def walk(task: Task, layout: Layout, scratch: Scratch = NONE) -> Walked:
-    """The plain pass, layer by layer; it keeps every layer."""
-    stops: list[tuple[Site, Tensor, Tensor]] = []
-    x = task.inputs
-    with torch.no_grad():
-        for site in layout.sites:
-            s = _linear(site, x, scratch, f"{site.name}/s")
-            if site.gate is not None:
-                s.relu_()
-            stops.append((site, x, s))
-            x = s
-    return Walked(stops, x)
-
-
-def stroll(task: Task, layout: Layout, visit: Visit, scratch: Scratch = NONE) -> Tensor:
-    """The plain pass, layer by layer; of a layer nothing is left when the next but one is met."""
+def stroll(
+    task: Task, layout: Layout, act: Callable[[Site, Tensor, Tensor], Any], scratch: Scratch = NONE, keep: bool = False
+) -> Tensor:
+    """The plain pass, layer by layer: `act(site, x, s)` before each ReLU. Unless `keep`, `s` holds for two layers."""
     x = task.inputs
     with torch.no_grad():
         for i, site in enumerate(layout.sites):
-            s = _linear(site, x, scratch, f"s{i % 2}")
-            visit(site, x, s)
+            s = _linear(site, x, scratch, f"{site.name}/s" if keep else f"s{i % 2}")
+            act(site, x, s)
             if site.gate is not None:
                 s.relu_()
             x = s
     return x
 
 
-def carry_along(task: Task, layout: Layout, direction: tangent.Direction, scratch: Scratch = NONE) -> Carried:
-    """`gradguess.tangent.carry` in closed form: plain and tangent pass side by side, nothing is kept."""
-    t: Tensor | None = None
-    gated = False
-    odd = 0
-
-    def visit(site: Site, x: Tensor, s: Tensor) -> Tensor:
-        nonlocal t, gated, odd
-        odd = 1 - odd
-        if t is not None:
-            t = _through(site, x, t, gated, scratch, f"tangent{odd}")
-        y = direction(site, x, s, t)
-        if y is not None:
-            t = y if t is None else t.add_(y)
-        gated = site.gate is not None
-        return s
-
-    return _through_loss(task, stroll(task, layout, visit, scratch), t)
+def walk(task: Task, layout: Layout, scratch: Scratch = NONE) -> Walked:
+    """The plain pass, layer by layer; it keeps every layer."""
+    stops: list[tuple[Site, Tensor, Tensor]] = []
+    outputs = stroll(task, layout, lambda site, x, s: stops.append((site, x, s)), scratch, keep=True)
+    return Walked(stops, outputs)
 
 
-def gate(site: Site, s: Tensor, held: Tensor) -> Tensor | None:
-    """`D` of a site with output `s`, before or after its ReLU, in memory that is held for it."""
-    return None if site.gate is None else torch.gt(s, 0, out=held)
+def gate(site: Site, s: Tensor, scratch: Scratch, name: str) -> Tensor | None:
+    """`D` of a site with output `s`, before or after its ReLU, in memory of this name."""
+    return None if site.gate is None else torch.gt(s, 0, out=scratch.like(name, s))
 
 
 def _linear(site: Site, x: Tensor, scratch: Scratch, name: str) -> Tensor:
@@ -140,21 +116,42 @@ def check(stops: list[Stop]) -> None:
             raise LayoutChanged
 
 
+class _Tangent:
+    """The tangent on its way from site to site."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        self.t: Tensor | None = None
+        self.scratch = scratch
+        self.gated = False  # is there a ReLU below? Its output x is positive where it let the tangent through
+        self.odd = 0
+
+    def meet(self, site: Site, x: Tensor, direction: Callable[[Tensor | None], Tensor | None]) -> None:
+        """Go through the layer of `site`, then take up what `direction` gives for the tangent that arrives."""
+        self.odd = 1 - self.odd
+        if self.t is not None:
+            self.t = _through(site, x, self.t, self.gated, self.scratch, f"tangent{self.odd}")
+        y = direction(self.t)
+        if y is not None:
+            self.t = y if self.t is None else self.t.add_(y)
+        self.gated = site.gate is not None
+
+
 def carry(
     task: Task, stops: list[tuple[Site, Tensor]], outputs: Any, direction: Direction, scratch: Scratch = NONE
 ) -> Carried:
     """The tangent pass after a plain one that met these sites with these inputs, and gave `outputs`."""
-    t: Tensor | None = None
-    gated = False  # is there a ReLU below? Its output x is positive where it let the tangent through
+    moving = _Tangent(scratch)
     with torch.no_grad():
-        for i, (site, x) in enumerate(stops):
-            if t is not None:
-                t = _through(site, x, t, gated, scratch, f"tangent{i % 2}")
-            y = direction(site, t)
-            if y is not None:
-                t = y if t is None else t.add_(y)
-            gated = site.gate is not None
-    return _through_loss(task, outputs, t)
+        for site, x in stops:
+            moving.meet(site, x, partial(direction, site))
+    return _through_loss(task, outputs, moving.t)
+
+
+def carry_along(task: Task, layout: Layout, direction: tangent.Direction, scratch: Scratch = NONE) -> Carried:
+    """`gradguess.tangent.carry` in closed form: plain and tangent pass side by side, nothing is kept."""
+    moving = _Tangent(scratch)
+    outputs = stroll(task, layout, lambda site, x, s: moving.meet(site, x, lambda t: direction(site, x, s, t)), scratch)
+    return _through_loss(task, outputs, moving.t)
 
 
 def _through(site: Site, x: Tensor, t: Tensor, gated: bool, scratch: Scratch, name: str) -> Tensor:

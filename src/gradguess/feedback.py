@@ -418,7 +418,7 @@ class _Forward:
     def _plain(self) -> Any:
         if walked := self.step.walk():
             for site, x, s in walked.stops:
-                gate = chain.gate(site, s, self.step.scratch.like(f"gate/{site.name}", s))
+                gate = chain.gate(site, s, self.step.scratch, f"gate/{site.name}")
                 self.records[site.name] = Record(x, x._version, s, gate=gate)
             return walked.outputs
 

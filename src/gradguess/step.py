@@ -256,7 +256,7 @@ class Step:
     def draw(self, guess: Guess, site: Site, s: Tensor) -> Tensor:
         """All directions of this step at a site: (tangents, *s.shape)."""
         held = site.gate is mask and s.dim() == 2 and s.dtype in (torch.float32, torch.float64) and self.scratch.lasting
-        gate = chain.gate(site, s, self.scratch.like("gate", s)) if held else None
+        gate = chain.gate(site, s, self.scratch, "gate") if held else None
         frame = self.frame(guess, site, s, gate)
         with full_precision(s.device):
             y = frame.apply(self._white(site, frame, s.device))
@@ -383,7 +383,7 @@ class Step:
 
         def meet(site: Site, x: Tensor, s: Tensor) -> None:
             name = site.name if kept else str(len(frames))  # gates that are not kept make room for the next
-            gate = chain.gate(site, s, self.scratch.like(f"gate/{name}", s))
+            gate = chain.gate(site, s, self.scratch, f"gate/{name}")
             records[site.name] = Record(x, x._version, s if kept else None, gate=gate if kept else None)
             if only(site):
                 frames[site.name] = self.frame(guess, site, s, gate)
@@ -462,7 +462,7 @@ class Step:
 
         with self.one_pass(), torch.no_grad():
             if self._rowwise():
-                return chain.stroll(self.task, self.layout, visit, scratch)
+                return chain.stroll(self.task, self.layout, act, scratch)
             with formula_kernels(self.task.model), Watch(self.layout, visit):
                 return self.task.outputs()
 

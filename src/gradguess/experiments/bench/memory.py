@@ -25,17 +25,14 @@ STEPS = 3
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
-def peak(method: str, case: Case, threads: int) -> dict[str, float]:
-    """`peak_mb` above the loop's own state (weights and the optimiser's), `gradients_mb` of it, and `step_ms`."""
+def peak(method: str, case: Case, threads: int, timed: bool = True) -> dict[str, float]:
+    """`peak_mb` above the loop's own state (weights and the optimiser's), `gradients_mb` of it, and `step_ms`.
+
+    Unless `timed`, the time is that of the one slow step whose memory was measured.
+    """
     job = {"method": method, "case": dataclasses.asdict(case), "threads": threads}
-    memory = _in_a_process(job | {"steps": 1}, EXACT)
-    return {**memory, "step_ms": _in_a_process(job | {"steps": STEPS}, {})["step_ms"]}
-
-
-def peak_memory(method: str, case: Case, threads: int) -> float:
-    """`peak_mb` alone."""
-    job = {"method": method, "case": dataclasses.asdict(case), "threads": threads, "steps": 1}
-    return _in_a_process(job, EXACT)["peak_mb"]
+    found = _in_a_process(job | {"steps": 1}, EXACT)
+    return found | {"step_ms": _in_a_process(job | {"steps": STEPS}, {})["step_ms"]} if timed else found
 
 
 def _in_a_process(job: dict[str, Any], variables: dict[str, str]) -> dict[str, float]:

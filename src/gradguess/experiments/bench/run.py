@@ -107,7 +107,7 @@ def _slow_row(name: str, case: Case, base: Times, samples: int) -> Row:
 def _add_memory(rows: Sequence[Row], case: Case, samples: int) -> None:
     for row in rows:
         seen = fewer(case, samples) if row["scaled_from"] else case
-        row["peak_mb"] = probe.peak_memory(row["method"], seen, _threads())
+        row["peak_mb"] = probe.peak(row["method"], seen, _threads(), timed=False)["peak_mb"]
 
 
 def growth(rows: Sequence[Row], axis: str) -> list[Row]:

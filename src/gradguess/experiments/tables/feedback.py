@@ -19,7 +19,7 @@ from gradguess.experiments.plan import (
 )
 from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.runs import Run, Variant, command, method_label, variants
-from gradguess.experiments.tables.table import Cell, Table, constant, number, text
+from gradguess.experiments.tables.table import Cell, Table, constant, mean_text, number, text
 
 __all__ = [
     "RULE",
@@ -282,7 +282,7 @@ def _accuracy(variant: Variant | None, quantity: str) -> Cell:
     summary = Summary.of(values)
     if summary is None:
         return Cell("not run")
-    shown = number(summary.mean).text + ("" if summary.sd is None else f" ± {summary.sd:.3f}")
+    shown = mean_text(summary.mean, summary.sd)
     note = ""
     if max(values) < CHANCE:
         note = "chance level in every seed" if len(values) > 1 else "chance level"

@@ -10,7 +10,7 @@ from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.real import METHODS, TASKS, task_of
 from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.runs import Run, method_label
-from gradguess.experiments.tables.table import Cell, Table, number, text
+from gradguess.experiments.tables.table import Cell, Table, mean_text, number, text
 
 __all__ = ["real_table"]
 
@@ -118,7 +118,7 @@ def _best(method: str, runs: Sequence[Run], quantity: str, less: bool) -> _Best 
 def _shown(summary: Summary | None) -> Cell:
     if summary is None:
         return Cell("–")
-    return Cell(number(summary.mean).text + ("" if summary.sd is None else f" ± {summary.sd:.3f}"), summary.mean)
+    return Cell(mean_text(summary.mean, summary.sd), summary.mean)
 
 
 def _against(one: _Best, base: _Best | None, quantity: str) -> Cell:

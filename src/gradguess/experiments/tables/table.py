@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Cell", "Curve", "Figure", "Table", "constant", "number", "slugify", "text"]
+__all__ = ["Cell", "Curve", "Figure", "Table", "constant", "mean_text", "number", "slugify", "text"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,15 @@ class Figure:
 
     def __post_init__(self) -> None:
         _check_slug(self.slug)
+
+
+def mean_text(mean: float, sd: float | None) -> str:
+    """A mean with its standard deviation, if it has one.
+
+    >>> mean_text(0.5, 0.01), mean_text(0.5, None)
+    ('0.500 ± 0.010', '0.500')
+    """
+    return number(mean).text + ("" if sd is None else f" ± {sd:.3f}")
 
 
 def constant(columns: Sequence[str], rows: Sequence[Sequence[Cell]], among: Collection[str]) -> frozenset[int]:
