@@ -12,6 +12,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -269,6 +270,30 @@ def test_ctrl_c_twice(tmp_path: Path):
     _, err = again.communicate(timeout=30)
     assert again.returncode == 130
     assert "the same command continues" in " ".join(err.split())
+
+
+def test_a_checkpoint_is_read_while_the_run_goes_on(tmp_path: Path):
+    """`gradguess diagnose` on a run that is not over: the tensors may be replaced between index and tensors."""
+    state = {"metrics": {"bytes": 0, "digest": ""}, "peak_mb": 0.0}
+    checkpoint.save(tmp_path, {"epoch": torch.tensor(0)}, state, 0)
+    over = threading.Event()
+
+    def write() -> None:
+        for epoch in range(1, 1000):
+            if over.is_set():
+                return
+            checkpoint.save(tmp_path, {"epoch": torch.tensor(epoch)}, state, epoch)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        while writer.is_alive():
+            stored = checkpoint.load(tmp_path)
+            assert stored is not None
+            assert stored[0]["epoch"].item() == stored[1]["epoch"]
+    finally:
+        over.set()
+        writer.join()
 
 
 def test_two_processes_on_one_directory(tmp_path: Path):

@@ -53,14 +53,34 @@ def save(directory: Path, tensors: dict[str, Tensor], state: dict[str, Any], epo
 
 
 def load(directory: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The checkpoint of `directory`, or None where there is none yet; damage is an error that says so."""
+    """The checkpoint of `directory`, or None where there is none yet; damage is an error that says so.
+
+    The run may go on while we read: tensors that do not belong to the index are damage only if the index that is
+    there now is still the one that we read.
+    """
+    while True:
+        index = _index(directory)
+        if index is None:
+            return None
+        try:
+            return _tensors(directory, index), index
+        except GradguessError:
+            if _index(directory) == index:
+                raise
+
+
+def _index(directory: Path) -> dict[str, Any] | None:
     if not (directory / INDEX).exists():
         return None
-    index = read_json(directory / INDEX, "checkpoint")
+    index: dict[str, Any] = read_json(directory / INDEX, "checkpoint")
     if index.get("seal") != _seal(index):
         raise _damaged(directory / INDEX, "was edited, or written by another version")
     if not _well_formed(index):
         raise _damaged(directory / INDEX, "has fields of another kind than we write")
+    return index
+
+
+def _tensors(directory: Path, index: dict[str, Any]) -> dict[str, Tensor]:
     path = directory / index["tensors"]
     if not path.is_file():
         raise _damaged(path, "is missing")
@@ -70,7 +90,7 @@ def load(directory: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         raise _damaged(path, "is truncated or was changed")
     library = _safetensors()
     try:
-        return library.load(data), index
+        return library.load(data)  # type: ignore[no-any-return]
     except Exception as error:  # the library has errors of its own, and the header may say anything
         raise _damaged(path, f"is no file of tensors ({str(error).splitlines()[0][:120]})") from error
 
