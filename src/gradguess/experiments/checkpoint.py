@@ -90,7 +90,7 @@ def _tensors(directory: Path, index: dict[str, Any]) -> dict[str, Tensor]:
         raise _damaged(path, "is truncated or was changed")
     library = _safetensors()
     try:
-        return library.load(data)  # type: ignore[no-any-return]
+        return library.load(data)
     except Exception as error:  # the library has errors of its own, and the header may say anything
         raise _damaged(path, f"is no file of tensors ({str(error).splitlines()[0][:120]})") from error
 
