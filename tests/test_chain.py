@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import gradguess as gg
-from gradguess.linalg import lanes_cholesky, lanes_solve, semidefinite_cholesky, triangular_apply
 from gradguess.sites import Layout, lay_out
 from gradguess.task import Task
 
@@ -206,48 +205,3 @@ def test_an_altered_model_is_called(alter, memory):
     model.zero_grad()
     fresh(LOSS, *batch())
     assert all(torch.equal(a, p.grad) for a, p in zip(expected, model.parameters(), strict=True))
-
-
-# --- small factorisations side by side -----------------------------------------------------------------------
-
-
-def gram(count: int = 37, k: int = 6) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(2)
-    Y = torch.randn(count, 20, k, generator=generator, dtype=torch.float64)
-    Y[3, :, 4] = Y[3, :, 1]  # one dependent column
-    Y[5] = 0
-    return Y.mT @ Y
-
-
-def lanes(C: torch.Tensor) -> torch.Tensor:
-    return C.permute(1, 2, 0)
-
-
-@pytest.mark.parametrize("transpose", [False, True])
-@pytest.mark.parametrize("draws", [None, 2])
-def test_lanes_solve_as_lapack_does(transpose, draws):
-    C = gram()
-    z = torch.randn(*(() if draws is None else (draws,)), *C.shape[:2], dtype=C.dtype)
-    L, alive = semidefinite_cholesky(C)
-    expected = triangular_apply(L, z * alive) if not transpose else triangular_apply(L, z, transpose=False) * alive
-    found = lanes_solve(*lanes_cholesky(lanes(C)), z.movedim(-1, 0), transpose)
-    torch.testing.assert_close(found.movedim(0, -1), expected)
-
-
-def test_a_factor_does_not_depend_on_its_neighbours():
-    C = lanes(gram().float())
-    R, inverse = lanes_cholesky(C)
-    for rows in (slice(0, 13), slice(5, 37), slice(4, 5)):
-        part, part_inverse = lanes_cholesky(C[..., rows])
-        assert torch.equal(part_inverse, inverse[:, rows])
-        assert torch.equal(part.permute(2, 0, 1).triu(), R[..., rows].permute(2, 0, 1).triu())
-
-
-def test_lanes_leave_their_arguments_alone():
-    C = lanes(gram())
-    before = C.clone()
-    factors = lanes_cholesky(C)
-    z = torch.ones(6, 37, dtype=C.dtype)
-    lanes_solve(*factors, z)
-    assert torch.equal(C, before)
-    assert torch.equal(z, torch.ones_like(z))

@@ -20,8 +20,6 @@ __all__ = [
     "batched_top_singular",
     "batched_top_subspace",
     "chebyshev_top_subspace",
-    "lanes_cholesky",
-    "lanes_solve",
     "newton_schulz",
     "orthonormal_columns",
     "semidefinite_cholesky",
@@ -100,69 +98,6 @@ def triangular_apply(L: Tensor, z: Tensor, transpose: bool = True) -> Tensor:
     matrix = L.mT if transpose else L
     x: Tensor = torch.linalg.solve_triangular(matrix, columns, upper=transpose)
     return x[..., 0] if z.ndim == 2 else x.permute(2, 0, 1)
-
-
-def lanes_cholesky(C: Tensor, rtol: float | None = None) -> tuple[Tensor, Tensor]:
-    """`semidefinite_cholesky` of many small matrices that lie along the last dimension.
-
-    Column by column, for all matrices at once: for small `k` far faster on a CPU than LAPACK on one after the other.
-    A matrix's factor is the same bit for bit whichever matrices it lies among.
-
-    Cost: `k³` operations per matrix in `5 k` kernels.
-
-    Args:
-        C: (k, k, B), symmetric.
-        rtol: as in `semidefinite_cholesky`.
-
-    Returns:
-        the upper factor `R` (k, k, B) with `C = RᵀR` (below its diagonal it holds anything), and the inverse of its
-        diagonal (k, B), zero where a column was dropped.
-    """
-    k = len(C)
-    rtol = 100 * k * torch.finfo(C.dtype).eps if rtol is None else rtol
-    floor = rtol * C.diagonal(dim1=0, dim2=1).amax(-1)
-    R = C.clone()
-    inverse = _factor_lanes(R)
-    alive = R.diagonal(dim1=0, dim2=1).square() > floor[:, None]
-    if not alive.all():
-        (rest,) = torch.where(~alive.all(-1))
-        part = C[..., rest]
-        inverse[:, rest] = _factor_lanes(part, floor[rest])
-        R[..., rest] = part
-    return R, inverse
-
-
-def _factor_lanes(R: Tensor, floor: Tensor | None = None) -> Tensor:
-    """Factor (k, k, B) in place; the inverse of the diagonal. With `floor`, pivots not above it are dropped."""
-    k = len(R)
-    inverse = torch.empty_like(R[0])
-    for j in range(k):
-        row = R[j, j:]
-        scale = torch.rsqrt(row[0], out=inverse[j])
-        if floor is not None:
-            scale.masked_fill_(~(row[0] > floor), 0.0)
-        row.mul_(scale)
-        if j + 1 < k:
-            rest = row[1:]
-            R[j + 1 :, j + 1 :].sub_(rest[:, None] * rest)  # not addcmul_: its rounding depends on the place in memory
-    return inverse
-
-
-def lanes_solve(R: Tensor, inverse: Tensor, z: Tensor, transpose: bool = False) -> Tensor:
-    """`R⁻¹ z` (or `R^{-T} z`) with the factors of `lanes_cholesky`; zero in the dropped columns.
-
-    Args:
-        R, inverse: (k, k, B) and (k, B).
-        z: (k, B) or (k, n, B).
-        transpose: solve with `Rᵀ`.
-    """
-    k, z = len(z), z.clone(memory_format=torch.contiguous_format)
-    for j in range(k) if transpose else reversed(range(k)):
-        z[j].mul_(inverse[j])
-        rest, factors = (z[j + 1 :], R[j, j + 1 :]) if transpose else (z[:j], R[:j, j])
-        if len(rest):
-            rest.sub_((factors if z.ndim == 2 else factors[:, None]) * z[j])
-    return z
 
 
 def orthonormal_columns(A: Tensor, rtol: float | None = None) -> Tensor:

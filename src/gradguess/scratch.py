@@ -18,6 +18,7 @@ class Scratch:
     def __init__(self, lasting: bool = True) -> None:
         self.lasting = lasting
         self._kept: dict[str, Tensor] = {}
+        self._views: dict[str, Tensor] = {}  # what was taken last
         self._memos: dict[str, dict[str, Any]] = {}
 
     def memo(self, name: str) -> dict[str, Any]:
@@ -28,10 +29,14 @@ class Scratch:
         """A (rows, columns) tensor of the dtype and device of `like`."""
         if not self.lasting or like.device.type != "cpu":
             return torch.empty(rows, columns, dtype=like.dtype, device=like.device)
+        last = self._views.get(name)
+        if last is not None and last.shape == (rows, columns) and last.dtype == like.dtype:
+            return last
         size, kept = rows * columns, self._kept.get(name)
         if kept is None or kept.dtype != like.dtype or len(kept) < size:
             kept = self._kept[name] = torch.empty(size, dtype=like.dtype)
-        return kept[:size].view(rows, columns)
+        self._views[name] = kept[:size].view(rows, columns)
+        return self._views[name]
 
     def like(self, name: str, t: Tensor) -> Tensor:
         """The same of the shape of `t`, (rows, columns)."""
@@ -40,7 +45,7 @@ class Scratch:
     def part(self, prefix: str) -> Scratch:
         """The same memory under other names."""
         part = _Part(self.lasting)
-        part._kept, part._memos, part.prefix = self._kept, self._memos, prefix
+        part._kept, part._views, part._memos, part.prefix = self._kept, self._views, self._memos, prefix
         return part
 
 

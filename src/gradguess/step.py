@@ -377,7 +377,8 @@ class Step:
 
         def draw(device: torch.device) -> None:
             white = [self._white(self.layout[name], frame, device) for name, frame in frames.items()]
-            for name, y in zip(frames, apply_together(list(frames.values()), white), strict=True):
+            drawn = apply_together(list(frames.values()), white, list(frames), self.scratch)
+            for name, y in zip(frames, drawn, strict=True):
                 records[name].y = y
             frames.clear()
 

@@ -67,7 +67,7 @@ class ClosedForm(Upstream):
 
     def vjp(self, eps: Tensor) -> Tensor:
         y = eps @ self.weight
-        return y if self.gate is None else y * self.gate
+        return y if self.gate is None else y.mul_(self.gate)
 
     def jvp(self, v: Tensor) -> Tensor:
         return (v if self.gate is None else v * self.gate) @ self.weight.t()

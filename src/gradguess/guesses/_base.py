@@ -12,21 +12,22 @@ Tensors carry the batch in their second to last dimension: noise is (..., batch,
 
 from __future__ import annotations
 
-import functools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from gradguess.linalg import lanes_cholesky, lanes_solve, semidefinite_cholesky, triangular_apply
+from gradguess import lanes
+from gradguess.linalg import semidefinite_cholesky, triangular_apply
+from gradguess.scratch import NONE, Scratch
 
 if TYPE_CHECKING:
     from gradguess.noise import Noise
-    from gradguess.step import Step
+    from gradguess.step import Measurement, Step
     from gradguess.upstream import Upstream
 
 
@@ -153,14 +154,14 @@ class GatedBasis(Frame):
         if gate is not None:
             small = self.latent <= SMALL and V.device.type == "cpu"
             squared = gate if binary else gate.square()
-            self.root = _Lanes(_packed_outer(V, memo), squared) if small else _Stacked(V, squared)
+            self.root = _Lanes(_outer_products(V, memo), squared) if small else _Stacked(V, squared)
 
     def apply(self, z: Tensor) -> Tensor:
         return self.expand(z if self.root is None else self.root.solve(z))
 
-    def expand(self, u: Tensor) -> Tensor:
-        """`D V u`."""
-        y = torch.mm(u[0], self.V.t())[None] if u.dim() == 3 and len(u) == 1 else u @ self.V.t()
+    def expand(self, u: Tensor, room: Tensor | None = None) -> Tensor:
+        """`D V u`; one direction per sample may be written to `room`."""
+        y = torch.mm(u[0], self.V.t(), out=room)[None] if u.dim() == 3 and len(u) == 1 else u @ self.V.t()
         return y if self.gate is None else y.mul_(self.gate)
 
     def adjoint(self, v: Tensor) -> Tensor:
@@ -201,46 +202,33 @@ class _Lanes(_Root):
     """Side by side, the samples in the last dimension; factored when first used, so that sites can share the work."""
 
     def __init__(self, outer: Tensor, squared_gate: Tensor) -> None:
-        self.packed = outer @ squared_gate.t()  # (k (k + 1) / 2, batch): the lower triangles, C is symmetric
-        self.factors: tuple[Tensor, Tensor] | None = None
+        self.outer, self.squared_gate = outer, squared_gate
 
-    def _factors(self) -> tuple[Tensor, Tensor]:
-        if self.factors is None:
-            self.factors = _factored(self.packed)
-        return self.factors
+    def fill(self, room: Tensor) -> Tensor:
+        """Every sample's `C`, (k (k + 1) / 2, batch): the lower triangles, C is symmetric."""
+        return torch.mm(self.outer, self.squared_gate.t(), out=room)
+
+    @cached_property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return lanes.cholesky(self.fill(self.outer.new_empty(len(self.outer), len(self.squared_gate))))
 
     def solve(self, z: Tensor) -> Tensor:
-        return _from_lanes(lanes_solve(*self._factors(), _to_lanes(z)), z.dim())
+        return _from_lanes(lanes.solve(*self.factors, _to_lanes(z)), z.dim())
 
     def solve_transposed(self, v: Tensor) -> Tensor:
-        return _from_lanes(lanes_solve(*self._factors(), _to_lanes(v), transpose=True), v.dim())
+        return _from_lanes(lanes.solve(*self.factors, _to_lanes(v), transpose=True), v.dim())
 
 
-def _packed_outer(V: Tensor, memo: Memo | None) -> Tensor:
-    """The lower triangles of `v vᵀ` for every row `v` of `V`, (k (k + 1) / 2, d); they change when the basis does."""
+def _outer_products(V: Tensor, memo: Memo | None) -> Tensor:
+    """They change when the basis does."""
     if memo is not None and "outer" in memo:
         basis, version, outer = memo["outer"]
         if basis is V and version == V._version:
             return outer
-    rows, columns, _ = _triangle(V.shape[1])
-    outer = V.t()[rows] * V.t()[columns]
+    outer = lanes.outer_products(V)
     if memo is not None:
         memo["outer"] = (V, V._version, outer)
     return outer
-
-
-def _factored(packed: Tensor) -> tuple[Tensor, Tensor]:
-    k = math.isqrt(2 * len(packed))
-    return lanes_cholesky(packed.index_select(0, _triangle(k)[2]).view(k, k, -1))
-
-
-@functools.cache
-def _triangle(k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows and columns of the lower triangle, and where in it each entry of the whole matrix is found."""
-    rows, columns = torch.tril_indices(k, k)
-    place = torch.empty(k, k, dtype=torch.long)
-    place[rows, columns] = place[columns, rows] = torch.arange(len(rows))
-    return rows, columns, place.flatten()
 
 
 def _to_lanes(z: Tensor) -> Tensor:
@@ -252,20 +240,30 @@ def _from_lanes(u: Tensor, dim: int) -> Tensor:
     return u.t() if dim == 2 else u.permute(1, 2, 0)
 
 
-def apply_together(frames: Sequence[Frame], zs: Sequence[Tensor]) -> list[Tensor]:
+def apply_together(
+    frames: Sequence[Frame], zs: Sequence[Tensor], names: Sequence[str], scratch: Scratch = NONE
+) -> list[Tensor]:
     """`frame.apply(z)` for several sites, bit for bit; small factorisations are done for all sites at once."""
-    roots = [frame.root if isinstance(frame, GatedBasis) else None for frame in frames]
-    together = [i for i, root in enumerate(roots) if isinstance(root, _Lanes) and frames[i].latent == frames[0].latent]
-    if len(together) < 2:
-        return [frame.apply(z) for frame, z in zip(frames, zs, strict=True)]
-    matrices = torch.cat([roots[i].packed for i in together], -1)  # type: ignore[union-attr]
-    noise = torch.cat([_to_lanes(zs[i]) for i in together], -1)
-    sizes = [frames[i].batch for i in together]
-    parts = dict(zip(together, lanes_solve(*_factored(matrices), noise).split(sizes, -1), strict=True))
-    return [
-        frame.expand(_from_lanes(parts[i], z.dim())) if i in parts else frame.apply(z)  # type: ignore[attr-defined]
-        for i, (frame, z) in enumerate(zip(frames, zs, strict=True))
+    together = [
+        (frame, frame.root, z, name)
+        for frame, z, name in zip(frames, zs, names, strict=True)
+        if isinstance(frame, GatedBasis) and isinstance(frame.root, _Lanes) and frame.latent == frames[0].latent
     ]
+    if not together:
+        return [frame.apply(z) for frame, z in zip(frames, zs, strict=True)]
+    sizes = [frame.batch for frame, _, _, _ in together]
+    first = together[0][1].outer
+    packed = scratch.take("packed", len(first), sum(sizes), first)
+    room = scratch.take("factor", frames[0].latent ** 2, sum(sizes), first)
+    for (_, root, _, _), part in zip(together, packed.split(sizes, -1), strict=True):
+        root.fill(part)
+    noise = torch.cat([_to_lanes(z) for _, _, z, _ in together], -1)
+    us = lanes.solve(*lanes.cholesky(packed, room=room), noise).split(sizes, -1)
+    drawn = {}
+    for (frame, _, z, name), u in zip(together, us, strict=True):
+        y = scratch.take(f"{name}/y", frame.batch, len(frame.V), frame.V) if len(z) == 1 else None
+        drawn[id(frame)] = frame.expand(_from_lanes(u, z.dim()), y)
+    return [drawn[id(frame)] if id(frame) in drawn else frame.apply(z) for frame, z in zip(frames, zs, strict=True)]
 
 
 def _jittered_cholesky(C: Tensor) -> tuple[Tensor, Tensor]:
@@ -367,25 +365,25 @@ class Guess(Method):
         seen = step.measure(self)
         batch = seen.losses.shape[0]
 
-        def estimate(site: Any, s: Tensor | None, share: float = 1.0) -> Tensor:
+        def estimate(site: Any, s: Tensor | None, seen: Measurement) -> Tensor:
             record = seen.records.get(site.name)
             y = None if record is None else record.y
             if y is None:
                 assert s is not None
                 y = step.draw(self, site, s)
-            c = seen.of(site)
-            return step.weigh(site, c if share == 1 else c * share, y, own=not step.detail)
+            return step.weigh(site, seen.of(site), y, own=not step.detail)
 
         if not seen.records:
             step.noise.rewind()  # the replay draws the same directions again
-        grads = step.pull_back(lambda site, s: estimate(site, s, 1 / batch), seen.records)
+        mean = replace(seen, jvp=seen.jvp / batch)  # of the mean loss
+        grads = step.pull_back(lambda site, s: estimate(site, s, mean), seen.records)
         result = Estimate(seen.losses.mean(), grads, seen.jvp, losses=seen.losses)
         if step.detail:
             for site in step.layout.sites:
                 injected = seen.injected(site)
                 assert injected is not None
                 result.directions[site.name] = injected
-                result.site_grads[site.name] = estimate(site, seen.records[site.name].s)
+                result.site_grads[site.name] = estimate(site, seen.records[site.name].s, seen)
         return result
 
 
