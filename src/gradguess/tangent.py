@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import ForwardModeError, InputError
+from gradguess.rules import ClosedForms
 from gradguess.sites import Layout, Site, Watch
 from gradguess.task import Task, tensors
 
@@ -32,6 +33,8 @@ def forward_mode(model: nn.Module) -> Iterator[None]:
         stack.enter_context(dual_numbers())
         if any(torch.is_autocast_enabled(device.type) for device in {p.device for p in model.parameters()}):
             stack.enter_context(_TangentsKeepDtype())
+        else:
+            stack.enter_context(ClosedForms())
         yield
 
 
@@ -166,7 +169,8 @@ def carry(task: Task, layout: Layout, direction: Direction) -> Carried:
         primal, tangent = fwAD.unpack_dual(s)
         if isinstance(x, Tensor):
             x = x.detach()  # not the primal view: that would keep the tangent alive
-        y = direction(site, x, primal, tangent)
+        with torch._C.DisableTorchFunction():  # no dual numbers in there
+            y = direction(site, x, primal, tangent)
         if y is None:
             return s
         return fwAD.make_dual(primal, y if tangent is None else y + tangent)

@@ -1,0 +1,142 @@
+"""Tangents in closed form against PyTorch's own formulas, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gradguess import rules
+from gradguess.rules import ClosedForms
+
+torch.manual_seed(0)
+VECTORS, TOKENS, IMAGES = torch.randn(6, 8), torch.randn(3, 5, 8), torch.randn(3, 8, 7, 6)
+CONSTANT = torch.randn(3, 5, 8, dtype=torch.float64)
+
+
+def shaken(module: nn.Module) -> nn.Module:
+    """With weights of a norm that are not one, and statistics that are not those of noise."""
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    for name, buffer in module.named_buffers():
+        if "running" in name:
+            buffer.uniform_(0.5, 2)
+    return module.double()
+
+
+CASES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
+    "linear": (shaken(nn.Linear(8, 4)), VECTORS),
+    "linear, no bias": (shaken(nn.Linear(8, 4, bias=False)), VECTORS),
+    "linear, tokens": (shaken(nn.Linear(8, 4)), TOKENS),
+    "linear, options by name": (lambda x: F.linear(x, weight=CONSTANT[0], bias=None), TOKENS),
+    "conv1d": (shaken(nn.Conv1d(5, 4, 3, padding=1)), TOKENS),
+    "conv2d": (shaken(nn.Conv2d(8, 4, 3, stride=2, padding=1)), IMAGES),
+    "conv2d, grouped": (shaken(nn.Conv2d(8, 8, 3, groups=4, dilation=2, bias=False)), IMAGES),
+    "conv2d, same": (shaken(nn.Conv2d(8, 4, 3, padding="same")), IMAGES),
+    "conv3d": (shaken(nn.Conv3d(3, 2, 2)), IMAGES),
+    "conv_transpose2d": (shaken(nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1)), IMAGES),
+    "layer_norm": (shaken(nn.LayerNorm(8)), TOKENS),
+    "layer_norm, two dimensions": (shaken(nn.LayerNorm((5, 8), eps=0.1)), TOKENS),
+    "layer_norm, bare": (shaken(nn.LayerNorm(8, elementwise_affine=False)), TOKENS),
+    "layer_norm, no bias": (shaken(nn.LayerNorm(8, bias=False)), TOKENS),
+    "rms_norm": (shaken(nn.RMSNorm(8)), TOKENS),
+    "rms_norm, eps": (shaken(nn.RMSNorm((5, 8), eps=0.1, elementwise_affine=False)), TOKENS),
+    "group_norm": (shaken(nn.GroupNorm(4, 8)), IMAGES),
+    "group_norm, vectors": (shaken(nn.GroupNorm(2, 8, eps=0.1)), VECTORS),
+    "batch_norm": (shaken(nn.BatchNorm2d(8)), IMAGES),
+    "batch_norm, vectors": (shaken(nn.BatchNorm1d(8)), VECTORS),
+    "batch_norm, at rest": (shaken(nn.BatchNorm2d(8)).eval(), IMAGES),
+    "batch_norm, no statistics": (shaken(nn.BatchNorm2d(8, affine=False, track_running_stats=False)), IMAGES),
+    "x + k": (lambda x: x + CONSTANT, TOKENS),
+    "k + x": (lambda x: CONSTANT + x, TOKENS),
+    "x - k": (lambda x: torch.sub(x, CONSTANT), TOKENS),
+    "k - x": (lambda x: CONSTANT - x, TOKENS),
+    "x + k, broadcast": (lambda x: x + CONSTANT[:, 0], TOKENS[:1, :3]),
+    "x + k, scaled": (lambda x: torch.add(x, CONSTANT, alpha=3), TOKENS),
+    "x · k": (lambda x: x * CONSTANT[0], TOKENS),
+    "k · x": (lambda x: CONSTANT * x[:1], TOKENS),
+    "x / k": (lambda x: x / CONSTANT, TOKENS),
+    "k / x": (lambda x: CONSTANT / x, TOKENS),
+    "x + x": (lambda x: x + x * x, TOKENS),
+    "k + 0-dim": (lambda x: CONSTANT + x.sum(), TOKENS),
+}
+
+
+def dual(function: Callable[[Tensor], Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.no_grad(), fwAD.dual_level():
+        primal, tangent = fwAD.unpack_dual(function(fwAD.make_dual(x, t)))
+        assert tangent is not None
+        return primal, tangent
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_as_pytorch_does(case):
+    function, x = CASES[case]
+    x = x.double()
+    t = torch.randn_like(x)
+    before = {name: b.clone() for name, b in function.named_buffers()} if isinstance(function, nn.Module) else {}
+    expected = dual(function, x, t)
+    if isinstance(function, nn.Module):
+        function.load_state_dict(before, strict=False)
+    with ClosedForms():
+        found = dual(function, x, t)
+    assert torch.equal(found[0], expected[0])  # the model's own values, bit for bit
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-10, atol=1e-12)
+
+
+def test_statistics_are_written_once():
+    plain, ours = shaken(nn.BatchNorm2d(8)), nn.BatchNorm2d(8).double()
+    ours.load_state_dict(plain.state_dict())
+    x = IMAGES.double()
+    plain(x)
+    with ClosedForms():
+        dual(ours, x, x)
+    assert torch.equal(plain.running_var, ours.running_var)
+    assert torch.equal(plain.running_mean, ours.running_mean)
+
+
+@pytest.mark.parametrize("make", [lambda x: x + CONSTANT, lambda x: x * CONSTANT, lambda x: x - CONSTANT])
+def test_what_is_done_in_place_stays_there(make):
+    """x + relu_(x + k): the tangent of the sum is not that of x."""
+    x, t = TOKENS.double(), torch.randn(3, 5, 8, dtype=torch.float64)
+    expected = dual(lambda x: x + make(x).relu_().mul_(2), x, t)[1]
+    with ClosedForms():
+        found = dual(lambda x: x + make(x).relu_().mul_(2), x, t)[1]
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_weight_that_has_a_tangent_is_left_to_pytorch():
+    x, t = VECTORS.double(), torch.randn(6, 8, dtype=torch.float64)
+    with ClosedForms():
+        _, found = dual(lambda x: F.linear(VECTORS.double(), x), x, t)
+        _, both = dual(lambda x: F.linear(x, x * 2), x, t)
+        _, norm = dual(lambda x: F.layer_norm(x, (8,), x[0], x[1]), x, t)
+    torch.testing.assert_close(found, VECTORS.double() @ t.t())
+    torch.testing.assert_close(both, 2 * (t @ x.t() + x @ t.t()))
+    torch.testing.assert_close(norm, dual(lambda x: F.layer_norm(x, (8,), x[0], x[1]), x, t)[1])
+
+
+def test_other_kinds_of_numbers_are_promoted():
+    x, t = TOKENS, torch.randn_like(TOKENS)
+    with ClosedForms():
+        found = dual(lambda x: x + CONSTANT, x, t)[1]
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, t.double())
+
+
+def test_the_rules_are_used(monkeypatch):
+    """A rule that is never looked up would pass all of the above."""
+    used = []
+    table = {
+        func: lambda *args, _rule=rule, **kw: used.append(_rule.__name__) or _rule(*args, **kw)
+        for func, rule in rules._RULES.items()
+    }
+    monkeypatch.setattr(rules, "_RULES", table)
+    for function, x in CASES.values():
+        with ClosedForms():
+            dual(function, x.double(), torch.randn_like(x.double()))
+    assert set(used) == {"_linear", "_add", "_multiply", "_layer_norm", "_group_norm", "_batch_norm", "_rms_norm"}
