@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import gradguess as gg
-from gradguess.sites import Layout, lay_out
+from gradguess.layout import lay_out
+from gradguess.sites import Layout
 from gradguess.task import Task
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import gradguess as gg
 from asserts import assert_unbiased
 from gradguess.feedback import _largest
+from gradguess.layout import lay_out
 from gradguess.noise import Noise
 from gradguess.parts import ALONE
-from gradguess.sites import lay_out
 from gradguess.step import Options, Step
 from gradguess.task import Task
 from models import BATCH, CLASSES, INPUTS, Case, cross_entropy, generator, make, mlp

@@ -10,8 +10,8 @@ import gradguess as gg
 from asserts import assert_covariance, assert_in_subspace, assert_projector, assert_unbiased
 from frames import covariance, frames_of, matrix
 from gradguess.guesses import Guess, perp_ns
+from gradguess.layout import lay_out
 from gradguess.noise import Noise
-from gradguess.sites import lay_out
 from gradguess.step import Options, Step
 from gradguess.task import Task
 from models import SITE_GUESSES, Case, generator, make

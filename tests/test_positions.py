@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.guesses.scattered import Scattered
+from gradguess.layout import lay_out
 from gradguess.positions import WORDS, Pattern, coded
-from gradguess.sites import lay_out
 from gradguess.task import Task
 from models import cross_entropy, generator, per_sequence
 

@@ -12,8 +12,9 @@ from torch.nn.utils import parametrizations
 
 import gradguess as gg
 from asserts import assert_close
+from gradguess.layout import lay_out
 from gradguess.noise import Noise
-from gradguess.sites import Layout, lay_out
+from gradguess.sites import Layout
 from gradguess.step import Step
 from gradguess.task import Task
 from models import BATCH, ZOO, BareParameters, Case, Repeats, generator, make

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import gradguess as gg
 from asserts import assert_in_subspace
 from frames import frames_of, matrix
+from gradguess.layout import lay_out
 from gradguess.noise import Noise
-from gradguess.sites import lay_out
 from gradguess.tangent import formula_kernels
 from gradguess.task import Task
 from gradguess.upstream import ClosedForm, CutGraph

@@ -18,10 +18,11 @@ from gradguess.errors import InputError, NonFiniteError
 from gradguess.guesses import Estimate, Method
 from gradguess.guesses._base import check_count
 from gradguess.isolation import Snapshot, untouched
+from gradguess.layout import bare_layout, lay_out
 from gradguess.noise import Noise
 from gradguess.parts import Part, Pool, add_up, first_samples, gate_moments, pool_of, split
 from gradguess.scratch import Scratch
-from gradguess.sites import Layout, LayoutChanged, Sites, bare_layout, lay_out
+from gradguess.sites import Layout, LayoutChanged, Sites
 from gradguess.step import PROBE_ROWS, Cache, Options, Step
 from gradguess.task import LossFn, Task, check_model
 
@@ -47,7 +48,8 @@ def estimate(
         guess: how directions are drawn, `gg.WPerp()` for instance.
         loss_fn: `loss_fn(outputs, targets)` returns one loss per sample.
         tangents: directions per step; the estimate is their average.
-        sites: "auto", "leaf" (every layer), "branch" (what feeds an addition), or a list of module names.
+        sites: "auto", "leaf" (every layer), "branch" (what feeds an addition), a list of module names, or a number:
+            the model in so many pieces.
         generator: source of the directions; without one, a new one with a fresh seed.
         isolate: one tangent per site, so that sites cause each other no noise. `jvp` then has one row per tangent
             and site, tangent by tangent.

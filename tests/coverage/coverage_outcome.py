@@ -10,7 +10,7 @@ import gradguess as gg
 from asserts import jvp_error
 from coverage_layers import LAYERS, make
 from gradguess.guesses import Backprop, Estimate, Method
-from gradguess.sites import lay_out
+from gradguess.layout import lay_out
 from gradguess.step import Step
 from gradguess.task import Task
 from models import GUESSES, Case, generator

@@ -74,7 +74,7 @@ class TrainConfig:
     tangents: int = option(1, "directions per step")
     isolate: bool = option(False, "one tangent per site: sites cause each other no noise")
     memory: Memory = option("store", "store activations, or replay the pass")
-    sites: str = option("auto", "where gradients are guessed: auto, leaf or branch")
+    sites: str = option("auto", "where gradients are guessed: auto, leaf, branch, or a number of pieces")
     rate: float = option(0.3, "learning rate of the feedback matrices")
     every: int = option(1, "steps between two tangent passes (feedback)")
     fraction: float = option(1.0, "part of the batch in a tangent pass (feedback)")

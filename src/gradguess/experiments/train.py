@@ -138,7 +138,7 @@ class _Run:
             self.guess,
             tangents=config.tangents,
             memory=config.memory,
-            sites=config.sites,
+            sites=int(config.sites) if config.sites.isdigit() else config.sites,
             seed=config.seed,
             isolate=config.isolate,
             balance=config.balance,

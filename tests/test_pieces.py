@@ -1,0 +1,137 @@
+"""Models in pieces: which places are found, and that what is computed there is right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gradguess as gg
+from gradguess import InputError
+from gradguess.layout import lay_out
+from gradguess.task import Task
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.norm, self.inner, self.outer = nn.LayerNorm(width), nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(F.gelu(self.inner(self.norm(x))))
+
+
+class Tokens(nn.Module):
+    """Position embeddings, attention, tied weights: an embedding that is also the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(7, 6), nn.Embedding(5, 6)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.attend = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.head = nn.Linear(6, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x) + self.place(torch.arange(5))
+        for block in self.blocks:
+            h = block(h)
+        h = h + self.attend(h, h, h, need_weights=False)[0]
+        return self.head(h).mean(1)
+
+
+class Across(nn.Module):
+    """A connection from the first layer to the last: nothing is narrow between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(h + self.middle(h.relu()).relu())
+
+
+def residual(blocks: int = 12) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 6), *(Block() for _ in range(blocks)), nn.LayerNorm(6), nn.Linear(6, 3))
+
+
+def mlp(depth: int = 12) -> nn.Sequential:
+    layers = [layer for _ in range(depth - 1) for layer in (nn.Linear(4, 4), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(4, 3))
+
+
+def task(model: nn.Module, dtype: torch.dtype = torch.float64) -> Task:
+    torch.manual_seed(1)
+    x = torch.randint(7, (9, 5)) if isinstance(model, Tokens) else torch.randn(9, 4, dtype=dtype)
+    return Task(model.to(dtype), LOSS, x, torch.randint(3, (9,)))
+
+
+@pytest.mark.parametrize(
+    ("model", "pieces", "expected"),
+    [
+        (residual(), 1, ["14"]),
+        (residual(), 2, ["6", "14"]),
+        (residual(), 3, ["4", "8", "14"]),
+        (residual(), 15, [*map(str, range(15))]),
+        (mlp(), 3, ["6", "14", "22"]),
+        (mlp(2), 2, ["0", "2"]),
+        (Tokens(), 3, ["blocks.0", "blocks.2"]),  # the outputs are no module's own
+        (Across(), 2, ["first", "last"]),
+    ],
+)
+def test_the_places(model, pieces, expected):
+    assert [site.name for site in lay_out(task(model), pieces).sites] == expected
+
+
+@pytest.mark.parametrize(("model", "pieces"), [(Across(), 3), (residual(2), 9), (mlp(2), 20)])
+def test_there_are_not_enough(model, pieces):
+    with pytest.raises(InputError, match=f"{pieces} pieces need {pieces - 1} places"):
+        lay_out(task(model), pieces)
+
+
+@pytest.mark.parametrize("pieces", [0, -1, True])
+def test_no_number_of_pieces(pieces):
+    with pytest.raises(InputError, match="at least 1"):
+        lay_out(task(residual(2)), pieces)
+
+
+@pytest.mark.parametrize("make", [residual, mlp, Tokens])
+def test_the_derivative_is_that_of_autograd(make):
+    """`c = Σ_i <y_i, g_i>` over the few sites."""
+    torch.manual_seed(0)
+    job = task(make())
+    est = gg.estimate(job.model, gg.WPerp(k=3), LOSS, job.inputs, job.targets, sites=3)
+    exact = gg.estimate(job.model, gg.Backprop(), LOSS, job.inputs, job.targets, sites=3)
+    inner = sum((est.directions[name][0] * exact.site_grads[name]).flatten(1).sum(1) for name in est.directions)
+    torch.testing.assert_close(est.jvp[0], inner, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [residual, mlp])
+def test_two_pieces_chained_are_exact(make):
+    """The upper piece knows the error, and the chain rule brings it to the lower."""
+    torch.manual_seed(0)
+    job = task(make())
+    forward = gg.ForwardGradient(job.model, gg.Feedback(gg.WPerp(k=3), form="chained"), sites=2)
+    forward(LOSS, job.inputs, job.targets)
+    found = [p.grad.clone() for p in job.model.parameters()]
+    job.model.zero_grad()
+    LOSS(job.model(job.inputs), job.targets).mean().backward()
+    for grad, parameter in zip(found, job.model.parameters(), strict=True):
+        torch.testing.assert_close(grad, parameter.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_three_pieces_are_not_exact_at_first():
+    torch.manual_seed(0)
+    job = task(residual())
+    forward = gg.ForwardGradient(job.model, gg.Feedback(gg.WPerp(k=3), form="chained"), sites=3)
+    forward(LOSS, job.inputs, job.targets)
+    found = {name: p.grad.clone() for name, p in job.model.named_parameters()}
+    job.model.zero_grad()
+    LOSS(job.model(job.inputs), job.targets).mean().backward()
+    exact = dict(job.model.named_parameters())
+    torch.testing.assert_close(found["8.outer.weight"], exact["8.outer.weight"].grad)
+    assert not torch.allclose(found["4.outer.weight"], exact["4.outer.weight"].grad, rtol=1e-3)
