@@ -110,12 +110,13 @@ def test_the_derivative_is_that_of_autograd(make):
     torch.testing.assert_close(est.jvp[0], inner, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("make", [residual, mlp])
-def test_two_pieces_chained_are_exact(make):
+@pytest.mark.parametrize("memory", ["store", "replay"])
+@pytest.mark.parametrize("make", [residual, mlp, Tokens])
+def test_two_pieces_chained_are_exact(make, memory):
     """The upper piece knows the error, and the chain rule brings it to the lower."""
     torch.manual_seed(0)
     job = task(make())
-    forward = gg.ForwardGradient(job.model, gg.Feedback(gg.WPerp(k=3), form="chained"), sites=2)
+    forward = gg.ForwardGradient(job.model, gg.Feedback(gg.WPerp(k=3), form="chained"), sites=2, memory=memory)
     forward(LOSS, job.inputs, job.targets)
     found = [p.grad.clone() for p in job.model.parameters()]
     job.model.zero_grad()
@@ -135,3 +136,31 @@ def test_three_pieces_are_not_exact_at_first():
     exact = dict(job.model.named_parameters())
     torch.testing.assert_close(found["8.outer.weight"], exact["8.outer.weight"].grad)
     assert not torch.allclose(found["4.outer.weight"], exact["4.outer.weight"].grad, rtol=1e-3)
+
+
+@pytest.mark.parametrize("make", [residual, mlp, Tokens])
+@pytest.mark.parametrize("sweeps", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"every": 2, "fraction": 0.5}, {"bootstrap": 0.1}])
+def test_replay_is_the_stored_step(make, sweeps, options):
+    """Several steps, so that the predictors are not zero."""
+    method = gg.Feedback(gg.WPerp(k=3), form="chained", sweeps=sweeps, **options)
+    found = []
+    for memory in ("store", "replay"):
+        torch.manual_seed(0)
+        job = task(make())
+        forward = gg.ForwardGradient(job.model, method, sites=4, memory=memory)
+        optimiser = torch.optim.SGD(job.model.parameters(), lr=0.1)
+        for _ in range(4):
+            optimiser.zero_grad()
+            forward(LOSS, job.inputs, job.targets)
+            optimiser.step()
+        found.append([p.grad.clone() for p in job.model.parameters()])
+    for stored, replayed in zip(*found, strict=True):
+        torch.testing.assert_close(replayed, stored, rtol=1e-8, atol=1e-11)
+
+
+def test_branches_cannot_be_replayed():
+    job = task(residual(3))
+    forward = gg.ForwardGradient(job.model, gg.Feedback(gg.WPerp(k=3), form="chained"), memory="replay")
+    with pytest.raises(InputError, match="sites=4"):
+        forward(LOSS, job.inputs, job.targets)

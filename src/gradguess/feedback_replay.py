@@ -5,13 +5,15 @@ directions are carried (`Lesson.observe`). Then the residual and the error `e` a
 site again with the same direction: there the site learns, predicts, and pulls its estimate back to its parameters.
 
     direct, corrected    any model: the estimate at a site needs that site alone
-    chained              wherever the chain rule to the next site is a closed form; the last `sweeps` sites wait for
-                         the predictions above them. Over any other path it would need a graph of all layers: refused
+    chained              wherever sites follow one another in a line (layers in a row, `sites=n`): the last `sweeps`
+                         sites wait for the predictions above them, with the pieces of the graph between. Where a site
+                         reaches several others (branches) it would need a graph of all layers: refused
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +39,7 @@ from gradguess.tangent import formula_kernels
 from gradguess.task import tensors
 
 if TYPE_CHECKING:
-    from gradguess.sites import Visit
+    from gradguess.sites import Layout, Visit
 
 
 class Replay:
@@ -46,11 +48,11 @@ class Replay:
     def __init__(self, method: Feedback, step: Step, teach: bool) -> None:
         self.method, self.step = method, step
         self.closed = not method.needs_graph(step)
-        if method.form == "chained" and not self.closed:
+        if method.form == "chained" and not self.closed and not _in_a_line(step.layout):
             raise InputError(
-                "Feedback(form='chained') with memory='replay' needs layers whose chain rule to the next layer is a "
-                "closed form (elementwise function, then nn.Linear), and this model has others: it would have to keep "
-                "every layer. Use memory='store', or form='direct'."
+                "Feedback(form='chained') with memory='replay' needs sites that follow one another in a line, and this "
+                "model has sites that reach several others: it would have to keep every layer. Cut the model into "
+                "pieces (sites=4 for instance), or use memory='store' or form='direct'."
             )
         self.teach = teach
         self.lesson: Lesson | None = None
@@ -136,9 +138,11 @@ class Replay:
     # --- the second pass -------------------------------------------------------------------------------------
 
     def _second_pass(self) -> None:
-        if self.method.form == "chained":
+        if self.method.form == "chained" and self.closed:
             chain = _Chain(self)
             self._plain(chain.visit, scratch=NONE)  # sites wait for those above, with their inputs
+        elif self.method.form == "chained":
+            self._chained_with_graph()
         elif self.closed:
             self._plain(self._visit)
         else:
@@ -183,6 +187,16 @@ class Replay:
         self._pull_exact(exact, outputs)
         if step.layout.tail:
             self.gradients.add_vjp(step.layout.tail, losses, torch.full_like(losses, 1 / batch))
+
+    def _chained_with_graph(self) -> None:
+        """Of the graph the pieces above the sites that wait are kept."""
+        step, chain = self.step, _GraphChain(self)
+        with step.one_pass(), torch.enable_grad(), formula_kernels(step.task.model), Watch(step.layout, chain.visit):
+            outputs = step.task.outputs()
+            losses = step.task.losses(outputs)
+        chain.end(outputs)
+        if step.layout.tail:
+            self.gradients.add_vjp(step.layout.tail, losses, torch.full_like(losses, 1 / self.batch))
 
     def _pull_exact(self, exact: list[tuple[Site, Tensor, Tensor]], outputs: Any) -> None:
         pairs = [(o, e) for o, e in zip(tensors(outputs), self.error.parts, strict=True) if o.requires_grad]
@@ -241,3 +255,72 @@ class _Chain:
         replay.gradients.add_closed(site, done.record.input(site), site.unflat(g, done.record.s) / replay.batch)
         if replay.method.bootstrap and predicted(site):
             regress(replay.step, site, done.record.gate, replay.error, g, replay.method.bootstrap)
+
+
+def _in_a_line(layout: Layout) -> bool:
+    """Does every site reach the next one alone, and the last the loss?"""
+    return all(predicted(site) for site in layout.sites[:-1]) and all(
+        site.above == (above.name,) and not site.reaches_output for site, above in pairwise(layout.sites)
+    )
+
+
+@dataclass
+class _Piece:
+    """A site that waits: its output with the graph of the piece below it, and the leaf from which the graph goes on."""
+
+    site: Site
+    s: Tensor
+    leaf: Tensor
+    gate: Tensor | None
+
+
+class _GraphChain:
+    """`_Chain` by vjps of the pieces between the sites."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.replay = replay
+        self.waiting: list[_Piece] = []  # from the lowest to the one that was met last
+
+    def visit(self, site: Site, x: Any, s: Tensor) -> Tensor:
+        low = s.detach()
+        gate = gate_at(site, low)
+        if not site.top:
+            with torch.no_grad():
+                h = self.replay.learn_and_predict(site, low, gate)
+            self._go_down(site.unflat(h, s), s)
+        leaf = low.requires_grad_()
+        self.waiting.append(_Piece(site, s, leaf, gate))
+        return leaf.clone()
+
+    def end(self, outputs: Any) -> None:
+        """The error is exact at the top; from there all that wait are reached."""
+        top = self.waiting[-1]
+        pairs = [(o, e) for o, e in zip(tensors(outputs), self.replay.error.parts, strict=True) if o.requires_grad]
+        ends, seeds = [o for o, _ in pairs], [e.to(o.dtype) for o, e in pairs]
+        (g,) = torch.autograd.grad(ends, [top.leaf], seeds, retain_graph=True)
+        while True:
+            done = self.waiting.pop()
+            self._finish(done, g)
+            if not self.waiting:
+                return
+            g = self._one_down(g, done.s, self.waiting[-1])
+
+    def _go_down(self, value: Tensor, s: Tensor) -> None:
+        """From a prediction at `s` to the site that waits `sweeps` below, if there is one."""
+        if len(self.waiting) < self.replay.method.sweeps:
+            return
+        for piece in reversed(self.waiting):
+            value, s = self._one_down(value, s, piece), piece.s
+        self._finish(self.waiting.pop(0), value)
+
+    @staticmethod
+    def _one_down(value: Tensor, s: Tensor, below: _Piece) -> Tensor:
+        (g,) = torch.autograd.grad([s], [below.leaf], [value.to(s.dtype)], retain_graph=True, allow_unused=True)
+        return torch.zeros_like(below.leaf) if g is None else g
+
+    def _finish(self, done: _Piece, g: Tensor) -> None:
+        replay, site = self.replay, done.site
+        replay.gradients.add_vjp(site.parameters, done.s, g / replay.batch)
+        if replay.method.bootstrap and predicted(site):
+            with torch.no_grad():
+                regress(replay.step, site, done.gate, replay.error, site.flat(g), replay.method.bootstrap)
