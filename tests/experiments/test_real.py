@@ -6,19 +6,19 @@ import pytest
 
 from gradguess.errors import GradguessError
 from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.real import METHODS, TASKS, ablations, real, task_of
+from gradguess.experiments.real import TASKS, VARIANTS, ablations, real, task_of, variant_of
 from gradguess.experiments.tables import Run, real_table
 
 
 def test_every_task_runs_every_method_on_the_same_grid():
     runs = real(device="cpu")
-    assert len({run.key for run in runs}) == len(runs) == len(TASKS) * len(METHODS) * 3 * 3
+    assert len({run.key for run in runs}) == len(runs) == len(TASKS) * len(VARIANTS) * 3 * 3
     assert all(TrainConfig.from_dict(run.as_dict()) == run for run in runs)
 
 
 def test_a_part_of_it():
     runs = real(["cnn-mnist"], seeds=1, rates=[1e-3], epochs=2)
-    assert [run.method for run in runs] == list(METHODS)
+    assert [variant_of(run) for run in runs] == list(VARIANTS)
     assert {(run.data, run.model, run.epochs) for run in runs} == {("mnist", "cnn", 2)}
     assert {run.learn for run in ablations(["cnn-mnist"])} == {"never"}
     with pytest.raises(GradguessError, match="Did you mean 'cnn-mnist'"):
@@ -29,6 +29,7 @@ def test_part_of_the_data():
     runs = real(["cnn-mnist"], seeds=1, rates=[1e-3], samples=500)
     assert {run.samples for run in runs} == {500}
     assert {task_of(run) for run in runs} == {"cnn-mnist"}
+    assert variant_of(dataclasses.replace(runs[0], method="feedback-chained", every=2)) is None
     assert task_of(TrainConfig()) is None
     assert task_of(dataclasses.replace(TASKS["cnn-mnist"], width=7)) is None
 

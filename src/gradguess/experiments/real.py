@@ -9,7 +9,15 @@ from typing import Any
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.names import lookup
 
-METHODS = ("backprop", "wperp", "feedback-direct", "feedback-chained")
+_RARE = {"every": 4, "fraction": 0.25}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "backprop": {"method": "backprop"},
+    "wperp": {"method": "wperp"},
+    "feedback-direct": {"method": "feedback-direct"},
+    "feedback-chained": {"method": "feedback-chained"},
+    "feedback-chained-rare": {"method": "feedback-chained", **_RARE},
+    "feedback-chained-pieces": {"method": "feedback-chained", "sites": "3", **_RARE},
+}
 RATES = (3e-4, 1e-3, 3e-3)  # the same grid for every method
 SEEDS = 3
 
@@ -42,7 +50,7 @@ def real(
     epochs: int = 0,
     samples: int = 0,
 ) -> list[TrainConfig]:
-    """The runs of the chosen tasks (all by default), for every method, learning rate and seed.
+    """The runs of the chosen tasks (all by default), for every variant, learning rate and seed.
 
     With `epochs` or `samples`, so many for each task instead of its own number.
     """
@@ -50,25 +58,38 @@ def real(
     return [
         dataclasses.replace(
             task,
-            method=method,
             lr=lr,
             seed=seed,
             device=device,
             epochs=epochs or task.epochs,
             samples=samples or task.samples,
+            **variant,
         )
         for task in chosen
         for seed in range(seeds)
         for lr in rates
-        for method in METHODS
+        for variant in VARIANTS.values()
     ]
+
+
+_FREE = (
+    *("method", "lr", "seed", "device", "epochs", "samples", "learn", "start", "diagnose", "eval_every", "rate"),
+    *("sites", "every", "fraction"),
+)
+
+
+def variant_of(config: TrainConfig) -> str | None:
+    """Which of `VARIANTS` a run is."""
+    settings = {field: getattr(config, field) for field in ("method", "sites", "every", "fraction")}
+    plain = {"sites": _common.sites, "every": _common.every, "fraction": _common.fraction}
+    found = [name for name, variant in VARIANTS.items() if plain | variant == settings]
+    return found[0] if found and config.learn != "never" else None
 
 
 def task_of(config: TrainConfig) -> str | None:
     """The task that a run belongs to, however long it is and whatever part of the data it sees."""
-    free = ("method", "lr", "seed", "device", "epochs", "samples", "learn", "start", "diagnose", "eval_every", "rate")
     for name, task in TASKS.items():
-        mine = {field: getattr(config, field) for field in free}
+        mine = {field: getattr(config, field) for field in _FREE}
         if dataclasses.replace(task, **mine) == config:
             return name
     return None

@@ -19,7 +19,7 @@ from gradguess.errors import GradguessError
 from gradguess.experiments.bench.rivals import Case, fewer, memory_rival
 from gradguess.experiments.environment import PeakMemory
 
-STEPS = 3
+STEPS = 4  # a multiple of every method's own period
 # glibc keeps freed blocks for itself, more of them the more often a loop allocates; here they go back at once, so that
 # the resident set is what the loop holds. That is slow: times are taken in another process.
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -28,7 +28,7 @@ EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 def peak(method: str, case: Case, threads: int, timed: bool = True) -> dict[str, float]:
     """`peak_mb` above the loop's own state (weights and the optimiser's), `gradients_mb` of it, and `step_ms`.
 
-    Unless `timed`, the time is that of the one slow step whose memory was measured.
+    Unless `timed`, the time is that of the slow steps whose memory was measured.
     """
     job = {"method": method, "case": dataclasses.asdict(case), "threads": threads}
     found = _in_a_process(job | {"steps": 1}, EXACT)
@@ -53,7 +53,7 @@ def probe(method: str, case: Case, steps: int = STEPS) -> dict[str, float]:
     rival.x, rival.y = case.data()
     meter = PeakMemory(case.device)
     seconds = []
-    for _ in range(steps):
+    for _ in range(max(steps, rival.every)):
         start = time.perf_counter()
         rival.step()
         if torch.device(case.device).type == "cuda":
@@ -63,7 +63,7 @@ def probe(method: str, case: Case, steps: int = STEPS) -> dict[str, float]:
     return {
         "peak_mb": meter.megabytes(),
         "gradients_mb": gradients / 2**20,  # part of the peak, and the same for every method
-        "step_ms": 1e3 * statistics.median(seconds),
+        "step_ms": 1e3 * statistics.mean(seconds),
     }
 
 

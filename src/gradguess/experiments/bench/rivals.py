@@ -142,9 +142,11 @@ class Checkpointed(Rival):
 class Guessed(Rival):
     """A method of this library."""
 
-    def __init__(self, case: Case, method: Any, memory: Literal["store", "replay"] = "store") -> None:
+    def __init__(
+        self, case: Case, method: Any, memory: Literal["store", "replay"] = "store", sites: int | str = "auto"
+    ) -> None:
         super().__init__(case)
-        self.forward = gg.ForwardGradient(self.model, method, memory=memory)
+        self.forward = gg.ForwardGradient(self.model, method, memory=memory, sites=sites)
         self.loss = nn.CrossEntropyLoss(reduction="none")
         self.every = getattr(method, "every", 1)
         guess = getattr(method, "guess", method)
@@ -171,13 +173,14 @@ def memory_rival(name: str, case: Case) -> Rival:
         "store": lambda: Guessed(case, gg.WPerp(k=case.k)),
         "replay": lambda: Guessed(case, gg.WPerp(k=case.k), "replay"),
         "feedback-replay": lambda: Guessed(case, gg.Feedback(gg.WPerp(k=case.k), form="direct"), "replay"),
+        "pieces-replay": lambda: Guessed(case, _rare("chained")(case.k), "replay", max(2, math.isqrt(case.depth))),
     }
     if name in METHODS:
         return rival(name, case)
     return lookup(table, name, "method")()
 
 
-MEMORY = ("backprop", "checkpoint-all", "checkpoint-sqrt", "store", "replay", "feedback-replay")
+MEMORY = ("backprop", "checkpoint-all", "checkpoint-sqrt", "store", "replay", "feedback-replay", "pieces-replay")
 
 
 def fewer(case: Case, samples: int) -> Case:

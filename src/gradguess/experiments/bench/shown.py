@@ -20,6 +20,7 @@ _LABELS = {
     "store": "W⊥, store",
     "replay": "W⊥, replay",
     "feedback-replay": "Feedback, direct, replay",
+    "pieces-replay": "Feedback, chained, √depth pieces, replay",
 }
 _STYLES = {
     "backprop-wrapped": "wp",
@@ -32,6 +33,7 @@ _STYLES = {
     "store": "wperp",
     "replay": "feedback-direct",
     "feedback-replay": "feedback-chained",
+    "pieces-replay": "layer-2",
 }
 _SETTING = ("Width", "Depth", "Batch", "k", "Dtype", "Device")
 Record = Mapping[str, Any]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gradguess.errors import GradguessError
 from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.real import METHODS, TASKS, task_of
+from gradguess.experiments.real import TASKS, VARIANTS, task_of, variant_of
 from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.runs import Run, method_label
 from gradguess.experiments.tables.table import Cell, Table, mean_text, number, text
@@ -24,9 +24,9 @@ _CAPTION = (
 
 @dataclass(frozen=True)
 class _Best:
-    """The runs of one method on one task at its best learning rate."""
+    """The runs of one variant on one task at its best learning rate."""
 
-    method: str
+    variant: str
     lr: float
     rates: int  # how many were tried
     runs: tuple[Run, ...]
@@ -36,14 +36,18 @@ class _Best:
 
 
 Setting = tuple[str, int, int, str]  # task, epochs, samples, device
+_LABELS = {
+    "feedback-chained-rare": "Feedback, chained, every 4th step, ¼ batch",
+    "feedback-chained-pieces": "Feedback, chained, 3 pieces, every 4th step, ¼ batch",
+}
 
 
 def real_table(runs: Sequence[Run]) -> Table | None:
     """Every task that was run, in the order of `TASKS`; None where none was."""
-    settings: dict[Setting, list[Run]] = {}
+    settings: dict[Setting, dict[str, list[Run]]] = {}
     for run in runs:
-        if (setting := _setting(run)) is not None:
-            settings.setdefault(setting, []).append(run)
+        if (found := _setting(run)) is not None:
+            settings.setdefault(found[0], {}).setdefault(found[1], []).append(run)
     rows: list[tuple[Cell, ...]] = []
     for setting in sorted(settings, key=lambda s: (list(TASKS).index(s[0]), *s[1:])):
         rows += _rows(setting, settings[setting])
@@ -64,28 +68,34 @@ def real_table(runs: Sequence[Run]) -> Table | None:
     return Table("real", "Real networks, real data", columns, tuple(rows), _CAPTION)
 
 
-def _setting(run: Run) -> Setting | None:
+def _setting(run: Run) -> tuple[Setting, str] | None:
+    """What a run is compared with, and as which variant."""
     try:
         config = TrainConfig.from_dict(dict(run.config))
     except (GradguessError, TypeError):
         return None
-    task = task_of(config)
-    control = config.method not in METHODS or config.learn == "never"
-    return None if task is None or control else (task, config.epochs, config.samples, config.device.partition(":")[0])
+    task, variant = task_of(config), variant_of(config)
+    if task is None or variant is None:
+        return None
+    return (task, config.epochs, config.samples, config.device.partition(":")[0]), variant
 
 
-def _rows(setting: Setting, runs: Sequence[Run]) -> list[tuple[Cell, ...]]:
+def _rows(setting: Setting, runs: dict[str, list[Run]]) -> list[tuple[Cell, ...]]:
     name, epochs, samples, _ = setting
     bits = TASKS[name].data == "shakespeare"
     quantity = "bits" if bits else "accuracy"
-    best = {method: found for method in METHODS if (found := _best(method, runs, f"test_{quantity}", bits))}
+    best = {
+        variant: found
+        for variant in VARIANTS
+        if variant in runs and (found := _best(variant, runs[variant], f"test_{quantity}", bits))
+    }
     base = best.get("backprop")
     return [
         (
             text(name),
             number(samples, "d") if samples else text("all"),
             number(epochs, "d"),
-            text(method_label(method)),
+            text(_LABELS.get(variant) or method_label(variant)),
             Cell(f"{one.lr:g}", one.lr, note="" if one.rates > 1 else "the only one tried"),
             _shown(one.summary(f"train_{quantity}")),
             _shown(one.summary(f"test_{quantity}")),
@@ -93,14 +103,14 @@ def _rows(setting: Setting, runs: Sequence[Run]) -> list[tuple[Cell, ...]]:
             _ratio(one, base),
             number(len(one.runs), "d"),
         )
-        for method, one in best.items()
+        for variant, one in best.items()
     ]
 
 
-def _best(method: str, runs: Sequence[Run], quantity: str, less: bool) -> _Best | None:
+def _best(variant: str, runs: Sequence[Run], quantity: str, less: bool) -> _Best | None:
     by_rate: dict[float, list[Run]] = {}
     for run in runs:
-        if run.method == method and quantity in run.metrics:
+        if quantity in run.metrics:
             by_rate.setdefault(run.config["lr"], []).append(run)
     if not by_rate:
         return None
@@ -112,7 +122,7 @@ def _best(method: str, runs: Sequence[Run], quantity: str, less: bool) -> _Best 
         return -mean if less else mean
 
     lr = max(full, key=score)
-    return _Best(method, lr, len(by_rate), tuple(full[lr]))
+    return _Best(variant, lr, len(by_rate), tuple(full[lr]))
 
 
 def _shown(summary: Summary | None) -> Cell:
@@ -123,7 +133,7 @@ def _shown(summary: Summary | None) -> Cell:
 
 def _against(one: _Best, base: _Best | None, quantity: str) -> Cell:
     ours, theirs = one.summary(quantity), base.summary(quantity) if base else None
-    if ours is None or theirs is None or one.method == "backprop":
+    if ours is None or theirs is None or one.variant == "backprop":
         return Cell("–")
     return number(ours.mean - theirs.mean, ".3f", signed=True)
 
