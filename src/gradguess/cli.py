@@ -186,6 +186,9 @@ def bench(
     device: Annotated[str, typer.Option(help="Device of PyTorch.")] = "cpu",
     method: Annotated[list[str] | None, typer.Option(help="Only this method; may be given again.")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Peak memory over the depth instead of time.")] = False,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Real networks instead, this one or 'all'; may be given again.")
+    ] = None,
     peaks: Annotated[bool, typer.Option(help="With times: peak memory too, in subprocesses.")] = True,
     seconds: Annotated[float, typer.Option(help="Of timing, for each method and setting.")] = 3.0,
     samples: Annotated[int, typer.Option(help="Dense per-sample methods: samples in their one step.")] = 2,
@@ -196,7 +199,7 @@ def bench(
     """Time and memory of a training step of every method against backpropagation."""
     import torch
 
-    from gradguess.experiments.bench import bench_memory, bench_time
+    from gradguess.experiments.bench import bench_memory, bench_tasks, bench_time
     from gradguess.experiments.bench.rivals import Case, grid
 
     if threads:
@@ -207,6 +210,8 @@ def bench(
         if memory:
             case = Case((width or [64])[0], 1, batch[0], k[0], dtype[0], device)
             record = bench_memory(depth or [10, 30, 100], case, method or (), out, say)
+        elif task:
+            record = bench_tasks(() if task == ["all"] else task, seconds, device, out, say)
         else:
             widths, depths = width or [64, 128, 512], depth or [3]
             cases = grid(width=widths, depth=depths, batch=batch, k=k, dtype=dtype, device=[device])

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from gradguess.errors import GradguessError, InputError
-from gradguess.experiments.bench import bench_memory, bench_time, timing
+from gradguess.experiments.bench import bench_memory, bench_tasks, bench_time, timing
 from gradguess.experiments.bench.memory import probe
 from gradguess.experiments.bench.rivals import METHODS, Case, Checkpointed, Guessed, Rival, grid, memory_rival, rival
 from gradguess.experiments.bench.run import growth, slopes
 from gradguess.experiments.bench.shown import figures, tables
 from gradguess.experiments.bench.timing import ROUND, Times
+from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.real import VARIANTS
 
 TINY = Case(width=8, depth=2, batch=6, k=2)
 
@@ -172,3 +174,18 @@ def test_the_command_prints_one_json_object_last(tmp_path):
     found = json.loads(result.stdout.splitlines()[-1])
     assert [row["method"] for row in found["rows"]] == ["backprop", "wt"]
     assert (tmp_path / "time-cpu.json").exists()
+
+
+def test_real_networks(monkeypatch, tmp_path: Path):
+    task = TrainConfig(model="residual", data="mnist1d", width=8, depth=4, batch=16)
+    monkeypatch.setattr("gradguess.experiments.bench.run.TASKS", {"small": task})
+    monkeypatch.setattr("gradguess.experiments.bench.tasks.TASKS", {"small": task})
+    record = bench_tasks(seconds=0.01, out=tmp_path)
+    assert [row["method"] for row in record["rows"]] == list(VARIANTS)
+    assert record["rows"][0]["ratio"] == 1
+    assert json.loads((tmp_path / "tasks-cpu.json").read_text())["kind"] == "tasks"
+    (table,) = tables(record)
+    assert len(table.rows) == len(VARIANTS)
+    assert not figures(record)
+    with pytest.raises(GradguessError, match="Did you mean 'small'"):
+        bench_tasks(["smal"], seconds=0.01)

@@ -94,6 +94,20 @@ def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
     return model.to(config.device, getattr(torch, config.dtype))
 
 
+def build_forward(config: TrainConfig, model: nn.Module) -> gg.ForwardGradient:
+    """What estimates the gradients of `config`."""
+    return gg.ForwardGradient(
+        model,
+        guess_for(config),
+        tangents=config.tangents,
+        memory=config.memory,
+        sites=int(config.sites) if config.sites.isdigit() else config.sites,
+        seed=config.seed,
+        isolate=config.isolate,
+        balance=config.balance,
+    )
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Dataset) -> Row:
     """Mean loss and accuracy on both splits, each whole; for a text also bits per character."""
@@ -133,16 +147,7 @@ class _Run:
         self.place: tuple[int, int] | None = None  # of this rank's samples in the batch
         self.model = build_model(config, self.data)
         self.guess = guess_for(config)
-        self.forward = gg.ForwardGradient(
-            self.model,
-            self.guess,
-            tangents=config.tangents,
-            memory=config.memory,
-            sites=int(config.sites) if config.sites.isdigit() else config.sites,
-            seed=config.seed,
-            isolate=config.isolate,
-            balance=config.balance,
-        )
+        self.forward = build_forward(config, self.model)
         cuda = config.device.startswith("cuda")
         self.optimiser = torch.optim.AdamW(
             self.model.parameters(),

@@ -1,5 +1,5 @@
 """What a step costs: time and memory of every method against backpropagation. Measured to JSON, shown elsewhere."""
 
-from gradguess.experiments.bench.run import bench_memory, bench_time
+from gradguess.experiments.bench.run import bench_memory, bench_tasks, bench_time
 
-__all__ = ["bench_memory", "bench_time"]
+__all__ = ["bench_memory", "bench_tasks", "bench_time"]

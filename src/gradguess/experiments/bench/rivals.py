@@ -100,7 +100,7 @@ class Rival:
     refresh = 0  # such rounds between two refreshes of what is cached; 0: nothing is
 
     def __init__(self, case: Case) -> None:
-        self.model = case.network()
+        self.model: nn.Module = case.network()
         self.x, self.y = case.data()
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
@@ -128,7 +128,7 @@ class Checkpointed(Rival):
 
     def __init__(self, case: Case, stride: int) -> None:
         super().__init__(case)
-        layers = list(self.model)
+        layers = list(self.model.children())
         pairs = [nn.Sequential(*layers[i : i + 2]) for i in range(0, len(layers), 2)]
         self.parts = [nn.Sequential(*pairs[i : i + stride]) for i in range(0, len(pairs), stride)]
 

@@ -1,4 +1,4 @@
-"""The two benchmarks: time per step over settings, memory per step over the depth. Each writes one JSON file."""
+"""The benchmarks: time per step over settings, memory per step over the depth, real networks. One JSON file each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from gradguess.errors import InputError
 from gradguess.experiments import environment
 from gradguess.experiments.bench import memory as probe
 from gradguess.experiments.bench.rivals import MEMORY, PER_SAMPLE, RIVAL, Case, check_methods, fewer, rival
+from gradguess.experiments.bench.tasks import time_task
 from gradguess.experiments.bench.timing import Times, measure, measure_once
 from gradguess.experiments.files import explained, write_json
+from gradguess.experiments.real import TASKS
 
 SCHEMA = 1
 AXES = ("width", "depth", "batch", "k")
@@ -74,6 +76,26 @@ def bench_memory(
     return _keep(record, out, f"memory-{_kind(case.device)}.json")
 
 
+def bench_tasks(
+    names: Sequence[str] = (),
+    seconds: float = 3.0,
+    device: str = "cpu",
+    out: Path | None = None,
+    say: Say = lambda words: None,
+) -> Row:
+    """Time per step of the variants of the study of real networks, on the tasks of these names (all by default)."""
+    load = os.getloadavg()[0]
+    rows = []
+    for name in names or TASKS:
+        say(name)
+        times = time_task(name, seconds, device)
+        for variant, one in times.items():
+            rows.append({"method": variant, "task": name, "device": device, **_times(one, times[RIVAL])})
+    record = _record("tasks", rows, device, load)
+    record["growth"] = []
+    return _keep(record, out, f"tasks-{_kind(device)}.json")
+
+
 def _time_case(case: Case, names: Sequence[str], seconds: float, samples: int) -> list[Row]:
     fast = [RIVAL, *(name for name in names if name not in PER_SAMPLE)]
     times = measure({name: rival(name, case) for name in fast}, seconds, case.device)
@@ -86,14 +108,20 @@ def _row(name: str, case: Case, times: Times, base: Times) -> Row:
     return {
         "method": name,
         **dataclasses.asdict(case),
+        **_times(times, base),
+        "scaled_from": None,
+        "peak_mb": None,
+    }
+
+
+def _times(times: Times, base: Times) -> Row:
+    return {
         "step_ms": 1e3 * times.step,
         "quiet_ms": 1e3 * times.quiet,
         "refresh_ms": 1e3 * times.refresh,
         "ratio": times.ratio(base),
         "quiet_ratio": times.quiet / base.quiet,
         "rounds": len(times.plain),
-        "scaled_from": None,
-        "peak_mb": None,
     }
 
 

@@ -15,6 +15,7 @@ _LABELS = {
     "wperp-svd": "W⊥, dense SVD",
     "feedback-direct-rare": "Feedback, direct, every 4th step, ¼ batch",
     "feedback-chained-rare": "Feedback, chained, every 4th step, ¼ batch",
+    "feedback-chained-pieces": "Feedback, chained, 3 pieces, every 4th step, ¼ batch",
     "checkpoint-all": "Backpropagation, every layer recomputed",
     "checkpoint-sqrt": "Backpropagation, √depth checkpoints",
     "store": "W⊥, store",
@@ -45,8 +46,7 @@ def label(method: str) -> str:
 
 def tables(record: Record) -> tuple[Table, ...]:
     """The measurements, and how they grow."""
-    build = _time_table if record["kind"] == "time" else _memory_table
-    main = build(record)
+    main = {"time": _time_table, "memory": _memory_table, "tasks": _task_table}[record["kind"]](record)
     grown = _growth_table(record)
     return (main, grown) if grown.rows else (main,)
 
@@ -95,6 +95,28 @@ def _time_table(record: Record) -> Table:
     return Table(f"bench-{_suffix(record)}", "Time per step", columns, rows, caption, hidden=hidden)
 
 
+def _task_table(record: Record) -> Table:
+    columns = ("Task", "Method", "Device", "Ratio", "Quiet ratio", "Step, ms", "Refresh, ms")
+    rows = tuple(
+        (
+            text(row["task"]),
+            text(label(row["method"])),
+            text(row["device"]),
+            number(row["ratio"], ".2f"),
+            number(row["quiet_ratio"], ".2f"),
+            number(row["step_ms"], ".1f"),
+            number(row["refresh_ms"], ".1f"),
+        )
+        for row in record["rows"]
+    )
+    caption = (
+        "Ratio: time of a training step over that of a plain loop with backpropagation, median of paired rounds of "
+        "four steps, refreshes included. Quiet ratio: the same from the fastest decile of rounds. " + _place(record)
+    )
+    hidden = constant(columns, rows, ("Device",))
+    return Table(f"bench-{_suffix(record)}", "Real networks", columns, rows, caption, hidden=hidden)
+
+
 def _memory_table(record: Record) -> Table:
     columns = ("Method", *_SETTING, "Memory, MB", "of it gradients", "Step, ms", "Time ratio")
     base = {row["depth"]: row["step_ms"] for row in record["rows"] if row["method"] == "backprop"}
@@ -140,6 +162,9 @@ def _growth_table(record: Record) -> Table:
 
 def figures(record: Record) -> tuple[Figure, ...]:
     """Ratio over width, or memory and time over depth; none from a single point."""
+    if record["kind"] == "tasks":
+        return ()
+    made: list[Figure | None]
     if record["kind"] == "time":
         made = [_figure(record, "width", "ratio", "Time of a step over backpropagation's", log_y=True)]
     else:
