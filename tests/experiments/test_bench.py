@@ -181,11 +181,11 @@ def test_real_networks(monkeypatch, tmp_path: Path):
     monkeypatch.setattr("gradguess.experiments.bench.run.TASKS", {"small": task})
     monkeypatch.setattr("gradguess.experiments.bench.tasks.TASKS", {"small": task})
     record = bench_tasks(seconds=0.01, out=tmp_path)
-    assert [row["method"] for row in record["rows"]] == list(VARIANTS)
+    assert [row["method"] for row in record["rows"]] == [name for name in VARIANTS if not name.endswith("zero")]
     assert record["rows"][0]["ratio"] == 1
     assert json.loads((tmp_path / "tasks-cpu.json").read_text())["kind"] == "tasks"
     (table,) = tables(record)
-    assert len(table.rows) == len(VARIANTS)
+    assert len(table.rows) == len(record["rows"])
     assert not figures(record)
     with pytest.raises(GradguessError, match="Did you mean 'small'"):
         bench_tasks(["smal"], seconds=0.01)

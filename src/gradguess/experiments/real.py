@@ -17,6 +17,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "feedback-chained": {"method": "feedback-chained"},
     "feedback-chained-rare": {"method": "feedback-chained", **_RARE},
     "feedback-chained-pieces": {"method": "feedback-chained", "sites": "3", **_RARE},
+    "feedback-chained-pieces-zero": {"method": "feedback-chained", "sites": "3", "learn": "never", **_RARE},
 }
 RATES = (3e-4, 1e-3, 3e-3)  # the same grid for every method
 SEEDS = 3
@@ -80,10 +81,10 @@ _FREE = (
 
 def variant_of(config: TrainConfig) -> str | None:
     """Which of `VARIANTS` a run is."""
-    settings = {field: getattr(config, field) for field in ("method", "sites", "every", "fraction")}
-    plain = {"sites": _common.sites, "every": _common.every, "fraction": _common.fraction}
-    found = [name for name, variant in VARIANTS.items() if plain | variant == settings]
-    return found[0] if found and config.learn != "never" else None
+    fields = ("method", "sites", "every", "fraction", "learn")
+    settings = {field: getattr(config, field) for field in fields}
+    plain = {field: getattr(_common, field) for field in fields}
+    return next((name for name, variant in VARIANTS.items() if plain | variant == settings), None)
 
 
 def task_of(config: TrainConfig) -> str | None:

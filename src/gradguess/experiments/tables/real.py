@@ -39,6 +39,7 @@ Setting = tuple[str, int, int, str]  # task, epochs, samples, device
 _LABELS = {
     "feedback-chained-rare": "Feedback, chained, every 4th step, ¼ batch",
     "feedback-chained-pieces": "Feedback, chained, 3 pieces, every 4th step, ¼ batch",
+    "feedback-chained-pieces-zero": "Feedback, chained, 3 pieces, B = 0 (the lowest piece is not trained)",
 }
 
 
