@@ -131,6 +131,18 @@ def times_table() -> str:
     return "\n".join(lines)
 
 
+def tasks_table() -> str:
+    """Ratio of a step to backpropagation's, by real network and variant."""
+    rows = bench_record("tasks-cpu.json")["rows"]
+    methods = [method for method in dict.fromkeys(row["method"] for row in rows) if method != "backprop"]
+    found = {(row["method"], row["task"]): row for row in rows}
+    lines = [line(["", "Backpropagation", *map(label, methods)]), "|---" * (2 + len(methods)) + "|"]
+    for task in dict.fromkeys(row["task"] for row in rows):
+        ratios = [f"{found[method, task]['ratio']:.2f}" for method in methods]
+        lines.append(line([task, f"{found['backprop', task]['step_ms']:.3g} ms", *ratios]))
+    return "\n".join(lines)
+
+
 def memory_table() -> str:
     """Peak memory without the parameters' gradients, and time over backpropagation's, by method and depth."""
     rows = bench_record("memory-cpu.json")["rows"]
@@ -153,6 +165,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
     found = {
         "bench-times": times_table(),
         "bench-memory": memory_table(),
+        "bench-tasks": tasks_table(),
         "real": markdown(real) if real else "",
         "overview": overview_table(runs),
         "scaling": markdown(scaling_matrix(runs)),
