@@ -105,7 +105,7 @@ def test_with_as_many_sweeps_as_sites_it_is_backpropagation():
 def test_chained_over_a_graph_is_refused():
     case = make("residual")
     forward = gg.ForwardGradient(case.model, gg.Feedback(gg.WPerp(k=3), form="chained"), memory="replay")
-    with pytest.raises(gg.InputError, match=r"memory='store', or form='direct'"):
+    with pytest.raises(gg.InputError, match=r"memory='store' or form='direct'"):
         forward(*case.args)
 
 

@@ -20,6 +20,7 @@ Related: feedback matrices from forward gradients (Bacho and Chu 2024, FDFA), sy
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -414,6 +415,7 @@ class _Forward:
         else:
             self.outputs = self._plain()
         self._gates: dict[str, Tensor | None] = {}
+        self._exact: dict[str, Tensor] = {}  # gradients of the parameters below the top, met on the way down
 
     def _plain(self) -> Any:
         if walked := self.step.walk():
@@ -461,7 +463,8 @@ class _Forward:
         if self.graph is not None:
             sites = list(self.step.layout.sites)
             known = h | self.exact_tops(error)
-            return self._pull(known, error, sites, [self.graph.above[site.name] for site in sites])
+            exact = [] if self._exact else self._below_tops()
+            return self._pull(known, error, sites, [self.graph.above[site.name] for site in sites], exact)
         g = {}
         above = dict(h)
         above.update(self.exact_tops(error))
@@ -475,8 +478,22 @@ class _Forward:
             g[site.name] = value if gate is None else value.mul_(gate)
         return g
 
-    def _pull(self, h: Values, error: OutputError, sites: list[Site], leaves: list[Tensor]) -> Values:
-        """One cut backward pass from the predictions and the output error to the leaves."""
+    def _below_tops(self) -> list[str]:
+        """Parameters whose gradient follows from that at the top alone: it is met where the chain rule starts."""
+        layout = self.step.layout
+        others = {name for site in layout.sites if not site.top for name in site.parameters}
+        return [
+            name
+            for site in layout.sites
+            if site.top
+            for name in site.parameters
+            if name not in others and name not in layout.tail
+        ]
+
+    def _pull(
+        self, h: Values, error: OutputError, sites: list[Site], leaves: list[Tensor], parameters: Sequence[str] = ()
+    ) -> Values:
+        """One cut backward pass from the predictions and the output error to the leaves, and to some parameters."""
         assert self.graph is not None
         layout = self.step.layout
         ends = [self.graph.below[name] for name in h]
@@ -485,10 +502,14 @@ class _Forward:
             if end.requires_grad:
                 ends.append(end)
                 seeds.append(part.to(end.dtype))
-        grads = torch.autograd.grad(ends, leaves, seeds, retain_graph=True, allow_unused=True)
+        own = [layout.members.parameters[name] for name in parameters]
+        grads = torch.autograd.grad(ends, [*leaves, *own], seeds, retain_graph=True, allow_unused=True)
+        for name, grad in zip(parameters, grads[len(leaves) :], strict=True):
+            if grad is not None:
+                self._exact[name] = grad
         return {
             site.name: site.flat(torch.zeros_like(leaf) if grad is None else grad)
-            for site, leaf, grad in zip(sites, leaves, grads, strict=True)
+            for site, leaf, grad in zip(sites, leaves, grads, strict=False)
         }
 
     def finish(self, g: Values, seen: Measurement | None, error: OutputError) -> Estimate:
@@ -520,15 +541,18 @@ class _Forward:
     def _through_graph(self, g: Values, batch: int) -> dict[str, Tensor]:
         assert self.graph is not None
         layout = self.step.layout
-        names = list(layout.reached)
-        own = dict(self.step.task.model.named_parameters())
-        ends = [self.graph.below[name] for name in g]
-        seeds = [layout[name].unflat(value / batch, self.graph.below[name]) for name, value in g.items()]
+        known = {name: grad / batch for name, grad in self._exact.items()}
+        names = [name for name in layout.reached if name not in known]
+        sites = [layout[name] for name in g]
+        sites = [site for site in sites if not site.top or any(name not in known for name in site.parameters)]
+        ends = [self.graph.below[site.name] for site in sites]
+        seeds = [site.unflat(g[site.name] / batch, end) for site, end in zip(sites, ends, strict=True)]
         if layout.tail:
             ends.append(self.graph.losses)
             seeds.append(torch.full_like(self.graph.losses, 1 / batch))
-        grads = torch.autograd.grad(ends, [own[name] for name in names], seeds, allow_unused=True)
-        return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
+        own = [layout.members.parameters[name] for name in names]
+        grads = torch.autograd.grad(ends, own, seeds, allow_unused=True) if own else ()
+        return known | {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
 
 
 def part_of(step: Step, fraction: float) -> Step:
