@@ -337,7 +337,7 @@ def test_a_string_instead_of_a_guess(door):
 @pytest.mark.parametrize(
     ("sites", "match"),
     [
-        ("layers", r"expected 'auto', 'leaf', 'branch' or a list.*found 'layers'"),
+        ("layers", r"expected 'auto', 'leaf', 'branch', a number or a list.*found 'layers'"),
         ("stem", r"For one module write sites=\['stem'\]"),
         (["long.1.0"], r"no module named 'long\.1\.0'. Nearest: \['long\.1'"),
         (["shard"], r"no module named 'shard'. Nearest: \['shared'"),
