@@ -17,6 +17,7 @@ except ModuleNotFoundError as error:
     raise SystemExit(f"gradguess: {error.name} is missing: pip install 'gradguess[cli]'") from None
 
 from gradguess.errors import GradguessError
+from gradguess.extras import require
 
 app = typer.Typer(
     help="Train networks without backpropagation, and reproduce the paper.",
@@ -262,10 +263,8 @@ def _site_table(record: dict[str, Any]) -> Any:
 
 
 def _write_report(directory: Path) -> Path:
-    try:
-        from gradguess.report import write_report
-    except ModuleNotFoundError as error:
-        raise GradguessError(f"the report needs {error.name}: pip install 'gradguess[report]'") from error
+    from gradguess.report import write_report
+
     return write_report(directory)
 
 
@@ -356,11 +355,8 @@ def _scalars(out: Path | None, wanted: bool) -> Iterator[Callable[[dict[str, Any
         return
     if out is None:
         raise GradguessError("--tensorboard needs --out DIR: the scalars are written beside the run.")
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError as error:
-        raise GradguessError(f"--tensorboard needs {error.name}: pip install 'gradguess[track]'") from error
-    with SummaryWriter(str(out / "tensorboard")) as writer:
+    tensorboard = require("torch.utils.tensorboard", "track", "--tensorboard")
+    with tensorboard.SummaryWriter(str(out / "tensorboard")) as writer:
 
         def log(row: dict[str, Any]) -> None:
             for name, value in row.items():

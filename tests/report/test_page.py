@@ -160,7 +160,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             raise ImportError(name)
         return real(name, *rest)
 
-    monkeypatch.setattr("gradguess.report.extra.importlib.import_module", absent)
+    monkeypatch.setattr("gradguess.extras.importlib.import_module", absent)
     with pytest.raises(GradguessError, match=rf"{missing}.*pip install 'gradguess\[report\]'"):
         write_report(write_results(tmp_path, [record()]))
 

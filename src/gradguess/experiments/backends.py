@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from gradguess.errors import GradguessError
+from gradguess.extras import require
 
 Backend = Literal["processes", "ray", "dask"]
 BACKENDS = ("processes", "ray", "dask")
@@ -47,7 +48,7 @@ def everywhere(
 
 
 def _hand_out(work: Callable[[T], R], items: Sequence[T], jobs: int, backend: Backend) -> Iterator[R]:
-    joblib = _need("joblib", "cli")
+    joblib = require("joblib", "cli", "running in parallel")
     if not items:
         return
     name = "loky" if backend == "processes" else backend
@@ -84,8 +85,8 @@ def _processes(address: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ray(address: str | None) -> Iterator[None]:
-    ray = _need("ray", "dist")
-    joint = _need("ray.util.joblib", "dist")
+    ray = require("ray", "dist", "the backend ray")
+    joint = require("ray.util.joblib", "dist", "the backend ray")
     ours = not ray.is_initialized()
     if ours:
         with _reached("Ray", address):
@@ -100,7 +101,7 @@ def _ray(address: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _dask(address: str | None) -> Iterator[None]:
-    distributed = _need("distributed", "dist")
+    distributed = require("distributed", "dist", "the backend dask")
     with _reached("Dask", address):
         client = distributed.Client(address, timeout=20) if address else distributed.Client(threads_per_worker=1)
     with client:
@@ -113,12 +114,3 @@ def _reached(what: str, address: str | None) -> Iterator[None]:
         yield
     except (OSError, ConnectionError, ValueError, RuntimeError) as error:
         raise GradguessError(f"no {what} cluster answers at {address or 'this machine'}: {error}") from error
-
-
-def _need(module: str, extra: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise GradguessError(f"this needs {error.name}: pip install 'gradguess[{extra}]'") from error

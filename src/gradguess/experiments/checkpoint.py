@@ -17,16 +17,13 @@ from torch import Tensor
 
 from gradguess.errors import GradguessError
 from gradguess.experiments.files import explained, read_json, write_atomic, write_json
+from gradguess.extras import require
 
 INDEX = "checkpoint.json"
 
 
 def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ModuleNotFoundError as error:
-        raise GradguessError("checkpoints need safetensors: pip install 'gradguess[cli]'") from error
-    return safetensors.torch
+    return require("safetensors.torch", "cli", "a checkpoint")
 
 
 def digest(data: bytes) -> str:

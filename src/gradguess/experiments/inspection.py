@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import gradguess as gg
 from gradguess.errors import GradguessError
 from gradguess.experiments.loss import per_sample_loss
+from gradguess.extras import require
 
 if TYPE_CHECKING:
     from gradguess.experiments.config import TrainConfig
@@ -89,10 +90,7 @@ def _stored(directory: Path) -> tuple[dict[str, dict[str, Tensor]], int]:
 
 def save_plots(record: dict[str, Any], directory: Path) -> list[Path]:
     """One figure per curve, a line per site, as PNG and SVG."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise GradguessError(f"plots need {error.name}: pip install 'gradguess[report]'") from error
+    Figure = require("matplotlib.figure", "report", "a plot").Figure
     directory.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     labels = {"overlap": "overlap with the true gradient", "singular_values": "singular value"}

@@ -7,16 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gradguess.errors import GradguessError
+from gradguess.extras import require
 
 
 @contextlib.contextmanager
 def wandb_log(directory: Path, name: str, config: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that logs the numbers of one epoch's row, offline, under `directory`/wandb."""
-    try:
-        import wandb
-    except ModuleNotFoundError as error:
-        raise GradguessError(f"--wandb needs {error.name}: pip install 'gradguess[track]'") from error
+    wandb = require("wandb", "track", "--wandb")
     directory.mkdir(parents=True, exist_ok=True)
     run = wandb.init(project="gradguess", name=name, config=config, dir=str(directory), mode="offline")
 

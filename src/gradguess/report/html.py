@@ -11,8 +11,8 @@ from importlib.resources import files
 from typing import Any
 
 from gradguess.experiments.tables import RULES, Run, Table, number, text
+from gradguess.extras import require
 from gradguess.report.export import to_csv, to_latex
-from gradguess.report.extra import require
 from gradguess.report.palette import colours
 from gradguess.report.section import Section
 
@@ -33,7 +33,7 @@ class Tile:
 
 def render(runs: Sequence[Run], sections: Sequence[Section], drawings: Mapping[str, str]) -> str:
     """The whole page as one string; `drawings` holds the themed SVG of each figure by its slug."""
-    markup = require("markupsafe").Markup
+    markup = require("markupsafe", "report", "the report").Markup
     script = _asset("page.js")
     return _environment().get_template("page").render(
         sections=sections,
@@ -59,7 +59,7 @@ def environments(runs: Sequence[Run]) -> Table:
 
 
 def _environment() -> Any:
-    jinja2 = require("jinja2")
+    jinja2 = require("jinja2", "report", "the report")
     env = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -73,7 +73,7 @@ def _environment() -> Any:
 
 def _math(words: str) -> Any:
     """Escape, then set the methods' names with a raised sign."""
-    markupsafe = require("markupsafe")
+    markupsafe = require("markupsafe", "report", "the report")
     escaped = str(markupsafe.escape(words.replace("; ", ";\n")))  # a list of comparisons, one to a line
     for tight in (" ± ", "k = "):
         escaped = escaped.replace(tight, tight.replace(" ", "\u00a0"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradguess.experiments.tables import Curve, Figure
-from gradguess.report.extra import require
+from gradguess.extras import require
 from gradguess.report.palette import GRID, INK, colours, style_of
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class Drawing:
 
 def draw(figure: Figure) -> Drawing:
     """Draw on a white ground, without touching the global state of pyplot."""
-    matplotlib = require("matplotlib")
-    backend = require("matplotlib.backends.backend_agg")
-    canvas_figure = require("matplotlib.figure")
+    matplotlib = require("matplotlib", "report", "the report")
+    backend = require("matplotlib.backends.backend_agg", "report", "the report")
+    canvas_figure = require("matplotlib.figure", "report", "the report")
     with warnings.catch_warnings(), matplotlib.rc_context(_SETTINGS):
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks
         page = canvas_figure.Figure(figsize=_size(figure), layout="constrained", facecolor="none")

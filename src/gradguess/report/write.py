@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gradguess.experiments.files import explained, write_atomic
 from gradguess.experiments.tables import Run, Table
+from gradguess.extras import require
 from gradguess.report.export import to_csv, to_latex
-from gradguess.report.extra import require
 from gradguess.report.html import environments, render
 from gradguess.report.plot import draw, themed
 from gradguess.report.results import load_runs
@@ -24,8 +24,8 @@ def write_report(results_dir: Path, out: Path | None = None) -> Path:
     `out` defaults to `results_dir/report`; a name that ends in `.html` is the page itself. Beside the page
     come `tables/*.csv`, `tables/*.tex`, `figures/*.png` and `figures/*.svg`.
     """
-    require("jinja2")  # before any work is done
-    require("matplotlib")
+    require("jinja2", "report", "the report")  # before any work is done
+    require("matplotlib", "report", "the report")
     results_dir = Path(results_dir)
     page = _page_path(results_dir, out)
     measured = _from_files(results_dir)
