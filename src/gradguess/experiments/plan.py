@@ -109,8 +109,12 @@ def feedback_width(preset: Preset) -> Runs:
 
 
 def feedback_depth(preset: Preset) -> Runs:
-    """The same as the depth grows, at three learning rates; two sweeps beside one."""
-    kinds = [*FEEDBACK, TrainConfig(method="feedback-chained", sweeps=2)]
+    """The same as the depth grows, at three learning rates; two sweeps beside one, and four pieces."""
+    kinds = [
+        *FEEDBACK,
+        TrainConfig(method="feedback-chained", sweeps=2),
+        TrainConfig(method="feedback-chained", sites="4"),
+    ]
     return [
         dataclasses.replace(kind, width=width, depth=depth, lr=lr)
         for width in preset.near(512)

@@ -49,6 +49,7 @@ _WORDS = {
     "every": "tangents every {} steps",
     "fraction": "on {:g} of the batch",
     "sweeps": "{} sweeps",
+    "sites": "{} pieces",
     "tangents": "{} tangents",
     "isolate": "one tangent per site",
     "balance": "balanced sites",
