@@ -35,7 +35,7 @@ def lay_out(task: Task, sites: Sites = "auto", *, whole: bool = False) -> Layout
     _check_trainable(task.model)
     with untouched(task.model) as traces:
         probe, sliceable, shapes = (task, False, {}) if whole else _probe(task)
-        want = among(piece_calls(probe, sites)) if isinstance(sites, int) else _wanted(task.model, sites)
+        want = _among(piece_calls(probe, sites)) if isinstance(sites, int) else _wanted(task.model, sites)
         cut = CutPass(probe.model, want)
         losses = cut.run(probe)
         stochastic, mutates = traces()
@@ -44,12 +44,12 @@ def lay_out(task: Task, sites: Sites = "auto", *, whole: bool = False) -> Layout
         if sites in ("auto", "branch"):
             chosen = _branch_calls(cut, losses)
             if chosen:
-                cut = CutPass(probe.model, among(chosen))
+                cut = CutPass(probe.model, _among(chosen))
                 losses = cut.run(probe)
     return _read(task.model, cut, losses, shapes, sliceable=sliceable, stochastic=stochastic, mutates=mutates)
 
 
-def among(chosen: set[tuple[nn.Module, int]]) -> Want:
+def _among(chosen: set[tuple[nn.Module, int]]) -> Want:
     return lambda module, index: (module, index) in chosen
 
 

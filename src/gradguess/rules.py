@@ -8,6 +8,7 @@ dual number in another place, go to PyTorch's own formulas.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -91,37 +92,28 @@ def _dual(out: Tensor, t: Tensor) -> Tensor | None:
 
 
 def _layer_norm(
-    func: Any,
-    x: Tensor,
-    shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor | None:
     p, t = _parts(x)
     if t is None or not _plain(weight, bias):
         return None
-    size = [1, *p.shape[p.dim() - len(shape) :]]
-    moved = _through_normal(p.reshape(-1, *size[1:]).flatten(1), t.reshape(-1, *size[1:]).flatten(1), eps)
-    moved = moved.reshape(p.shape)
-    return fwAD.make_dual(func(p, shape, weight, bias, eps), moved if weight is None else moved * weight)
+    return _normalised(func(p, shape, weight, bias, eps), p, t, math.prod(shape), weight, eps)
 
 
 def _group_norm(
-    func: Any,
-    x: Tensor,
-    groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    func: Any, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor | None:
     p, t = _parts(x)
     if t is None or not _plain(weight, bias):
         return None
-    out = func(p, groups, weight, bias, eps)
-    rows = len(p) * groups
-    moved = _through_normal(p.reshape(rows, -1), t.reshape(rows, -1), eps).reshape(p.shape)
-    return fwAD.make_dual(out, moved if weight is None else moved * _of_channels(weight, p))
+    out, size = func(p, groups, weight, bias, eps), p[0].numel() // groups
+    return _normalised(out, p, t, size, None if weight is None else _of_channels(weight, p), eps)
+
+
+def _normalised(out: Tensor, p: Tensor, t: Tensor, size: int, weight: Tensor | None, eps: float) -> Tensor:
+    """`out`, which is `p` normalised over runs of `size` numbers, with its tangent."""
+    moved = _through_normal(p.reshape(-1, size), t.reshape(-1, size), eps).reshape(p.shape)
+    return fwAD.make_dual(out, moved if weight is None else moved * weight)
 
 
 def _batch_norm(
