@@ -17,8 +17,7 @@ __all__ = ["real_table"]
 _CAPTION = (
     "All methods at equal epochs and over the same grid of learning rates (cosine schedule); each is shown at the rate "
     "with the best mean on the test set, chosen the same way for all. Accuracy, or bits per character for text (there "
-    "less is better). Step: median time of a training step over that of backpropagation's runs on the same kind of "
-    "device."
+    "less is better)."
 )
 
 
@@ -63,7 +62,6 @@ def real_table(runs: Sequence[Run]) -> Table | None:
         "Train",
         "Test",
         "Test against backprop",
-        "Step",
         "Seeds",
     )
     return Table("real", "Real networks, real data", columns, tuple(rows), _CAPTION)
@@ -101,7 +99,6 @@ def _rows(setting: Setting, runs: dict[str, list[Run]]) -> list[tuple[Cell, ...]
             _shown(one.summary(f"train_{quantity}")),
             _shown(one.summary(f"test_{quantity}")),
             _against(one, base, f"test_{quantity}"),
-            _ratio(one, base),
             number(len(one.runs), "d"),
         )
         for variant, one in best.items()
@@ -137,8 +134,3 @@ def _against(one: _Best, base: _Best | None, quantity: str) -> Cell:
     if ours is None or theirs is None or one.variant == "backprop":
         return Cell("–")
     return number(ours.mean - theirs.mean, ".3f", signed=True)
-
-
-def _ratio(one: _Best, base: _Best | None) -> Cell:
-    ours, theirs = one.summary("step_ms"), base.summary("step_ms") if base else None
-    return Cell("–") if ours is None or theirs is None else number(ours.mean / theirs.mean, ".2f")
