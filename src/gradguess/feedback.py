@@ -463,7 +463,7 @@ class _Forward:
         if self.graph is not None:
             sites = list(self.step.layout.sites)
             known = h | self.exact_tops(error)
-            exact = [] if self._exact else self._below_tops()
+            exact = () if self._exact else self.step.layout.below_tops
             return self._pull(known, error, sites, [self.graph.above[site.name] for site in sites], exact)
         g = {}
         above = dict(h)
@@ -477,18 +477,6 @@ class _Forward:
             gate = self.gate(site)
             g[site.name] = value if gate is None else value.mul_(gate)
         return g
-
-    def _below_tops(self) -> list[str]:
-        """Parameters whose gradient follows from that at the top alone: it is met where the chain rule starts."""
-        layout = self.step.layout
-        others = {name for site in layout.sites if not site.top for name in site.parameters}
-        return [
-            name
-            for site in layout.sites
-            if site.top
-            for name in site.parameters
-            if name not in others and name not in layout.tail
-        ]
 
     def _pull(
         self, h: Values, error: OutputError, sites: list[Site], leaves: list[Tensor], parameters: Sequence[str] = ()
@@ -509,7 +497,7 @@ class _Forward:
                 self._exact[name] = grad
         return {
             site.name: site.flat(torch.zeros_like(leaf) if grad is None else grad)
-            for site, leaf, grad in zip(sites, leaves, grads, strict=False)
+            for site, leaf, grad in zip(sites, leaves, grads[: len(leaves)], strict=True)
         }
 
     def finish(self, g: Values, seen: Measurement | None, error: OutputError) -> Estimate:

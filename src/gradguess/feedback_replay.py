@@ -12,6 +12,7 @@ site again with the same direction: there the site learns, predicts, and pulls i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -142,11 +143,12 @@ class Replay:
             chain = _Chain(self)
             self._plain(chain.visit, scratch=NONE)  # sites wait for those above, with their inputs
         elif self.method.form == "chained":
-            self._chained_with_graph()
+            pieces = _GraphChain(self)
+            self._with_graph(pieces.visit, pieces.end)
         elif self.closed:
             self._plain(self._visit)
         else:
-            self._with_graph()
+            self._each_alone()
 
     def learn_and_predict(self, site: Site, s: Tensor, gate: Tensor | None) -> Tensor:
         """`h`, with what "corrected" adds."""
@@ -166,9 +168,8 @@ class Replay:
         self.gradients.add_closed(site, x, site.unflat(g, s) / self.batch)
         return s
 
-    def _with_graph(self) -> None:
+    def _each_alone(self) -> None:
         """Each site's own piece of the graph is differentiated as soon as it is complete, then freed."""
-        step, batch = self.step, self.batch
         exact: list[tuple[Site, Tensor, Tensor]] = []
 
         def visit(site: Site, x: Any, s: Tensor) -> Tensor:
@@ -178,35 +179,39 @@ class Replay:
                 return leaf.clone()
             with torch.no_grad():
                 g = self.learn_and_predict(site, s.detach(), gate_at(site, s.detach()))
-            self.gradients.add_vjp(site.parameters, s, site.unflat(g / batch, s))
+            self.gradients.add_vjp(site.parameters, s, site.unflat(g / self.batch, s))
             return s.detach()
 
+        def end(outputs: Any) -> None:
+            grads = self.from_error(outputs, [leaf for _, _, leaf in exact])
+            for (site, s, _), grad in zip(exact, grads, strict=True):
+                self.gradients.add_vjp(site.parameters, s, grad / self.batch)
+
+        self._with_graph(visit, end)
+
+    def _with_graph(self, visit: Visit, end: Callable[[Any], None]) -> None:
+        """A pass with a reverse graph; `end(outputs)` when it is over."""
+        step = self.step
         with step.one_pass(), torch.enable_grad(), formula_kernels(step.task.model), Watch(step.layout, visit):
             outputs = step.task.outputs()
             losses = step.task.losses(outputs)
-        self._pull_exact(exact, outputs)
-        if step.layout.tail:
-            self.gradients.add_vjp(step.layout.tail, losses, torch.full_like(losses, 1 / batch))
-
-    def _chained_with_graph(self) -> None:
-        """Of the graph the pieces above the sites that wait are kept."""
-        step, chain = self.step, _GraphChain(self)
-        with step.one_pass(), torch.enable_grad(), formula_kernels(step.task.model), Watch(step.layout, chain.visit):
-            outputs = step.task.outputs()
-            losses = step.task.losses(outputs)
-        chain.end(outputs)
+        end(outputs)
         if step.layout.tail:
             self.gradients.add_vjp(step.layout.tail, losses, torch.full_like(losses, 1 / self.batch))
 
-    def _pull_exact(self, exact: list[tuple[Site, Tensor, Tensor]], outputs: Any) -> None:
+    def from_error(self, outputs: Any, leaves: list[Tensor]) -> list[Tensor]:
+        """The exact gradients at leaves from which the graph goes on to the outputs alone."""
         pairs = [(o, e) for o, e in zip(tensors(outputs), self.error.parts, strict=True) if o.requires_grad]
-        if not exact or not pairs:
-            return
+        if not leaves or not pairs:
+            return [torch.zeros_like(leaf) for leaf in leaves]
         ends, seeds = [o for o, _ in pairs], [e.to(o.dtype) for o, e in pairs]
-        leaves = [leaf for _, _, leaf in exact]
-        grads = torch.autograd.grad(ends, leaves, seeds, retain_graph=True, allow_unused=True)
-        for (site, s, leaf), grad in zip(exact, grads, strict=True):
-            self.gradients.add_vjp(site.parameters, s, torch.zeros_like(leaf) if grad is None else grad / self.batch)
+        return _vjp(ends, leaves, seeds)
+
+
+def _vjp(ends: list[Tensor], leaves: list[Tensor], seeds: list[Tensor]) -> list[Tensor]:
+    """Zero where no path leads."""
+    grads = torch.autograd.grad(ends, leaves, seeds, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, grads, strict=True)]
 
 
 @dataclass
@@ -294,10 +299,7 @@ class _GraphChain:
 
     def end(self, outputs: Any) -> None:
         """The error is exact at the top; from there all that wait are reached."""
-        top = self.waiting[-1]
-        pairs = [(o, e) for o, e in zip(tensors(outputs), self.replay.error.parts, strict=True) if o.requires_grad]
-        ends, seeds = [o for o, _ in pairs], [e.to(o.dtype) for o, e in pairs]
-        (g,) = torch.autograd.grad(ends, [top.leaf], seeds, retain_graph=True)
+        (g,) = self.replay.from_error(outputs, [self.waiting[-1].leaf])
         while True:
             done = self.waiting.pop()
             self._finish(done, g)
@@ -315,8 +317,7 @@ class _GraphChain:
 
     @staticmethod
     def _one_down(value: Tensor, s: Tensor, below: _Piece) -> Tensor:
-        (g,) = torch.autograd.grad([s], [below.leaf], [value.to(s.dtype)], retain_graph=True, allow_unused=True)
-        return torch.zeros_like(below.leaf) if g is None else g
+        return _vjp([s], [below.leaf], [value.to(s.dtype)])[0]
 
     def _finish(self, done: _Piece, g: Tensor) -> None:
         replay, site = self.replay, done.site

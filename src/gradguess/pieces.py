@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gradguess.errors import InputError
-from gradguess.graph import candidates
+from gradguess.graph import Graph, candidates
 from gradguess.task import Task, tensors
 
 
@@ -33,7 +33,7 @@ def piece_calls(task: Task, count: int) -> set[tuple[nn.Module, int]]:
         raise InputError(f"sites: expected at least 1 piece, found {count!r}.")
     places, depth, ends, losses = _survey(task)
     outputs = {end.grad_fn for end in ends}
-    narrow = [place for place in _narrow(losses.grad_fn, places) if place.node not in outputs]
+    narrow = [place for place in _narrow(losses, places) if place.node not in outputs]
     if len(narrow) < count - 1:
         raise InputError(
             f"sites: {count} pieces need {count - 1} places where all of the model passes through the output of one "
@@ -71,25 +71,16 @@ def _survey(task: Task) -> tuple[dict[Any, _Place], int, list[Tensor], Tensor]:
             handle.remove()
 
 
-def _narrow(root: Any, places: dict[Any, _Place]) -> list[_Place]:
+def _narrow(losses: Tensor, places: dict[Any, _Place]) -> list[_Place]:
     """The places that every path from the losses to a place below must pass, in call order.
 
     Nodes are taken one by one, each after all that use it. A node through which everything passes is one that is
     taken while no other is waiting; nodes below which there is no place (a transposed weight) do not count.
     """
-    waiting_for = {root: 0}  # per node: edges from nodes that were not taken yet
-    users: dict[Any, list[Any]] = {}
-    todo = [root]
-    while todo:
-        node = todo.pop()
-        for below, _ in node.next_functions:
-            if below is not None:
-                users.setdefault(below, []).append(node)
-                if below not in waiting_for:
-                    waiting_for[below] = 0
-                    todo.append(below)
-                waiting_for[below] += 1
-    counts = _above([node for node in places if node in waiting_for], users)
+    graph = Graph([losses])
+    root: Any = losses.grad_fn
+    waiting_for = {node: len(graph.consumers.get(node, ())) for node in graph.nodes}  # edges from nodes not taken yet
+    counts = _above([node for node in places if node in graph.nodes], graph.consumers)
     ready, waiting, narrow = [root], {root}, []
     while ready:
         node = ready.pop()

@@ -58,37 +58,24 @@ def _linear(
     return fwAD.make_dual(func(p, weight, bias, *rest, **options), func(t, weight, None, *rest, **options))
 
 
-def _add(func: Any, a: Any, b: Any, **options: Any) -> Tensor | None:
-    """`x + k`, `k + x`, `x - k`: the tangent goes on."""
-    if options:
+def _with_constant(func: Any, a: Any, b: Any, **options: Any) -> Tensor | None:
+    """`x + k`, `x - k`, `x · k`, `x / k` and the same the other way round, but for `k / x`."""
+    if options or not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return None
     (p, t), (q, u) = _parts(a), _parts(b)
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or (t is None) == (u is None):
+    if (t is None) == (u is None) or (t is None and func in _QUOTIENTS):
         return None
-    out, moved = func(p, q), t if u is None else u
-    assert moved is not None
-    if u is not None and func in _DIFFERENCES:
-        moved = -moved
-    return _dual(out, moved)
-
-
-def _multiply(func: Any, a: Any, b: Any, **options: Any) -> Tensor | None:
-    """`x · k` and `k · x`; `x / k`."""
-    if options:
+    if func not in _SUMS:
+        moved = func(p, u) if t is None else func(t, q)
+    elif t is None:
+        moved = -u if func in _DIFFERENCES else u  # type: ignore[operator]
+    else:
+        moved = t
+    out = func(p, q)
+    if out.dtype != moved.dtype:
         return None
-    (p, t), (q, u) = _parts(a), _parts(b)
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or (t is None) == (u is None):
-        return None
-    if t is not None:
-        return _dual(func(p, q), func(t, q))
-    return None if func in _QUOTIENTS else _dual(func(p, q), func(p, u))
-
-
-def _dual(out: Tensor, t: Tensor) -> Tensor | None:
-    """A tangent of its own: what is done to the result in place must not reach another's."""
-    if out.dtype != t.dtype:
-        return None
-    return fwAD.make_dual(out, t.expand(out.shape).clone())
+    # a tangent of its own: what is done to the result in place must not reach another's
+    return fwAD.make_dual(out, moved.expand(out.shape).clone())
 
 
 def _layer_norm(
@@ -164,12 +151,12 @@ def _of_channels(values: Tensor, like: Tensor) -> Tensor:
 
 
 _DIFFERENCES = {Tensor.sub, torch.sub}
+_SUMS = {Tensor.add, torch.add, *_DIFFERENCES}
 _QUOTIENTS = {Tensor.div, torch.div}
 _LINEAR = (F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 _RULES: dict[Any, Rule] = {
     **dict.fromkeys(_LINEAR, _linear),
-    **dict.fromkeys((Tensor.add, torch.add, *_DIFFERENCES), _add),
-    **dict.fromkeys((Tensor.mul, torch.mul, *_QUOTIENTS), _multiply),
+    **dict.fromkeys((*_SUMS, Tensor.mul, torch.mul, *_QUOTIENTS), _with_constant),
     F.layer_norm: _layer_norm,
     F.group_norm: _group_norm,
     F.batch_norm: _batch_norm,

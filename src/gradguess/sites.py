@@ -135,6 +135,12 @@ class Layout:
         return tuple(layers) if all(type(layer) in (nn.Linear, nn.ReLU, nn.Identity) for layer in layers) else ()
 
     @cached_property
+    def below_tops(self) -> tuple[str, ...]:
+        """Parameters whose gradient follows from that at the top alone."""
+        others = {name for site in self.sites if not site.top for name in site.parameters}.union(self.tail)
+        return tuple(name for site in self.sites if site.top for name in site.parameters if name not in others)
+
+    @cached_property
     def _by_name(self) -> Mapping[str, Site]:
         return {site.name: site for site in self.sites}
 

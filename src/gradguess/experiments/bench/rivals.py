@@ -98,6 +98,7 @@ class Rival:
 
     every = 1  # steps after which the work repeats, apart from refreshes
     refresh = 0  # such rounds between two refreshes of what is cached; 0: nothing is
+    forward: gg.ForwardGradient | None = None  # what estimates the gradients; None: nothing does
 
     def __init__(self, case: Case) -> None:
         self.model: nn.Module = case.network()
@@ -121,6 +122,8 @@ class Rival:
 
     def rewind(self, to_refresh: bool) -> None:
         """Make the next step one that refreshes, or the first of a round that does not."""
+        if self.forward is not None:
+            self.forward.steps = 0 if to_refresh else self.every
 
 
 class Checkpointed(Rival):
@@ -142,6 +145,8 @@ class Checkpointed(Rival):
 class Guessed(Rival):
     """A method of this library."""
 
+    forward: gg.ForwardGradient
+
     def __init__(
         self, case: Case, method: Any, memory: Literal["store", "replay"] = "store", sites: int | str = "auto"
     ) -> None:
@@ -154,9 +159,6 @@ class Guessed(Rival):
 
     def differentiate(self) -> Tensor:
         return self.forward(self.loss, self.x, self.y)
-
-    def rewind(self, to_refresh: bool) -> None:
-        self.forward.steps = 0 if to_refresh else self.every
 
 
 def rival(name: str, case: Case) -> Rival:

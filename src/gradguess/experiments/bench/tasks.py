@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+import gradguess as gg
 from gradguess.experiments.bench.rivals import RIVAL, Rival
 from gradguess.experiments.bench.timing import Times, measure
 from gradguess.experiments.config import TrainConfig
@@ -34,6 +35,8 @@ class Plain(Rival):
 class Estimated(Plain):
     """A variant of the study."""
 
+    forward: gg.ForwardGradient
+
     def __init__(self, config: TrainConfig, data: Dataset) -> None:
         super().__init__(config, data)
         self.forward = build_forward(config, self.model)
@@ -42,9 +45,6 @@ class Estimated(Plain):
 
     def differentiate(self) -> Tensor:
         return self.forward(per_sample_loss, self.x, self.y)
-
-    def rewind(self, to_refresh: bool) -> None:
-        self.forward.steps = 0 if to_refresh else self.every
 
 
 def time_task(name: str, seconds: float, device: str) -> dict[str, Times]:
