@@ -27,6 +27,7 @@ from gradguess.tangent import Carried, dual_numbers, named_failures
 from gradguess.task import Task, tensors
 
 Direction = Callable[[Site, Tensor | None], Tensor | None]  # what is added to the tangent at a site
+Act = Callable[[Site, Tensor, Tensor], Any]
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,12 @@ def runs_itself(task: Task, layout: Layout) -> bool:
     return x.dtype == weight.dtype and x.device == weight.device and x.shape[1] == weight.shape[1]
 
 
-def stroll(
-    task: Task, layout: Layout, act: Callable[[Site, Tensor, Tensor], Any], scratch: Scratch = NONE, keep: bool = False
-) -> Tensor:
-    """The plain pass, layer by layer: `act(site, x, s)` before each ReLU. Unless `keep`, `s` holds for two layers."""
+def stroll(task: Task, layout: Layout, act: Act, scratch: Scratch = NONE) -> Tensor:
+    """The plain pass, layer by layer: `act(site, x, s)` before each ReLU. `s` holds for two layers."""
     x = task.inputs
     with torch.no_grad():
         for i, site in enumerate(layout.sites):
-            s = _linear(site, x, scratch, f"{site.name}/s" if keep else f"s{i % 2}")
+            s = _linear(site, x, scratch, f"s{i % 2}")
             act(site, x, s)
             if site.gate is not None:
                 s.relu_()
@@ -74,11 +73,17 @@ def stroll(
     return x
 
 
-def walk(task: Task, layout: Layout, scratch: Scratch = NONE) -> Walked:
-    """The plain pass, layer by layer; it keeps every layer."""
+def walk(task: Task, layout: Layout, scratch: Scratch = NONE, act: Act = lambda site, x, s: None) -> Walked:
+    """The plain pass, layer by layer; it keeps every layer. `act(site, x, s)` after each ReLU."""
     stops: list[tuple[Site, Tensor, Tensor]] = []
-    outputs = stroll(task, layout, lambda site, x, s: stops.append((site, x, s)), scratch, keep=True)
-    return Walked(stops, outputs)
+    x = task.inputs
+    with torch.no_grad():
+        for site in layout.sites:
+            s = _linear(site, x, scratch, f"{site.name}/s")
+            stops.append((site, x, s if site.gate is None else s.relu_()))
+            act(*stops[-1])
+            x = s
+    return Walked(stops, x)
 
 
 def gate(site: Site, s: Tensor, scratch: Scratch, name: str) -> Tensor | None:

@@ -12,16 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from gradguess import kernels
 
 __all__ = [
     "batched_top_singular",
     "batched_top_subspace",
     "chebyshev_top_subspace",
+    "largest_singular",
     "newton_schulz",
     "orthonormal_columns",
+    "polynomial",
     "semidefinite_cholesky",
     "top_right_singular_vectors",
     "triangular_apply",
@@ -42,7 +47,8 @@ def semidefinite_cholesky(C: Tensor, rtol: float | None = None) -> tuple[Tensor,
     Accuracy: `QᵀQ` is off by about `eps` over the smallest relative pivot kept, so by 1e-2 at the very worst
     with the default `rtol`, `100 k eps`; 1e-6 (float32) for columns of ordinary conditioning.
     Cost: `k³/3` operations per matrix. On the CPU LAPACK factors the batch, and only matrices with a dropped
-    pivot go through the loop; elsewhere the loop runs `k` times over the batch, never waiting for the device.
+    pivot go through the loop; on a GPU one kernel does it all (`gradguess.kernels`), and where that cannot be used
+    the loop runs `k` times over the batch. Neither waits for the device.
 
     Args:
         C: (B, k, k), symmetric.
@@ -54,6 +60,8 @@ def semidefinite_cholesky(C: Tensor, rtol: float | None = None) -> tuple[Tensor,
     k = C.shape[-1]
     rtol = 100 * k * torch.finfo(C.dtype).eps if rtol is None else rtol
     floor = rtol * C.diagonal(dim1=-2, dim2=-1).amax(-1)  # (B,)
+    if kernels.usable(C, k):
+        return kernels.cholesky(C, floor)
     if C.device.type != "cpu":
         return _dropping_cholesky(C, floor)
     L, info = torch.linalg.cholesky_ex(C)
@@ -148,6 +156,8 @@ def _cholesky_rows(R: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
     A row that one pass finds dependent keeps its residual, is scaled to norm one and tried again in the next.
     """
     R = R / _positive(R.abs().amax((-2, -1), keepdim=True))  # no overflow in the squares
+    if kernels.usable(R, R.shape[-2]):
+        return kernels.orthonormal_rows(R, rtol)
     left = torch.linalg.vector_norm(R, dim=-1, keepdim=True)
     left = left / _positive(left.amax(-2, keepdim=True))
     eye = torch.eye(R.shape[-2], dtype=R.dtype, device=R.device).expand(len(R), -1, -1)
@@ -273,6 +283,36 @@ def batched_top_singular(
     return _singular_pairs(bidiagonal, V, k, tiny)
 
 
+def largest_singular(matmul: Product, rmatmul: Product, start: Tensor, steps: int) -> Tensor:
+    """The largest singular value of different matrices, known only by their products: (B,).
+
+    Lanczos on `AᵀA` without reorthogonalisation: what is lost with it are copies of the largest value, not the value.
+
+    Accuracy: too small, never too large but for rounding; see `batched_top_singular` for `k = 1`.
+    Cost: `steps` products with each of `A`, `Aᵀ`, and `B` eigenvalue problems of size `steps`. Waits for the device.
+
+    Args:
+        matmul, rmatmul: (B, d) -> (B, m), (B, m) -> (B, d).
+        start: (B, d), random.
+        steps: how many Lanczos steps.
+    """
+    steps = min(steps, start.shape[-1])
+    v, before = start / torch.linalg.vector_norm(start, dim=-1, keepdim=True), torch.zeros_like(start)
+    beta = start.new_zeros(len(start), 1)
+    diagonal, beside = [], []
+    for _ in range(steps):
+        w = rmatmul(matmul(v))
+        alpha = (w * v).sum(-1, keepdim=True)
+        w = w - alpha * v - beta * before
+        beta = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
+        before, v = v, w / _positive(beta)
+        diagonal.append(alpha)
+        beside.append(beta)
+    T = torch.diag_embed(torch.cat(diagonal, -1))
+    T.diagonal(-1, -2, -1).copy_(torch.cat(beside, -1)[:, :-1])
+    return torch.linalg.eigvalsh(T, UPLO="L")[:, -1].clamp_min(0).sqrt()
+
+
 def _singular_pairs(bidiagonal: Tensor, V: Tensor, k: int, tiny: float) -> tuple[Tensor, Tensor]:
     """Top-k singular values and right vectors of `U B V`, from the small factor and orthonormal rows `V`."""
     _, values, Zh = torch.linalg.svd(bidiagonal)
@@ -366,7 +406,7 @@ def _ritz(Q: Tensor, H: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def chebyshev_top_subspace(
-    gram_product: Product, start: Tensor, k: int, degree: int, rounds: int
+    gram: Product | Tensor, start: Tensor, k: int, degree: int, rounds: int
 ) -> tuple[Tensor, Tensor]:
     """Top-k eigenvectors of `batch` positive semi-definite matrices by filtered subspace iteration.
 
@@ -379,7 +419,7 @@ def chebyshev_top_subspace(
     1e-4 on trained weights. Reference: Zhou, Saad, Tiago, Chelikowsky 2006.
 
     Args:
-        gram_product: (B, d, p) -> (B, d, p).
+        gram: (B, d, p) -> (B, d, p), or the matrices themselves, (B, d, d).
         start: (B, d, p), more columns than `k`.
         degree: of the filter in one round, at most.
         rounds: `degree * rounds` products with the block are spent.
@@ -387,33 +427,39 @@ def chebyshev_top_subspace(
     Returns:
         V (B, d, k), orthonormal, largest eigenvalue first, and the eigenvalues (B, k); zero beyond the rank.
     """
+    times = gram if callable(gram) else partial(torch.bmm, gram)
     X = orthonormal_columns(start)
     left = degree * rounds
     while left > 0:
-        GX = gram_product(X)
+        GX = times(X)
         values, Z = torch.linalg.eigh(_symmetric(X.mT @ GX))
         high = values[:, -1].clamp_min(torch.finfo(X.dtype).tiny)
         edge = torch.maximum(values[:, 0], 1e-3 * high)
         now = min(degree, left, _safe_degree(float((high / edge).max()), X.dtype))
         left -= now
-        X = _filtered(gram_product, X @ Z, GX @ Z, edge[:, None, None] / 2, now)
-    GX = gram_product(X)
-    return _ritz(X.mT, _symmetric(X.mT @ GX), k)
+        X = _filtered(gram, X @ Z, GX @ Z, edge[:, None, None] / 2, now)
+    return _ritz(X.mT, _symmetric(X.mT @ times(X)), k)
 
 
 def _safe_degree(ratio: float, dtype: torch.dtype) -> int:
-    """The degree up to which the strongest direction, `ratio` above the edge, leaves the others visible."""
-    room = -math.log(8 * torch.finfo(dtype).eps)
-    return max(1, int(room / math.log(4 * max(ratio, 1.01))))
+    """The degree up to which the strongest direction, `ratio` times the edge, leaves the others visible.
+
+    The filter makes it `T_n(2 ratio - 1) = cosh(n acosh(2 ratio - 1))` times as strong.
+    """
+    return max(1, int(math.acosh(1 / (8 * torch.finfo(dtype).eps)) / math.acosh(2 * max(ratio, 1.01) - 1)))
 
 
-def _filtered(gram_product: Product, X: Tensor, GX: Tensor, half: Tensor, degree: int) -> Tensor:
+def _filtered(gram: Product | Tensor, X: Tensor, GX: Tensor, half: Tensor, degree: int) -> Tensor:
     """`T_degree((G - half) / half) X`, orthonormalised; the columns of `X` are Ritz vectors, weakest first."""
     before, now = X, GX / half - X
-    for _ in range(degree - 1):
-        before, now = now, 2 * (gram_product(now) / half - now) - before
-        size = _positive(torch.linalg.vector_norm(now, dim=1, keepdim=True))
-        before, now = before / size, now / size
+    if isinstance(gram, Tensor) and degree > 1:  # all of a step in one product
+        twice = gram * (2 / half)
+        twice.diagonal(dim1=-2, dim2=-1).sub_(2)
+        for _ in range(degree - 1):
+            before, now = now, torch.baddbmm(before, twice, now, beta=-1)
+    elif callable(gram):
+        for _ in range(degree - 1):
+            before, now = now, 2 * (gram(now) / half - now) - before
     return orthonormal_columns(now.flip(-1))  # strongest first: Gram–Schmidt keeps them
 
 
@@ -441,17 +487,20 @@ def newton_schulz(A: Tensor, coefficients: Sequence[float] | Tensor, steps: int)
     m, d = A.shape[-2:]
     a = coefficients.unbind(-1) if isinstance(coefficients, Tensor) else coefficients
     for _ in range(steps):
-        P = _polynomial(A @ A.mT if m < d else A.mT @ A, a)
+        P = polynomial(A @ A.mT if m < d else A.mT @ A, a)
         A = P @ A if m < d else A @ P
     return A
 
 
-def _polynomial(G: Tensor, a: Sequence[float | Tensor]) -> Tensor:
+def polynomial(G: Tensor, a: Sequence[float | Tensor]) -> Tensor:
     """`Σ_j a_j G^j` by Horner's rule."""
     *others, last = (c[..., None] if isinstance(c, Tensor) else c for c in a)
-    P = torch.zeros_like(G)
-    P.diagonal(dim1=-2, dim2=-1).add_(last)
+    if not others:
+        P = torch.zeros_like(G)
+        P.diagonal(dim1=-2, dim2=-1).add_(last)
+        return P
+    P = G * (last[..., None] if isinstance(last, Tensor) else last)
     for i, c in enumerate(reversed(others)):
-        P = (last[..., None] if isinstance(last, Tensor) else last) * G if i == 0 else P @ G
+        P = P if i == 0 else P @ G
         P.diagonal(dim1=-2, dim2=-1).add_(c)
     return P

@@ -25,6 +25,7 @@ from gradguess.parts import ALONE, Pool
 from gradguess.pullback import parameter_gradients
 from gradguess.scratch import NONE, Scratch
 from gradguess.sites import Layout, LayoutChanged, Site, Watch
+from gradguess.streams import beside, join
 from gradguess.tangent import Carried, Direction, carry, formula_kernels
 from gradguess.task import Task
 from gradguess.upstream import ClosedForm, CutGraph, Upstream
@@ -361,11 +362,14 @@ class Step:
         plain = weight.dtype in (torch.float32, torch.float64)
         return plain and not torch.is_autocast_enabled(weight.device.type)  # type: ignore[arg-type]
 
-    def walk(self) -> chain.Walked | None:
+    def walk(self, act: chain.Act = lambda site, x, s: None) -> chain.Walked | None:
         """The plain pass of a chain without calling the model, where that may be done and nobody looks at it."""
-        if self.walked is None and self.chained() and self._rowwise():
+        if self.walked is not None:
+            for stop in self.walked.stops:
+                act(*stop)
+        elif self.chained() and self._rowwise():
             with self.one_pass():
-                self.walked = chain.walk(self.task, self.layout, self.scratch)
+                self.walked = chain.walk(self.task, self.layout, self.scratch, act)
         return self.walked
 
     def _walk(
@@ -373,6 +377,7 @@ class Step:
     ) -> tuple[list[tuple[Site, Tensor]], Any]:
         """A plain pass that fills the records; the directions of a few sites at a time are drawn together."""
         frames: dict[str, Frame] = {}
+        held: list[Frame] = []  # what is at work beside the main line must not make room for others
         kept = keep_outputs or self.detail
 
         def draw(device: torch.device) -> None:
@@ -386,15 +391,17 @@ class Step:
             name = site.name if kept else str(len(frames))  # gates that are not kept make room for the next
             gate = chain.gate(site, s, self.scratch, f"gate/{name}")
             records[site.name] = Record(x, x._version, s if kept else None, gate=gate if kept else None)
-            if only(site):
-                frames[site.name] = self.frame(guess, site, s, gate)
-            if sum(frame.batch for frame in frames.values()) >= TOGETHER:
-                draw(s.device)
+            with beside(s.device):
+                if only(site):
+                    frames[site.name] = self.frame(guess, site, s, gate)
+                if s.is_cuda:
+                    held.extend(frames.values())
+                if s.is_cuda or sum(frame.batch for frame in frames.values()) >= TOGETHER:
+                    draw(s.device)
 
-        if walked := self.walk():
-            for stop in walked.stops:
-                meet(*stop)
+        if walked := self.walk(meet):
             draw(walked.outputs.device)
+            join(walked.outputs.device)
             return [(site, x) for site, x, _ in walked.stops], walked.outputs
 
         stops: list[chain.Stop] = []
@@ -402,6 +409,7 @@ class Step:
         def visit(site: Site, x: Any, s: Tensor) -> Tensor:
             stops.append(chain.Stop(site, x, s[0].clone()))
             meet(site, x, s)
+            join(s.device)  # the model may write over what it gave
             return s
 
         with self.one_pass(), torch.no_grad(), formula_kernels(self.task.model), Watch(self.layout, visit):
@@ -445,14 +453,22 @@ class Step:
         gradients = Gradients(self.layout)
         if records and self.layout.closed:
             with torch.no_grad():
-                for site in self.layout.sites:
+                device, apart = self.noise.generator.device, self._apart()
+                for i, site in enumerate(self.layout.sites):
                     record = records[site.name]
-                    gradients.add_closed(site, record.input(site), cotangent(site, record.s))
+                    with beside(device) if apart and i % 2 else nullcontext():  # layers do not wait for each other
+                        gradients.add_closed(site, record.input(site), cotangent(site, record.s))
+                join(device)
         elif self.layout.closed:
             self.visit(lambda site, x, s: gradients.add_closed(site, x, cotangent(site, s)), self.scratch)
         else:
             self._replay_with_graph(gradients, cotangent)
         return gradients.by_name
+
+    def _apart(self) -> bool:
+        """Does every parameter belong to one site?"""
+        own = [id(parameter) for site in self.layout.sites for parameter in site.module.parameters()]
+        return len(set(own)) == len(own)
 
     def visit(self, act: Callable[[Site, Any, Tensor], Any], scratch: Scratch = NONE) -> Any:
         """A plain pass, `act(site, x, s)` at each site. With `scratch`, `x` and `s` hold until `act` returns."""

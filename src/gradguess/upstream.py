@@ -10,6 +10,7 @@ dimension: (..., batch, m) above, (..., batch, d) at the site.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,7 +64,6 @@ class ClosedForm(Upstream):
         self.gate = gate  # (batch, d)
         self.moment = moment  # mean of gate² where the batch is larger than `gate`, (d,)
         self.m, self.d = weight.shape
-        self._gram: Tensor | None = None
 
     def vjp(self, eps: Tensor) -> Tensor:
         y = eps @ self.weight
@@ -75,11 +75,14 @@ class ClosedForm(Upstream):
     def gram(self, X: Tensor) -> Tensor:
         if self.m < self.d:
             return super().gram(X)
-        if self._gram is None:
-            self._gram = self.weight.t() @ self.weight  # shared by the batch: per sample only the gate changes
         if self.gate is None:
-            return X @ self._gram
-        return ((X * self.gate) @ self._gram).mul_(self.gate)
+            return X @ self.product
+        return ((X * self.gate) @ self.product).mul_(self.gate)
+
+    @cached_property
+    def product(self) -> Tensor:
+        """`WᵀW`, (d, d), shared by the batch: per sample only the gate changes."""
+        return self.weight.t() @ self.weight
 
     def matrix(self) -> Tensor:
         if self.gate is None:

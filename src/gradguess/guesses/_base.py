@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from gradguess import lanes
+from gradguess import kernels, lanes
 from gradguess.linalg import semidefinite_cholesky, triangular_apply
 from gradguess.scratch import NONE, Scratch
 
@@ -148,15 +148,21 @@ class GatedBasis(Frame):
     def __init__(
         self, V: Tensor, gate: Tensor | None, batch: int, binary: bool = False, memo: Memo | None = None
     ) -> None:
-        self.V, self.gate = V, gate
+        self.V, self.gate, self.binary, self.memo = V, gate, binary, memo
         self.batch, self.latent, self.dtype = batch, V.shape[1], V.dtype
-        self.root: _Root | None = None
-        if gate is not None:
-            small = self.latent <= SMALL and V.device.type == "cpu"
-            squared = gate if binary else gate.square()
-            self.root = _Lanes(_outer_products(V, memo), squared) if small else _Stacked(V, squared)
+
+    @cached_property
+    def root(self) -> _Root | None:
+        if self.gate is None:
+            return None
+        squared = self.gate if self.binary else self.gate.square()
+        if self.latent <= SMALL and self.V.device.type == "cpu":
+            return _Lanes(_outer_products(self.V, self.memo), squared)
+        return _Stacked(self.V, squared)
 
     def apply(self, z: Tensor) -> Tensor:
+        if self.gate is not None and len(self.V) <= kernels.FUSED and kernels.usable(self.V, self.latent):
+            return kernels.draw(self.V, self.gate, z.reshape(-1, *z.shape[-2:])).view(*z.shape[:-1], len(self.V))
         return self.expand(z if self.root is None else self.root.solve(z))
 
     def expand(self, u: Tensor, room: Tensor | None = None) -> Tensor:
@@ -183,19 +189,26 @@ class _Root(ABC):
 
 
 class _Stacked(_Root):
-    """By LAPACK, or without waiting for a GPU."""
+    """One matrix after the other."""
 
     def __init__(self, V: Tensor, squared_gate: Tensor) -> None:
         d, k = V.shape
         outer = (V[:, :, None] * V[:, None, :]).reshape(d, k * k)
-        C = (squared_gate @ outer).reshape(-1, k, k)
-        self.L, self.alive = semidefinite_cholesky(C) if C.device.type == "cpu" else _jittered_cholesky(C)
+        self.C = (squared_gate @ outer).reshape(-1, k, k)
+
+    @cached_property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return semidefinite_cholesky(self.C)
 
     def solve(self, z: Tensor) -> Tensor:
-        return triangular_apply(self.L, z * self.alive, transpose=True)
+        if kernels.usable(z, z.shape[-1]):
+            return kernels.solve(self.C, z.reshape(-1, *z.shape[-2:])).view(z.shape)
+        L, alive = self.factors
+        return triangular_apply(L, z * alive, transpose=True)
 
     def solve_transposed(self, v: Tensor) -> Tensor:
-        return triangular_apply(self.L, v, transpose=False) * self.alive
+        L, alive = self.factors
+        return triangular_apply(L, v, transpose=False) * alive
 
 
 class _Lanes(_Root):
@@ -244,6 +257,8 @@ def apply_together(
     frames: Sequence[Frame], zs: Sequence[Tensor], names: Sequence[str], scratch: Scratch = NONE
 ) -> list[Tensor]:
     """`frame.apply(z)` for several sites, bit for bit; small factorisations are done for all sites at once."""
+    if zs and zs[0].device.type != "cpu":
+        return [frame.apply(z) for frame, z in zip(frames, zs, strict=True)]
     together = [
         (frame, frame.root, z, name)
         for frame, z, name in zip(frames, zs, names, strict=True)
@@ -264,21 +279,6 @@ def apply_together(
         y = scratch.take(f"{name}/y", frame.batch, len(frame.V), frame.V) if len(z) == 1 else None
         drawn[id(frame)] = frame.expand(_from_lanes(u, z.dim()), y)
     return [drawn[id(frame)] if id(frame) in drawn else frame.apply(z) for frame, z in zip(frames, zs, strict=True)]
-
-
-def _jittered_cholesky(C: Tensor) -> tuple[Tensor, Tensor]:
-    """The same without waiting for the device: a diagonal of `100 eps` makes every matrix regular.
-
-    A direction that `D V` does not have comes out as zero by itself: with `C + δI = L Lᵀ` the covariance has the
-    eigenvalues `λ / (λ + δ)`. A matrix that is not finite gives no direction at all.
-    """
-    k = C.shape[-1]
-    size = C.diagonal(dim1=-2, dim2=-1).amax(-1)
-    delta = 100 * torch.finfo(C.dtype).eps * size + torch.finfo(C.dtype).tiny
-    eye = torch.eye(k, dtype=C.dtype, device=C.device)
-    L, info = torch.linalg.cholesky_ex(C + delta[:, None, None] * eye)
-    good = (info == 0) & (size > 0)
-    return torch.where(good[:, None, None], L, eye), good[:, None].expand(-1, k)
 
 
 # --- guesses -------------------------------------------------------------------------------------------------

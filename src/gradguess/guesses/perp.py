@@ -9,15 +9,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gradguess.compact import Compact
 from gradguess.errors import InputError
 from gradguess.guesses._base import Columns, Frame, GatedBasis, Guess, Open, SiteView, check_count, keep
 from gradguess.linalg import batched_top_subspace, chebyshev_top_subspace, orthonormal_columns
-from gradguess.upstream import Upstream
+from gradguess.upstream import ClosedForm, Upstream
 
 CAPTURABLE = 64  # whether a larger basis fills the space is looked up on the host
 DIRECT = 64  # up to this size a Krylov space is cheap on every device
 CHUNK = 1 << 26  # numbers in a dense batch of Jacobians that are decomposed at once
 OVERSAMPLE = 6  # extra columns that make the subspace iteration converge faster
+GPU_BLOCK = 32  # columns that cost a GPU no more than fewer: it waits for the matrix
 
 
 @dataclass(frozen=True)
@@ -103,17 +105,29 @@ def _subspace(guess: WPerp, view: SiteView) -> Frame:
         return _shared(guess, view)
     batch, d = view.output.shape
     k = min(guess.k, d)
-    W, width = view.W, min(d, k + OVERSAMPLE)
+    W, on_gpu = view.W, view.output.is_cuda
+    if isinstance(W, ClosedForm) and W.m <= k:  # all of the row space
+        return GatedBasis(orthonormal_columns(W.weight.t()), view.gate, batch, view.binary)
+    width = min(d, max(k + OVERSAMPLE, GPU_BLOCK if on_gpu else 0))
     if view.due or "start" not in view.cache:
         keep(view.cache, "start", _shared_basis(W, width, view))
     start = view.cache["start"]
     start = (start if view.gate is None else view.gate[:, :, None] * start).expand(batch, d, width)
     if min(W.m, d) <= width:  # one product with the block spans the whole row space
         return Columns(batched_top_subspace(partial(_gram, W), start, k, 2)[0])
-    if d <= DIRECT or start.device.type == "cpu":
+    if d > DIRECT and on_gpu and isinstance(W, ClosedForm) and W.gate is not None:
+        return _on_open_units(Compact(W), view.cache["start"], k)
+    if d <= DIRECT or not on_gpu:
         mix = view.cache.setdefault("mix", view.noise.normal((width, 2), start.dtype, start.device))
         return Columns(batched_top_subspace(partial(_gram, W), start @ mix, k, _krylov_steps(d, k))[0])
     return Columns(chebyshev_top_subspace(partial(_gram, W), start, k, degree=4, rounds=6)[0])
+
+
+def _on_open_units(small: Compact, start: Tensor, k: int) -> Frame:
+    """On a GPU memory sets the pace: a product of a block with a sample's own small matrix reads only that."""
+    rows = small.gate[:, :, None] * start[small.index]
+    V, _ = chebyshev_top_subspace(small.gram(), rows, k, degree=7, rounds=2)
+    return Columns(small.scatter(V.permute(2, 0, 1)).permute(1, 2, 0))
 
 
 def _krylov_steps(d: int, k: int) -> int:

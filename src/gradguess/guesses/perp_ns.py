@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from gradguess.compact import Compact
 from gradguess.guesses._base import Frame, Guess, Matrix, SiteView, check_count
-from gradguess.linalg import batched_top_singular, newton_schulz
+from gradguess.linalg import batched_top_singular, largest_singular, newton_schulz, polynomial
+from gradguess.upstream import ClosedForm
 
 PROBE = 16  # samples whose singular values set the scale and the threshold
 LANCZOS = 8  # Lanczos steps per singular value
@@ -21,8 +25,9 @@ class WPerpNS(Guess):
     """W⊥ by an odd polynomial of degree 7, applied `steps` times to the Jacobian above.
 
     Direction `y = p^N(W̃/σ_1)ᵀ ε` with `p^N` close to a step function at `σ_k/σ_1`: singular values above it go to one,
-    those below it to zero. Covariance `p^N(W̃)ᵀ p^N(W̃)`, close to `V_k V_kᵀ`. Bias `(Cov - I) g`. Cost: a dense
-    `m × d` matrix per sample and `steps` products of its smaller Gram matrix. Paper: eqs. (9) and (10).
+    those below it to zero. Covariance `p^N(W̃)ᵀ p^N(W̃)`, close to `V_k V_kᵀ`. Bias `(Cov - I) g`. Cost: four products
+    a step of matrices as large as the open units of a sample (`Polynomial`); without a gate in closed form, of its
+    dense `m × d` matrix. Paper: eqs. (9) and (10).
 
     `σ_1` and `σ_k` come from a Lanczos method on a few samples every `refresh` steps; the coefficients are the
     nearest of nine sets for `σ_k/σ_1 = 0.1, …, 0.9` (`gradguess.newton_schulz`).
@@ -50,43 +55,120 @@ class WPerpNS(Guess):
         return None  # Lanczos waits for the device
 
     def frame(self, view: SiteView) -> Frame:
-        W = view.W.matrix().expand(view.output.shape[0], -1, -1)
+        W = view.W
+        if isinstance(W, ClosedForm) and W.gate is not None and (small := Compact(W)).size <= W.m:
+            return Polynomial(small, *self._fitted(view, W, ClosedForm(W.weight, W.gate[:PROBE])), self.steps)
+        dense = Dense(W.matrix().expand(view.output.shape[0], -1, -1))
+        scale, a = self._fitted(view, dense, Dense(dense.W[:PROBE]))
+        rows = max(1, CHUNK // dense.W[0].numel())
+        parts = zip(dense.W.split(rows), scale.split(rows), strict=True)
+        return Matrix(torch.cat([newton_schulz(part / size[:, None, None], a, self.steps) for part, size in parts]))
+
+    def _fitted(self, view: SiteView, W: Products, probe: Products) -> tuple[Tensor, Tensor]:
+        """What each sample's `W̃` is divided by, (batch,), and the coefficients."""
         if view.due or "scale" not in view.cache:
-            view.cache["scale"], view.cache["coefficients"] = self._fit(W[:PROBE], view)
-        a = view.cache["coefficients"]
-        rows = max(1, CHUNK // W[0].numel())
-        return Matrix(torch.cat([newton_schulz(self._scaled(part, view), a, self.steps) for part in W.split(rows)]))
+            view.cache["scale"], view.cache["coefficients"] = self._fit(probe, view)
+        fixed = torch.Generator(view.output.device).manual_seed(0)  # a replay must see the same
+        start = torch.randn(view.output.shape, generator=fixed, dtype=view.output.dtype, device=view.output.device)
+        own = largest_singular(W.jvp, W.vjp, start, LANCZOS) * MARGIN
+        # a sample above the probe's norm is scaled by its own, lest the iteration diverge
+        return torch.maximum(own, view.cache["scale"]), view.cache["coefficients"]
 
-    def _scaled(self, W: Tensor, view: SiteView) -> Tensor:
-        """Norm at most one: a sample above the probe's norm is scaled by its own, lest the iteration diverge."""
-        start = torch.Generator(view.noise.generator.device).manual_seed(0)  # a replay must see the same
-        own = _singular_values(W, 1, LANCZOS, start)[:, 0] * MARGIN
-        return W / torch.maximum(own, view.cache["scale"])[:, None, None]
-
-    def _fit(self, W: Tensor, view: SiteView) -> tuple[Tensor, Tensor]:
+    def _fit(self, probe: Products, view: SiteView) -> tuple[Tensor, Tensor]:
         """The spectral norm of the probe and the coefficients for its mean `σ_k / σ_1`."""
         from gradguess.newton_schulz import coefficients
 
-        k = min(self.k, *W.shape[1:])
-        values = _singular_values(W, k, LANCZOS * k, view.noise.generator)
-        scale = (values.max() * MARGIN).clamp_min(torch.finfo(W.dtype).tiny)
+        k = min(self.k, probe.m, probe.d)
+        s = view.output[:PROBE]
+        values, _ = batched_top_singular(
+            probe.jvp,
+            probe.vjp,
+            *(len(s), probe.m, probe.d, k),
+            steps=LANCZOS * k,
+            generator=view.noise.generator,
+            dtype=s.dtype,
+            device=s.device,
+        )
+        scale = (values.max() * MARGIN).clamp_min(torch.finfo(values.dtype).tiny)
         ratio = float(values[:, -1].mean() / scale)
-        return scale, torch.tensor(coefficients(ratio), dtype=W.dtype, device=W.device)
+        return scale, torch.tensor(coefficients(ratio), dtype=values.dtype, device=values.device)
 
 
-def _singular_values(W: Tensor, k: int, steps: int, generator: torch.Generator) -> Tensor:
-    """The k largest of every sample, (batch, k), by Lanczos."""
-    batch, m, d = W.shape
-    values, _ = batched_top_singular(
-        lambda v: (W @ v[..., None])[..., 0],
-        lambda u: (W.mT @ u[..., None])[..., 0],
-        batch,
-        m,
-        d,
-        k,
-        steps=steps,
-        generator=generator,
-        dtype=W.dtype,
-        device=W.device,
-    )
-    return values
+class Products(Protocol):
+    """`W̃ v` and `W̃ᵀ ε` of every sample."""
+
+    m: int
+    d: int
+
+    def jvp(self, v: Tensor) -> Tensor: ...
+
+    def vjp(self, eps: Tensor) -> Tensor: ...
+
+
+class Dense:
+    """One matrix per sample, (batch, m, d)."""
+
+    def __init__(self, W: Tensor) -> None:
+        self.W = W
+        _, self.m, self.d = W.shape
+
+    def jvp(self, v: Tensor) -> Tensor:
+        return (self.W @ v[..., None])[..., 0]
+
+    def vjp(self, eps: Tensor) -> Tensor:
+        return (self.W.mT @ eps[..., None])[..., 0]
+
+
+class Polynomial(Frame):
+    """`A = p^N(W̃/σ)ᵀ` by the open units of each sample.
+
+    With `X_0 = W̃/σ`, `G_j = X_jᵀX_j` and `p(X) = X q(XᵀX)` the steps are `X_{j+1} = X_j q(G_j)`, so that
+    `X_Nᵀ z = q(G_{N-1}) ⋯ q(G_0) X_0ᵀ z` and `G_{j+1} = q(G_j) G_j q(G_j)`: matrices of the size of the open units,
+    four products of them a step, and none for the last two, which only meet vectors.
+    """
+
+    def __init__(self, small: Compact, scale: Tensor, coefficients: Tensor, steps: int) -> None:
+        self.small, self.scale, self.steps = small, scale[:, None], steps
+        self.coefficients: list[float] = coefficients.tolist()
+        self.batch, self.latent, self.dtype = len(scale), small.W.m, scale.dtype
+
+    def apply(self, z: Tensor) -> Tensor:
+        return self._filter(self.small.W.vjp(z) / self.scale)
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        return self.small.W.jvp(self._filter(v)) / self.scale
+
+    @cached_property
+    def grams(self) -> list[Tensor]:
+        """`G_0, ..., G_{N-2}`, each (batch, a, a)."""
+        grams = [self.small.gram(self.scale)]
+        rows = max(1, CHUNK // self.small.size**2)
+        while len(grams) < self.steps - 1:
+            parts = [self._next(part) for part in grams[-1].split(rows)]
+            grams.append(parts[0] if len(parts) == 1 else torch.cat(parts))
+        return grams
+
+    def _next(self, G: Tensor) -> Tensor:
+        q = polynomial(G, self.coefficients)
+        return q @ G @ q
+
+    def _filter(self, v: Tensor) -> Tensor:
+        """`q(G_{N-1}) ⋯ q(G_0) v` on the open units, zero on the others: (..., batch, d)."""
+        u = self.small.gather(v.reshape(-1, *v.shape[-2:])).permute(1, 2, 0)  # (batch, a, vectors)
+        for j in range(self.steps):
+            u = self._q(j, u)
+        return self.small.scatter(u.permute(2, 0, 1)).view(v.shape)
+
+    def _q(self, j: int, v: Tensor) -> Tensor:
+        """`q(G_j) v` by Horner's rule."""
+        total = self.coefficients[-1] * v
+        for c in reversed(self.coefficients[:-1]):
+            total = self._times(j, total, v, c)
+        return total
+
+    def _times(self, j: int, v: Tensor, more: Tensor | None = None, weight: float = 0.0) -> Tensor:
+        """`G_j v + weight more`; the last is not worth forming: seven products of the one before with a vector do."""
+        more = v if more is None else more
+        if j < len(self.grams):
+            return torch.baddbmm(more, self.grams[j], v, beta=weight)
+        return self._q(j - 1, self._q(j - 1, self._times(j - 1, v))) + weight * more

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -15,8 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 import gradguess as gg
 from gradguess.errors import InputError
+from gradguess.experiments.loss import per_sample_loss
 from gradguess.experiments.models import mlp
 from gradguess.experiments.names import lookup
+from gradguess.task import LossFn
 
 INPUTS, CLASSES = 40, 10  # those of MNIST-1D
 
@@ -99,11 +102,35 @@ class Rival:
     every = 1  # steps after which the work repeats, apart from refreshes
     refresh = 0  # such rounds between two refreshes of what is cached; 0: nothing is
     forward: gg.ForwardGradient | None = None  # what estimates the gradients; None: nothing does
+    loss: LossFn = staticmethod(per_sample_loss)
 
     def __init__(self, case: Case) -> None:
-        self.model: nn.Module = case.network()
-        self.x, self.y = case.data()
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.take(case.network(), *case.data())
+
+    def take(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        self.model, self.x, self.y = model, x, y
+        self.optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=x.is_cuda)
+
+    @cached_property
+    def turn(self) -> Callable[[], Any]:
+        """A step as it is timed: on a GPU replayed from a CUDA graph."""
+        return self.captured() if self.x.is_cuda else self.step
+
+    def captured(self) -> Callable[[], Any]:
+        if self.forward is not None:
+            step = gg.CapturedStep(self.forward, self.optimiser, self.loss)
+            return lambda: step(self.x, self.y)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        self.optimiser.zero_grad()
+        with torch.cuda.graph(graph):
+            self.step()
+        return graph.replay
 
     def step(self) -> Tensor:
         self.optimiser.zero_grad()
@@ -152,7 +179,6 @@ class Guessed(Rival):
     ) -> None:
         super().__init__(case)
         self.forward = gg.ForwardGradient(self.model, method, memory=memory, sites=sites)
-        self.loss = nn.CrossEntropyLoss(reduction="none")
         self.every = getattr(method, "every", 1)
         guess = getattr(method, "guess", method)
         self.refresh = guess.refresh if getattr(guess, "refresh", 1) > 1 else 0

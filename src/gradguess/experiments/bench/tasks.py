@@ -22,9 +22,7 @@ class Plain(Rival):
     """Backpropagation on one batch of a task."""
 
     def __init__(self, config: TrainConfig, data: Dataset) -> None:
-        self.model = build_model(config, data)
-        self.x, self.y = data.x_train[: config.batch], data.y_train[: config.batch]
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.take(build_model(config, data), data.x_train[: config.batch], data.y_train[: config.batch])
 
     def differentiate(self) -> Tensor:
         loss = per_sample_loss(self.model(self.x), self.y).mean()

@@ -18,7 +18,10 @@ import torch
 from gradguess.experiments.bench.rivals import Rival
 
 ROUND = 4  # steps; a multiple of every method's own period
+LONG_ROUND = 40  # steps that a GPU is given at once where they are short: it must not wait for the clock
+SHORT_STEP = 5e-3  # seconds
 LEAST_ROUNDS = 5
+WARM_ROUNDS = 4  # with a refresh, before the clock runs: on a GPU steps are captured when they have been seen
 REFRESHES = 3  # rounds with a refresh for each method that has any
 
 
@@ -29,13 +32,14 @@ class Times:
     plain: list[float] = field(default_factory=list)
     refreshing: list[float] = field(default_factory=list)
     between: int = 0  # steps between two refreshes
+    length: int = ROUND  # steps in a round
 
     @property
     def refresh(self) -> float:
         """Seconds that one refresh adds."""
         if not self.refreshing:
             return 0.0
-        return max(0.0, ROUND * (statistics.median(self.refreshing) - statistics.median(self.plain)))
+        return max(0.0, self.length * (statistics.median(self.refreshing) - statistics.median(self.plain)))
 
     @property
     def share(self) -> float:
@@ -61,17 +65,19 @@ def measure(rivals: Mapping[str, Rival], seconds: float, device: str) -> dict[st
     """Run all loops in turns for about `seconds` each."""
     wait = _waiter(device)
     times = {name: Times(between=rival.refresh * rival.every) for name, rival in rivals.items()}
-    for rival in rivals.values():
-        _round(rival, True, wait)
-        _round(rival, False, wait)
+    for name, rival in rivals.items():
+        for _ in range(WARM_ROUNDS if _on_gpu(device) else 1):
+            _round(rival, True, wait)
+            took = _round(rival, False, wait)
+        times[name].length = LONG_ROUND if _on_gpu(device) and took < SHORT_STEP else ROUND
     rounds, end = 0, time.perf_counter() + seconds * len(rivals)
     while rounds < LEAST_ROUNDS or time.perf_counter() < end:
         for name, rival in rivals.items():
-            times[name].plain.append(_round(rival, False, wait))
+            times[name].plain.append(_round(rival, False, wait, times[name].length))
         if rounds < REFRESHES:
             for name, rival in rivals.items():
                 if rival.refresh:
-                    times[name].refreshing.append(_round(rival, True, wait))
+                    times[name].refreshing.append(_round(rival, True, wait, times[name].length))
         rounds += 1
     return times
 
@@ -87,14 +93,18 @@ def measure_once(rival: Rival, device: str) -> float:
     return time.perf_counter() - start
 
 
-def _round(rival: Rival, refreshing: bool, wait: Callable[[], None]) -> float:
+def _round(rival: Rival, refreshing: bool, wait: Callable[[], None], length: int = ROUND) -> float:
     rival.rewind(refreshing)
     start = time.perf_counter()
-    for _ in range(ROUND):
-        rival.step()
+    for _ in range(length):
+        rival.turn()
     wait()
-    return (time.perf_counter() - start) / ROUND
+    return (time.perf_counter() - start) / length
+
+
+def _on_gpu(device: str) -> bool:
+    return torch.device(device).type == "cuda"
 
 
 def _waiter(device: str) -> Callable[[], None]:
-    return torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
+    return torch.cuda.synchronize if _on_gpu(device) else lambda: None

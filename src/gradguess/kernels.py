@@ -1,0 +1,102 @@
+"""Small factorisations on a GPU, one program per sample (Triton, which comes with PyTorch for CUDA).
+
+A batch of k × k problems is too small for the libraries: a factorisation, two solves and what lies between them are a
+dozen kernels that each take as long to start as to run. Here a sample's matrix stays in registers from the gate to the
+direction. The twins of these functions are `linalg.semidefinite_cholesky` and `GatedBasis.apply` on a CPU.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LARGEST = 32  # k; a larger matrix does not fit into the registers of a warp
+FUSED = 1024  # units of a layer up to which a direction is drawn in one kernel
+BLOCK = 128  # units of a layer at a time
+PRECISION = "tf32x3"  # of products: three on the matrix units, as accurate as one in float32
+
+
+def usable(t: Tensor, k: int = 1) -> bool:
+    """Can these kernels work on tensors like `t` with matrices of this size?"""
+    return t.is_cuda and t.dtype == torch.float32 and k <= LARGEST and _installed()
+
+
+def cholesky(C: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
+    """Lower factors of `C` (B, k, k), dropping pivots that are not above `floor` (B,); see `semidefinite_cholesky`."""
+    k = C.shape[-1]
+    L, alive = torch.empty_like(C, memory_format=torch.contiguous_format), C.new_empty(C.shape[:-1], dtype=torch.bool)
+    _jit().cholesky[(len(C),)](C.contiguous(), floor.contiguous(), L, alive, k, _padded(k), num_warps=1)
+    return L, alive
+
+
+def solve(C: Tensor, z: Tensor) -> Tensor:
+    """`C^{-½} z`, that is `L^{-T} z` with `L Lᵀ = C`: (batch, k, k), (n, batch, k) -> (n, batch, k)."""
+    n, batch, k = z.shape
+    w = torch.empty_like(z, memory_format=torch.contiguous_format)
+    _jit().solve[(batch,)](C.contiguous(), z.contiguous(), w, batch, _tolerance(k), n, k, _padded(k), num_warps=1)
+    return w
+
+
+def draw(V: Tensor, gate: Tensor, z: Tensor) -> Tensor:
+    """`D V C^{-½} z` with `C = Vᵀ D² V`: `V` (d, k), `gate` (batch, d), `z` (n, batch, k) -> (n, batch, d).
+
+    For layers up to `FUSED` units; of a larger one the factorisation is the smaller part of the work.
+    """
+    (n, batch, k), d = z.shape, len(V)
+    y = z.new_empty(n, batch, d)
+    shape = (n, d, k, _padded(k), BLOCK, PRECISION)
+    _jit().draw[(batch,)](
+        V.contiguous(), gate.contiguous(), z.contiguous(), y, batch, _tolerance(k), *shape, num_warps=1
+    )
+    return y
+
+
+def _tolerance(k: int) -> float:
+    """The relative size of a pivot that counts as zero, as in `semidefinite_cholesky`."""
+    return 100 * k * torch.finfo(torch.float32).eps
+
+
+def orthonormal_rows(R: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
+    """Rows (B, k, d) orthonormalised by three passes of Cholesky QR, and what was left of each (`linalg`).
+
+    A pass is two products and one small kernel, which works out the inverse factor of the Gram matrix of the rows.
+    """
+    k = R.shape[-2]
+    left = R.new_empty(R.shape[:-1])
+    for i in range(3):
+        C = R @ R.mT
+        M = torch.empty_like(C)
+        _jit().whiten[(len(C),)](C, left, M, rtol, _tolerance(k), i == 0, i == 2, k, _padded(k), num_warps=1)
+        R = M @ R
+    return R, left[..., None]
+
+
+def gram(product: Tensor, index: Tensor, gate: Tensor) -> Tensor:
+    """`gate_i product[index_i, index_j] gate_j` for every sample: (d, d), (batch, a), (batch, a) -> (batch, a, a)."""
+    batch, a = index.shape
+    G = gate.new_empty(batch, a, a)
+    grid = (batch, -(-a // 16), -(-a // 64))
+    _jit().gram[grid](product.contiguous(), index.contiguous(), gate.contiguous(), G, len(product), a, 16, 64)
+    return G
+
+
+def _padded(k: int) -> int:
+    """Products of blocks need at least 16 columns."""
+    return 16 if k <= 16 else 32
+
+
+@cache
+def _installed() -> bool:
+    return find_spec("triton") is not None
+
+
+@cache
+def _jit() -> Any:
+    """The kernels, compiled when they are first used; Triton is imported only where there is a GPU."""
+    from gradguess import _triton
+
+    return _triton
