@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ except ModuleNotFoundError as error:
     raise SystemExit(f"gradguess: {error.name} is missing: pip install 'gradguess[cli]'") from None
 
 from gradguess.errors import GradguessError
+from gradguess.experiments import interrupts
 from gradguess.extras import require
 
 app = typer.Typer(
@@ -34,11 +36,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the
 def main() -> None:
     """Run the command line; an error that we foresaw is one clean message and exit code 2."""
     try:
-        app()
+        with interrupts.listening():
+            app()
     except GradguessError as error:
         notes.print("error:", style="bold red", end=" ")
         notes.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
+    finally:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # all is said: Python would print a traceback
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -275,7 +281,7 @@ def _interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         notes.print("Interrupted. What is in the --out directory is kept: the same command continues from there.")
-        raise typer.Exit(130) from None
+        raise typer.Exit(interrupts.INTERRUPTED) from None
 
 
 @contextlib.contextmanager

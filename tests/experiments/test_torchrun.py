@@ -17,22 +17,17 @@ pytestmark = pytest.mark.slow
 OPTIONS = ["--data", "mnist1d", "--method", "wperp", "--width", "16", "--batch", "512", "--lr", "1e-3", "--json"]
 
 
-def start(ranks: int, out: Path, *more: str, restarts: int = 0) -> subprocess.Popen[str]:
+def launch(ranks: int, *command: str) -> subprocess.Popen[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [
-        *launcher,
-        "--max-restarts",
-        str(restarts),
-        "-m",
-        "gradguess",
-        "train",
-        *OPTIONS,
-        "--out",
-        str(out),
-        *more,
-    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        [*launcher, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def start(ranks: int, out: Path, *more: str, restarts: int = 0) -> subprocess.Popen[str]:
+    run = ["-m", "gradguess", "train", *OPTIONS, "--out", str(out)]
+    return launch(ranks, "--max-restarts", str(restarts), *run, *more)
 
 
 def finish(run: subprocess.Popen[str]) -> dict[str, Any]:
@@ -91,6 +86,29 @@ def test_every_rank_stops_when_the_directory_is_anothers(tmp_path):
     _, err = run.communicate(timeout=120)
     assert run.returncode != 0
     assert "belongs to another configuration" in err
+
+
+LEAVES = """
+import os, sys
+from pathlib import Path
+from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.train import train
+
+train(TrainConfig(method="wperp", width=8, depth=1, epochs=1, batch=1000, k=2))
+threads = [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+Path(sys.argv[1], os.environ["RANK"]).write_text(" ".join(threads))
+"""
+
+
+def test_no_thread_of_the_group_outlives_the_run(tmp_path):
+    """One that still has a tensor to drop when the interpreter ends would abort a rank that has done its work."""
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES)
+    run = launch(2, str(script), str(tmp_path))
+    _, err = run.communicate(timeout=90)
+    assert run.returncode == 0, err
+    for rank in "01":
+        assert "gloo" not in (tmp_path / rank).read_text()
 
 
 def wait_for(condition: Any, seconds: float = 60) -> None:

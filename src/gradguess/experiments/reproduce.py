@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradguess.errors import GradguessError
+from gradguess.experiments import interrupts
 from gradguess.experiments.backends import Backend, everywhere
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.files import read_json, write_json
@@ -76,7 +77,8 @@ def _one(item: tuple[TrainConfig, Path]) -> tuple[str, str]:
     torch.set_num_threads(1)
     config, directory = item
     try:
-        train(config, directory)
+        with interrupts.listening():  # the terminal sends Ctrl-C to every process; the interrupt is the run's result
+            train(config, directory)
     except GradguessError as error:
         return config.key, str(error)
     return config.key, ""

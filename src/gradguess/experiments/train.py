@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.errors import GradguessError, InputError
-from gradguess.experiments import checkpoint, environment
+from gradguess.experiments import checkpoint, environment, interrupts
 from gradguess.experiments.config import TrainConfig, differences
 from gradguess.experiments.data import Dataset, load
 from gradguess.experiments.files import exclusive, read_json, write_json
@@ -166,13 +166,14 @@ class _Run:
     def go(self, on_epoch: Callable[[Row], None] | None) -> Row:
         self.resume()
         memory = environment.PeakMemory(self.config.device)
-        while self.epoch < self.config.epochs:
-            row = self.run_epoch()
-            self.peak_mb = max(self.peak_mb, memory.megabytes())
-            self.log.append(row)
-            self.save()
-            if on_epoch and self.ranks.rank == 0:
-                on_epoch(row)
+        with interrupts.asked_between_steps():
+            while self.epoch < self.config.epochs:
+                row = self.run_epoch()
+                self.peak_mb = max(self.peak_mb, memory.megabytes())
+                self.log.append(row)
+                self.save()
+                if on_epoch and self.ranks.rank == 0:
+                    on_epoch(row)
         return self.ranks.from_first(self.finish)
 
     def finish(self) -> Row:
@@ -189,6 +190,7 @@ class _Run:
         total = torch.zeros((), dtype=torch.float64, device=x.device)
         start = time.perf_counter()
         for step, batch in enumerate(batches):
+            interrupts.check()
             self.set_rate((self.epoch + step / len(batches)) / config.epochs)
             own, self.place = self.ranks.own(batch)
             loss = self.step(x[own], y[own])

@@ -7,6 +7,8 @@ that is saved depends on their number, so a run may go on with more or fewer.
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -78,12 +80,18 @@ ONE = World()
 
 @contextlib.contextmanager
 def world(device: str) -> Iterator[World]:
-    """Join the other ranks, where torchrun started this process; leave them at the end."""
+    """Join the other ranks, where torchrun started this process; leave them at the end.
+
+    The threads of the group must be gone before Python is: one that drops its last tensor while the interpreter ends
+    aborts the process. They end with the last reference to the group.
+    """
     if "TORCHELASTIC_RUN_ID" not in os.environ or distributed.is_initialized():
         yield World(*((distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else ()))
         return
     if device.startswith("cuda"):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    # Its functions have the group as a default, once there is one: imported later, they would hold it for ever.
+    importlib.import_module("torch.distributed.nn")
     store, rank, size = next(distributed.rendezvous("env://"))
     # torchrun keeps its store when it restarts the ranks: addresses of dead ones must not be found in it
     store = distributed.PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -93,3 +101,4 @@ def world(device: str) -> Iterator[World]:
         yield World(rank, size)
     finally:
         distributed.destroy_process_group()
+        gc.collect()  # a run refers to the group, and to itself
