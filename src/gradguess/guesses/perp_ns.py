@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from gradguess.compact import Compact
 from gradguess.guesses._base import Frame, Guess, Matrix, SiteView, check_count
-from gradguess.linalg import batched_top_singular, largest_singular, newton_schulz, polynomial
+from gradguess.linalg import chebyshev_top_subspace, largest_singular, newton_schulz, polynomial
 from gradguess.upstream import ClosedForm
 
 PROBE = 16  # samples whose singular values set the scale and the threshold
-LANCZOS = 8  # Lanczos steps per singular value
+LANCZOS = 8  # steps for the largest singular value of every sample
+BLOCK = 20  # columns beyond k with which the probe's are found
 MARGIN = 1.02  # other samples may have a slightly larger norm than those of the probe
 CHUNK = 1 << 26  # numbers in a dense batch of Jacobians at once
 
@@ -29,7 +30,7 @@ class WPerpNS(Guess):
     a step of matrices as large as the open units of a sample (`Polynomial`); without a gate in closed form, of its
     dense `m × d` matrix. Paper: eqs. (9) and (10).
 
-    `σ_1` and `σ_k` come from a Lanczos method on a few samples every `refresh` steps; the coefficients are the
+    `σ_1` and `σ_k` are found on a few samples every `refresh` steps; the coefficients are the
     nearest of nine sets for `σ_k/σ_1 = 0.1, …, 0.9` (`gradguess.newton_schulz`).
 
     Args:
@@ -78,20 +79,17 @@ class WPerpNS(Guess):
         """The spectral norm of the probe and the coefficients for its mean `σ_k / σ_1`."""
         from gradguess.newton_schulz import coefficients
 
-        k = min(self.k, probe.m, probe.d)
-        s = view.output[:PROBE]
-        values, _ = batched_top_singular(
-            probe.jvp,
-            probe.vjp,
-            *(len(s), probe.m, probe.d, k),
-            steps=LANCZOS * k,
-            generator=view.noise.generator,
-            dtype=s.dtype,
-            device=s.device,
-        )
+        k, s = min(self.k, probe.m, probe.d), view.output[:PROBE]
+        start = view.noise.normal((len(s), probe.d, min(probe.d, k + BLOCK)), s.dtype, s.device)
+        values = chebyshev_top_subspace(partial(_gram, probe), start, k, degree=6, rounds=3)[1].sqrt()
         scale = (values.max() * MARGIN).clamp_min(torch.finfo(values.dtype).tiny)
         ratio = float(values[:, -1].mean() / scale)
         return scale, torch.tensor(coefficients(ratio), dtype=values.dtype, device=values.device)
+
+
+def _gram(W: Products, X: Tensor) -> Tensor:
+    """`W̃ᵀ W̃ X` for every sample: (batch, d, p)."""
+    return W.vjp(W.jvp(X.permute(2, 0, 1))).permute(1, 2, 0)
 
 
 class Products(Protocol):
