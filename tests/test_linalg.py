@@ -7,9 +7,9 @@ from torch import Tensor
 from gradguess.linalg import (
     _cholesky_rows,
     _dropping_cholesky,
-    batched_top_singular,
     batched_top_subspace,
     chebyshev_top_subspace,
+    largest_singular,
     newton_schulz,
     orthonormal_columns,
     semidefinite_cholesky,
@@ -214,55 +214,37 @@ def test_float32_input_is_solved_in_float64() -> None:
     torch.testing.assert_close(projector(V.double()), top_projector(A.double(), 6), rtol=0, atol=1e-6)
 
 
-# --- batched_top_singular ----------------------------------------------------------------------------------
+# --- largest_singular --------------------------------------------------------------------------------------
 
 
-def lanczos(A: Tensor, k: int, steps: int) -> tuple[Tensor, Tensor]:
-    batch, m, d = A.shape
-    return batched_top_singular(
-        lambda v: (A @ v[..., None])[..., 0],
-        lambda u: (A.mT @ u[..., None])[..., 0],
-        batch, m, d, k, steps, torch.Generator().manual_seed(0), dtype=A.dtype,
-    )  # fmt: skip
+def lanczos(A: Tensor, steps: int) -> Tensor:
+    start = noise(len(A), A.shape[-1], seed=3, dtype=A.dtype)
+    return largest_singular(lambda v: (A @ v[..., None])[..., 0], lambda u: (A.mT @ u[..., None])[..., 0], start, steps)
 
 
-@pytest.mark.parametrize(("m", "d", "k"), [(20, 12, 4), (8, 30, 8), (1, 5, 1), (5, 1, 1)])
-def test_lanczos_is_exact_with_all_steps(m: int, d: int, k: int) -> None:
+@pytest.mark.parametrize(("m", "d"), [(20, 12), (8, 30), (1, 5), (5, 1)])
+def test_lanczos_is_exact_with_all_steps(m: int, d: int) -> None:
     A = noise(3, m, d)
-    values, V = lanczos(A, k, steps=d)
-    torch.testing.assert_close(values, torch.linalg.svdvals(A)[:, :k])
-    for v, a in zip(V, A, strict=True):
-        torch.testing.assert_close(projector(v), top_projector(a, k), rtol=0, atol=1e-8)
+    torch.testing.assert_close(lanczos(A, d), torch.linalg.svdvals(A)[:, 0])
 
 
-def test_lanczos_without_a_gap_reaches_the_stated_error() -> None:
-    A = (2 * torch.rand(4, 256, 256, generator=torch.Generator().manual_seed(0)) - 1) / 16
-    A = A * (torch.rand(4, 1, 256, generator=torch.Generator().manual_seed(1)) < 0.5)
-    values, _ = lanczos(A, 10, steps=60)
-    torch.testing.assert_close(values.double(), torch.linalg.svdvals(A.double())[:, :10], rtol=2e-3, atol=0)
+@pytest.mark.parametrize(("steps", "error"), [(8, 4e-2), (20, 3e-3)])
+def test_lanczos_without_a_gap_reaches_the_stated_error(steps: int, error: float) -> None:
+    A = (2 * torch.rand(4, 512, 512, generator=torch.Generator().manual_seed(0)) - 1) / 16
+    A = A * (torch.rand(4, 1, 512, generator=torch.Generator().manual_seed(1)) < 0.5)
+    found, exact = lanczos(A, steps), torch.linalg.svdvals(A.double())[:, 0]
+    assert (found <= exact * (1 + 1e-6)).all()
+    assert (found >= exact * (1 - error)).all()
 
 
 def test_lanczos_handles_low_rank_zero_and_repeated_values() -> None:
     A = torch.stack([of_rank(2, 16, 16), torch.zeros(16, 16, dtype=F64), torch.eye(16, dtype=F64)])
-    values, V = lanczos(A, 4, steps=12)
-    expected = torch.tensor([[1, 0.5, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=F64)
-    torch.testing.assert_close(values, expected, rtol=0, atol=1e-10)
-    for v, rank in zip(V, (2, 0, 4), strict=True):
-        assert_orthonormal_or_zero(v, rank, 1e-10)
+    torch.testing.assert_close(lanczos(A, 12), torch.tensor([1.0, 0.0, 1.0], dtype=F64), rtol=0, atol=1e-10)
 
 
-def test_lanczos_with_more_values_than_there_are() -> None:
-    values, V = lanczos(noise(2, 6, 3), 5, steps=20)
-    assert values.shape == (2, 5)
-    assert V.shape == (2, 3, 5)
-    assert (values[:, :3] > 0).all()
-    assert (values[:, 3:] == 0).all()
-    assert (V[..., 3:] == 0).all()
-
-
-def test_lanczos_leaves_the_global_generator_alone() -> None:
+def test_solvers_leave_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
-    lanczos(noise(1, 4, 4), 2, 4)
+    lanczos(noise(1, 4, 4), 4)
     batched_top_subspace(lambda X: X, noise(1, 4, 2), 2, 2)
     assert torch.equal(before, torch.get_rng_state())
 
@@ -371,8 +353,9 @@ def test_zero_steps_and_the_zero_matrix() -> None:
     assert (newton_schulz(torch.zeros(2, 3), (2.0, 1.0, 1.0, 1.0), 5) == 0).all()
 
 
+@pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("top", [1.0, 3.0, 30.0])
-def test_chebyshev_finds_the_top_even_under_one_far_above(top):
+def test_chebyshev_finds_the_top_even_under_one_far_above(top, dense):
     """One eigenvalue that dwarfs the others must not swallow the block (float32, a block of 16 in 200)."""
     generator = torch.Generator().manual_seed(0)
     W = (torch.rand(200, 200, generator=generator) * 2 - 1) / 200**0.5
@@ -383,9 +366,9 @@ def test_chebyshev_finds_the_top_even_under_one_far_above(top):
     exact = torch.linalg.svd(jacobians)[2][:, :10].mT
     start = torch.randn(5, 200, 16, generator=generator) * gate[:, :, None]
     gram = W.t() @ W
-    found, values = chebyshev_top_subspace(
-        lambda X: gate[:, :, None] * (gram @ (gate[:, :, None] * X)), start, 10, degree=4, rounds=8
-    )
+    whole = gram * gate[:, :, None] * gate[:, None, :]
+    times = whole if dense else lambda X: gate[:, :, None] * (gram @ (gate[:, :, None] * X))
+    found, values = chebyshev_top_subspace(times, start, 10, degree=4, rounds=8)
     found = found.double()
     difference = found @ found.mT - exact @ exact.mT
     assert torch.linalg.matrix_norm(difference, 2).max() < 1e-2

@@ -13,7 +13,7 @@ def _factor(C, floor, k: tl.constexpr, K: tl.constexpr):  # type: ignore[no-unty
         column = tl.sum(tl.where(i[None, :] == j, C, 0.0), 1)
         row = tl.sum(tl.where(i[:, None] == j, C, 0.0), 0)  # the same numbers, laid out for the other side
         pivot = tl.sum(tl.where(i == j, column, 0.0), 0)
-        scale = tl.where(pivot > floor, tl.rsqrt(tl.maximum(pivot, floor)), 0.0)
+        scale = tl.where(pivot > floor, tl.rsqrt(tl.where(pivot > floor, pivot, 1.0)), 0.0)
         column = tl.where(i >= j, column * scale, 0.0)
         row = tl.where(i >= j, row * scale, 0.0)
         C -= column[:, None] * row[None, :]

@@ -126,7 +126,7 @@ def _subspace(guess: WPerp, view: SiteView) -> Frame:
 def _on_open_units(small: Compact, start: Tensor, k: int) -> Frame:
     """On a GPU memory sets the pace: a product of a block with a sample's own small matrix reads only that."""
     rows = small.gate[:, :, None] * start[small.index]
-    V, _ = chebyshev_top_subspace(small.gram(), rows, k, degree=7, rounds=2)
+    V, _ = chebyshev_top_subspace(small.gram(), rows, k, degree=6, rounds=3)
     return Columns(small.scatter(V.permute(2, 0, 1)).permute(1, 2, 0))
 
 

@@ -1,0 +1,111 @@
+"""The kernels for a GPU against their twins in float64: on a GPU, or step by step in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradguess import kernels, linalg
+from gradguess.compact import Compact
+from gradguess.guesses._base import GatedBasis
+from gradguess.upstream import ClosedForm
+
+pytest.importorskip("triton", reason="Triton comes with PyTorch for CUDA")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPES = [(10, 300, 4, 1), (3, 40, 5, 2), (20, 130, 3, 1), (1, 7, 3, 1)]  # k, d, batch, tangents
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def basis_and_gate(k: int, d: int, batch: int) -> tuple[Tensor, Tensor]:
+    """A sample whose units are all closed, and one with fewer open units than directions, are among them."""
+    gate = (noise(batch, d, seed=1) > 0) * noise(batch, d, seed=2).abs()
+    gate[0] = 0
+    gate[1, max(1, k - 2) :] = 0
+    return torch.linalg.qr(noise(d, k))[0], gate
+
+
+def factors(C: Tensor) -> tuple[Tensor, Tensor]:
+    """The tolerance is that of float32, in which the matrices were made."""
+    return linalg.semidefinite_cholesky(C.double(), rtol=100 * C.shape[-1] * torch.finfo(torch.float32).eps)
+
+
+def on(*tensors: Tensor) -> list[Tensor]:
+    return [t.to(DEVICE) for t in tensors]
+
+
+@pytest.mark.parametrize(("k", "d", "batch", "n"), SHAPES)
+def test_a_direction_is_that_of_the_gated_basis(k, d, batch, n):
+    V, gate = basis_and_gate(k, d, batch)
+    z = noise(n, batch, k, seed=3)
+    C = torch.einsum("dk,bd,dl->bkl", V, gate.square(), V)
+    L, alive = factors(C)
+    expected = torch.einsum("bd,dk,nbk->nbd", gate.double(), V.double(), linalg.triangular_apply(L, z * alive))
+    found = kernels.draw(*on(V, gate, z)).cpu()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+    assert (found[:, 0] == 0).all()
+
+
+def test_directions_have_a_projector_as_covariance():
+    V, gate = basis_and_gate(6, 60, 4)
+    columns = kernels.draw(
+        *on(V, gate, torch.eye(6)[:, None].expand(6, 4, 6).contiguous())
+    ).cpu()  # A, column by column
+    for b in range(4):
+        A = columns[:, b].mT
+        P = A @ A.mT
+        torch.testing.assert_close(P @ P, P, rtol=0, atol=1e-4)
+        assert round(float(P.trace())) == int(torch.linalg.matrix_rank(gate[b, :, None] * V))
+
+
+@pytest.mark.parametrize(("k", "d", "batch", "n"), SHAPES)
+def test_small_solves(k, d, batch, n):
+    V, gate = basis_and_gate(k, d, batch)
+    C, z = torch.einsum("dk,bd,dl->bkl", V, gate.square(), V), noise(n, batch, k, seed=3)
+    L, alive = factors(C)
+    found = kernels.solve(*on(C, z)).cpu()
+    torch.testing.assert_close(found.double(), linalg.triangular_apply(L, z * alive), rtol=1e-3, atol=1e-3)
+    floor = kernels._tolerance(k) * C.diagonal(dim1=-2, dim2=-1).amax(-1)
+    ours, kept = kernels.cholesky(*on(C, floor))
+    assert torch.equal(kept.cpu(), alive)
+    torch.testing.assert_close(ours.cpu().double(), L, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("k", "d"), [(10, 60), (20, 128), (1, 5)])
+def test_orthonormal_rows(k, d):
+    R = noise(4, k, d)
+    if k > 5:
+        R[1, 3] = R[1, 0] + R[1, 1]  # dependent
+        R[2, 5:] = 0
+        R[0, 2] *= 1e-3  # weak, but there
+    R = R / R.abs().amax((-2, -1), keepdim=True)
+    rtol = 10 * (k + d**0.5) * torch.finfo(R.dtype).eps
+    found, left = kernels.orthonormal_rows(R.to(DEVICE), rtol)
+    expected, others = linalg._cholesky_rows(R.double(), rtol)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(left.cpu().double(), others, rtol=1e-2, atol=1e-5)
+
+
+def test_gram_matrices_of_open_units():
+    gate = (noise(5, 70, seed=1) > 0) * noise(5, 70, seed=2)
+    small = Compact(ClosedForm(noise(50, 70), gate))
+    found = kernels.gram(*on(small.W.product, small.index, small.gate)).cpu()
+    torch.testing.assert_close(found, small.gram())
+
+
+def test_only_a_gpu_and_float32_are_served():
+    assert not kernels.usable(torch.zeros(1), 4)
+    assert kernels.usable(torch.zeros(1, device="cuda"), 4) if DEVICE == "cuda" else True
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="no GPU")
+@pytest.mark.parametrize("d", [64, kernels.FUSED + 8])
+def test_the_frame_uses_them(d):
+    V, gate = basis_and_gate(5, d, 4)
+    frame = GatedBasis(*on(V, gate), 4)
+    z = noise(2, 4, 5, seed=3)
+    expected = GatedBasis(V.double(), gate.double(), 4).apply(z.double())
+    torch.testing.assert_close(frame.apply(z.to(DEVICE)).cpu().double(), expected, rtol=1e-4, atol=1e-5)
