@@ -33,7 +33,7 @@ from gradguess.report.plot import draw
 from gradguess.report.results import load_runs
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/reproduce.md", "docs/feedback.md", "docs/speed.md", "docs/scale.md", "docs/real.md")
+PAGES = ("README.md", "docs/reproduce.md", "docs/feedback.md", "docs/speed.md", "docs/scale.md", "docs/real.md", "docs/gpu.md")
 METHODS = {
     "backprop": {},
     "feedback-chained": {},
@@ -117,16 +117,20 @@ def bench_record(name: str) -> dict[str, Any]:
     return record
 
 
-def times_table() -> str:
+def ratio_text(ratio: float) -> str:
+    return f"{ratio:.3g}" if ratio < 1000 else f"{ratio:,.0f}"
+
+
+def times_table(device: str) -> str:
     """Ratio of a step to backpropagation's, by method and width."""
-    rows = bench_record("time-cpu.json")["rows"]
+    rows = bench_record(f"time-{device}.json")["rows"]
     widths = sorted({row["width"] for row in rows})
     found = {(row["method"], row["width"]): row for row in rows}
     lines = [line(["", *(f"width {width}" for width in widths)]), "|---" * (1 + len(widths)) + "|"]
     base = [f"{found['backprop', width]['step_ms']:.3g} ms" for width in widths]
     lines.append(line(["Backpropagation", *base]))
     for method in dict.fromkeys(row["method"] for row in rows if row["method"] != "backprop"):
-        cells = [f"{row['ratio']:.3g}" if (row := found.get((method, width))) else "–" for width in widths]
+        cells = [ratio_text(row["ratio"]) if (row := found.get((method, width))) else "–" for width in widths]
         lines.append(line([label(method), *cells]))
     return "\n".join(lines)
 
@@ -163,7 +167,8 @@ def memory_table() -> str:
 def tables(runs: Sequence[Run]) -> dict[str, str]:
     real = real_table(runs)
     found = {
-        "bench-times": times_table(),
+        "bench-times": times_table("cpu"),
+        "bench-times-gpu": times_table("cuda"),
         "bench-memory": memory_table(),
         "bench-tasks": tasks_table(),
         "real": markdown(real) if real else "",
