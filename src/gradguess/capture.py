@@ -53,6 +53,7 @@ class CapturedStep:
         self.forward, self.optimiser, self.loss_fn = forward, optimiser, loss_fn
         self.graphs: dict[Hashable, _Captured] = {}
         self.seen: dict[Hashable, int] = {}
+        self.side = torch.cuda.Stream()  # one for all steps: every stream takes memory for its products
         forward.nonfinite = "ignore"
 
     def __call__(self, inputs: Any, targets: Any) -> Tensor:
@@ -80,11 +81,10 @@ class CapturedStep:
         return phase == "refresh" and any(site.linear is None and not site.top for site in layout.sites)
 
     def _eager(self, inputs: Any, targets: Any) -> Tensor:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # as a capture will see it
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):  # as a capture will see it
             loss = self._step(inputs, targets)
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self.side)
         return loss
 
     def _step(self, inputs: Any, targets: Any) -> Tensor:

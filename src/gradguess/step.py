@@ -377,7 +377,7 @@ class Step:
     ) -> tuple[list[tuple[Site, Tensor]], Any]:
         """A plain pass that fills the records; the directions of a few sites at a time are drawn together."""
         frames: dict[str, Frame] = {}
-        held: list[Frame] = []  # what is at work beside the main line must not make room for others
+        held: list[Tensor | None] = []  # gates in use beside the main line: their memory is not free yet
         kept = keep_outputs or self.detail
 
         def draw(device: torch.device) -> None:
@@ -391,11 +391,10 @@ class Step:
             name = site.name if kept else str(len(frames))  # gates that are not kept make room for the next
             gate = chain.gate(site, s, self.scratch, f"gate/{name}")
             records[site.name] = Record(x, x._version, s if kept else None, gate=gate if kept else None)
+            held.append(gate if s.is_cuda else None)
             with beside(s.device):
                 if only(site):
                     frames[site.name] = self.frame(guess, site, s, gate)
-                if s.is_cuda:
-                    held.extend(frames.values())
                 if s.is_cuda or sum(frame.batch for frame in frames.values()) >= TOGETHER:
                     draw(s.device)
 

@@ -51,9 +51,12 @@ def tables(record: Record) -> tuple[Table, ...]:
     return (main, grown) if grown.rows else (main,)
 
 
+def _device(record: Record) -> str:
+    return str(record["rows"][0]["device"]).partition(":")[0] if record["rows"] else "none"
+
+
 def _suffix(record: Record) -> str:
-    device = str(record["rows"][0]["device"]).partition(":")[0] if record["rows"] else "none"
-    return f"{record['kind']}-{device}"
+    return f"{record['kind']}-{_device(record)}"
 
 
 def _place(record: Record) -> str:
@@ -92,7 +95,7 @@ def _time_table(record: Record) -> Table:
         "rounds. Memory: peak above weights and optimiser, of a process of its own. " + _place(record)
     )
     hidden = constant(columns, rows, (*_SETTING, "Note"))
-    return Table(f"bench-{_suffix(record)}", "Time per step", columns, rows, caption, hidden=hidden)
+    return Table(f"bench-{_suffix(record)}", f"Time per step, {_device(record)}", columns, rows, caption, hidden=hidden)
 
 
 def _task_table(record: Record) -> Table:
