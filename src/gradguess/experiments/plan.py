@@ -134,6 +134,8 @@ def feedback_residual(preset: Preset) -> Runs:
         dataclasses.replace(chained, sweeps=2, learn="never"),
         dataclasses.replace(chained, sweeps=4),
         dataclasses.replace(chained, sweeps=4, learn="never"),
+        dataclasses.replace(chained, bootstrap=0.3),
+        dataclasses.replace(chained, learn="never", bootstrap=0.3),
     ]
     return [
         dataclasses.replace(kind, model="residual", width=128, depth=depth, epochs=20, batch=128, lr=3e-4)

@@ -10,6 +10,7 @@ from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.names import lookup
 
 _RARE = {"every": 4, "fraction": 0.25}
+_BOOTSTRAP = {"learn": "never", "bootstrap": 0.3}  # predictions are drawn to the chained estimate; no tangents
 VARIANTS: dict[str, dict[str, Any]] = {
     "backprop": {"method": "backprop"},
     "wperp": {"method": "wperp"},
@@ -18,6 +19,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "feedback-chained-rare": {"method": "feedback-chained", **_RARE},
     "feedback-chained-pieces": {"method": "feedback-chained", "sites": "3", **_RARE},
     "feedback-chained-pieces-zero": {"method": "feedback-chained", "sites": "3", "learn": "never", **_RARE},
+    "feedback-chained-bootstrap": {"method": "feedback-chained", **_BOOTSTRAP},
+    "feedback-chained-pieces-bootstrap": {"method": "feedback-chained", "sites": "3", **_BOOTSTRAP},
 }
 RATES = (3e-4, 1e-3, 3e-3)  # the same grid for every method
 SEEDS = 3
@@ -75,7 +78,7 @@ def real(
 
 _FREE = (
     *("method", "lr", "seed", "device", "epochs", "samples", "learn", "start", "diagnose", "eval_every", "rate"),
-    *("sites", "every", "fraction"),
+    *("sites", "every", "fraction", "bootstrap"),
 )
 
 

@@ -16,6 +16,8 @@ _LABELS = {
     "feedback-direct-rare": "Feedback, direct, every 4th step, ¼ batch",
     "feedback-chained-rare": "Feedback, chained, every 4th step, ¼ batch",
     "feedback-chained-pieces": "Feedback, chained, 3 pieces, every 4th step, ¼ batch",
+    "feedback-chained-bootstrap": "Feedback, chained, bootstrap alone",
+    "feedback-chained-pieces-bootstrap": "Feedback, chained, 3 pieces, bootstrap alone",
     "checkpoint-all": "Backpropagation, every layer recomputed",
     "checkpoint-sqrt": "Backpropagation, √depth checkpoints",
     "store": "W⊥, store",

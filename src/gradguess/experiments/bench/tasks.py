@@ -51,6 +51,7 @@ def time_task(name: str, seconds: float, device: str) -> dict[str, Times]:
     data = load(task.data).first(task.batch).to(device, getattr(torch, task.dtype))
     rivals: dict[str, Rival] = {RIVAL: Plain(task, data)}
     for variant, settings in VARIANTS.items():
-        if variant != RIVAL and settings.get("learn") != "never":  # a control, not a way to train
+        untaught = settings.get("learn") == "never" and not settings.get("bootstrap")  # a control, not a way to train
+        if variant != RIVAL and not untaught:
             rivals[variant] = Estimated(dataclasses.replace(task, **settings), data)
     return measure(rivals, seconds, device)

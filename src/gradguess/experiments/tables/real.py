@@ -40,6 +40,8 @@ _LABELS = {
     "feedback-chained-rare": "Feedback, chained, rare lessons",
     "feedback-chained-pieces": "Feedback, chained, rare, 3 pieces",
     "feedback-chained-pieces-zero": "Feedback, chained, 3 pieces, B = 0",
+    "feedback-chained-bootstrap": "Feedback, chained, bootstrap alone",
+    "feedback-chained-pieces-bootstrap": "Feedback, chained, bootstrap alone, 3 pieces",
 }
 
 
