@@ -84,7 +84,7 @@ _FREE = (
 
 def variant_of(config: TrainConfig) -> str | None:
     """Which of `VARIANTS` a run is."""
-    fields = ("method", "sites", "every", "fraction", "learn")
+    fields = list(dict.fromkeys(field for variant in VARIANTS.values() for field in variant))
     settings = {field: getattr(config, field) for field in fields}
     plain = {field: getattr(_common, field) for field in fields}
     return next((name for name, variant in VARIANTS.items() if plain | variant == settings), None)
