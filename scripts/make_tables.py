@@ -33,7 +33,15 @@ from gradguess.report.plot import draw
 from gradguess.report.results import load_runs
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/reproduce.md", "docs/feedback.md", "docs/speed.md", "docs/scale.md", "docs/real.md", "docs/gpu.md")
+PAGES = (
+    "README.md",
+    "docs/reproduce.md",
+    "docs/feedback.md",
+    "docs/speed.md",
+    "docs/scale.md",
+    "docs/real.md",
+    "docs/gpu.md",
+)
 METHODS = {
     "backprop": {},
     "feedback-chained": {},

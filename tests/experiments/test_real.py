@@ -30,7 +30,8 @@ def test_part_of_the_data():
     assert {run.samples for run in runs} == {500}
     assert {task_of(run) for run in runs} == {"cnn-mnist"}
     assert variant_of(dataclasses.replace(runs[0], method="feedback-chained", every=2)) is None
-    assert variant_of(dataclasses.replace(runs[0], method="feedback-chained", bootstrap=0.3)) is None  # with tangents too
+    both = dataclasses.replace(runs[0], method="feedback-chained", bootstrap=0.3)  # bootstrap and tangents
+    assert variant_of(both) is None
     assert task_of(TrainConfig()) is None
     assert task_of(dataclasses.replace(TASKS["cnn-mnist"], width=7)) is None
 
