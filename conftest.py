@@ -1,0 +1,5 @@
+"""Triton is for Linux: elsewhere its kernels cannot even be imported."""
+
+from importlib.util import find_spec
+
+collect_ignore = [] if find_spec("triton") else ["src/gradguess/_triton.py"]
