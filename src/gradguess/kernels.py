@@ -7,6 +7,7 @@ direction. The twins of these functions are `linalg.semidefinite_cholesky` and `
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -34,25 +35,32 @@ def cholesky(C: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def solve(C: Tensor, z: Tensor) -> Tensor:
-    """`C^{-½} z`, that is `L^{-T} z` with `L Lᵀ = C`: (batch, k, k), (n, batch, k) -> (n, batch, k)."""
-    n, batch, k = z.shape
+    """`C^{-½} z`, that is `L^{-T} z` with `L Lᵀ = C`: (batch, k, k), (..., batch, k) -> the same."""
+    batch, k = z.shape[-2:]
     w = torch.empty_like(z, memory_format=torch.contiguous_format)
-    _jit().solve[(batch,)](C.contiguous(), z.contiguous(), w, batch, _tolerance(k), n, k, _padded(k), num_warps=1)
+    _jit().solve[(batch,)](
+        C.contiguous(), z.contiguous(), w, batch, _tolerance(k), _draws(z), k, _padded(k), num_warps=1
+    )
     return w
 
 
 def draw(V: Tensor, gate: Tensor, z: Tensor) -> Tensor:
-    """`D V C^{-½} z` with `C = Vᵀ D² V`: `V` (d, k), `gate` (batch, d), `z` (n, batch, k) -> (n, batch, d).
+    """`D V C^{-½} z` with `C = Vᵀ D² V`: `V` (d, k), `gate` (batch, d), `z` (..., batch, k) -> (..., batch, d).
 
     For layers up to `FUSED` units; of a larger one the factorisation is the smaller part of the work.
     """
-    (n, batch, k), d = z.shape, len(V)
-    y = z.new_empty(n, batch, d)
-    shape = (n, d, k, _padded(k), BLOCK, PRECISION)
+    (batch, k), d = z.shape[-2:], len(V)
+    y = z.new_empty(*z.shape[:-1], d)
+    shape = (_draws(z), d, k, _padded(k), BLOCK, PRECISION)
     _jit().draw[(batch,)](
         V.contiguous(), gate.contiguous(), z.contiguous(), y, batch, _tolerance(k), *shape, num_warps=1
     )
     return y
+
+
+def _draws(z: Tensor) -> int:
+    """How many there are of each sample."""
+    return math.prod(z.shape[:-2])
 
 
 def _tolerance(k: int) -> float:

@@ -391,7 +391,8 @@ class Step:
             name = site.name if kept else str(len(frames))  # gates that are not kept make room for the next
             gate = chain.gate(site, s, self.scratch, f"gate/{name}")
             records[site.name] = Record(x, x._version, s if kept else None, gate=gate if kept else None)
-            held.append(gate if s.is_cuda else None)
+            if s.is_cuda:
+                held.append(gate)
             with beside(s.device):
                 if only(site):
                     frames[site.name] = self.frame(guess, site, s, gate)

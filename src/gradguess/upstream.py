@@ -51,6 +51,10 @@ class Upstream(ABC):
         """`W̃ᵀ W̃ X` for every sample: (p, batch, d) -> (p, batch, d)."""
         return self.vjp(self.jvp(X))
 
+    def gram_columns(self, X: Tensor) -> Tensor:
+        """The same for columns: (batch, d, p) -> (batch, d, p)."""
+        return self.gram(X.permute(2, 0, 1)).permute(1, 2, 0)
+
     @abstractmethod
     def shared_basis(self, k: int, noise: Noise, warm: Tensor | None = None) -> Tensor:
         """Top-k right singular vectors of the batch as a whole, (d, k)."""
@@ -103,6 +107,26 @@ class ClosedForm(Upstream):
             warm = orthonormal_columns(weight.t() @ (weight @ warm))  # type: ignore[operator]
         assert warm is not None
         return warm
+
+
+class Dense(Upstream):
+    """One matrix per sample, written out: (batch, m, d)."""
+
+    def __init__(self, W: Tensor) -> None:
+        self.W = W
+        _, self.m, self.d = W.shape
+
+    def vjp(self, eps: Tensor) -> Tensor:
+        return (self.W.mT @ eps[..., None])[..., 0]
+
+    def jvp(self, v: Tensor) -> Tensor:
+        return (self.W @ v[..., None])[..., 0]
+
+    def matrix(self) -> Tensor:
+        return self.W
+
+    def shared_basis(self, k: int, noise: Noise, warm: Tensor | None = None) -> Tensor:
+        return top_right_singular_vectors(self.W.flatten(0, 1), k)
 
 
 def _capturing(t: Tensor) -> bool:

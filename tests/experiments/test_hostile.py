@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from gradguess.experiments import checkpoint
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.reproduce import reproduce
 from gradguess.experiments.train import train
+from waiting import ended, until
 
 CONFIG = TrainConfig(data="digits", method="wperp", width=8, depth=2, epochs=4, batch=512, k=3)
 
@@ -258,28 +258,20 @@ def _command(out: Path, **changes: Any) -> list[str]:
 def test_ctrl_c_twice(tmp_path: Path):
     out = tmp_path / "run"
     process = subprocess.Popen(_command(out, epochs=5000), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    _until((out / "checkpoint.json").exists)
+    until((out / "checkpoint.json").exists)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
-    err = _ended(process)
+    err = ended(process)
     assert process.returncode in (130, -signal.SIGINT), err
     stored = checkpoint.load(out)
     assert stored is not None
     again = subprocess.Popen(_command(out, epochs=5000), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    _until(lambda: checkpoint.load(out)[1]["epoch"] > stored[1]["epoch"])  # type: ignore[index]
+    until(lambda: checkpoint.load(out)[1]["epoch"] > stored[1]["epoch"])  # type: ignore[index]
     again.send_signal(signal.SIGINT)
-    err = _ended(again)
+    err = ended(again)
     assert again.returncode == 130
     assert "the same command continues" in " ".join(err.split())
     assert "Traceback" not in err
-
-
-def _ended(process: subprocess.Popen[str]) -> str:
-    """What it said; one that does not end is ended."""
-    try:
-        return process.communicate(timeout=30)[1]
-    finally:
-        process.kill()
 
 
 def test_a_checkpoint_is_read_while_the_run_goes_on(tmp_path: Path):
@@ -310,7 +302,7 @@ def test_two_processes_on_one_directory(tmp_path: Path):
     out = tmp_path / "run"
     first = subprocess.Popen(_command(out, epochs=5000), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
-        _until((out / "checkpoint.json").exists)
+        until((out / "checkpoint.json").exists)
         second = subprocess.run(_command(out, epochs=5000), capture_output=True, text=True, timeout=60)
         assert second.returncode == 2
         assert "in use by another process" in " ".join(second.stderr.split())
@@ -318,13 +310,6 @@ def test_two_processes_on_one_directory(tmp_path: Path):
     finally:
         first.kill()
         first.wait()
-
-
-def _until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 # --- data and names ------------------------------------------------------------------------------------------

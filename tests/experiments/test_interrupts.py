@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gradguess.experiments import checkpoint, interrupts
+from waiting import ended, until
 
 pytestmark = pytest.mark.usefixtures("heard")
 
@@ -94,7 +94,7 @@ with interrupts.listening():
 def test_the_third_ends_a_process_that_swallows_the_others():
     done = subprocess.run([sys.executable, "-c", THRICE], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (130, "")
-    _until(lambda: not _lives(int(done.stdout)))
+    until(lambda: not _lives(int(done.stdout)))
 
 
 # The run spends nearly all of its time in a `__del__`, where Python forgets what is raised.
@@ -121,12 +121,9 @@ def test_one_that_comes_where_exceptions_are_forgotten(tmp_path: Path):
     options = ["--data", "digits", "--width", "8", "--depth", "2", "--batch", "512", "--epochs", "5000"]
     command = [sys.executable, "-c", SWALLOWS, "train", *options, "--out", str(out), "--threads", "1"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    _until((out / "checkpoint.json").exists)
+    until((out / "checkpoint.json").exists)
     process.send_signal(signal.SIGINT)
-    try:
-        _, err = process.communicate(timeout=30)
-    finally:
-        process.kill()  # one that did not hear must not outlive the test
+    err = ended(process)
     assert process.returncode == 130, err
     assert "the same command continues" in " ".join(err.split())
     assert "Traceback" not in err
@@ -140,7 +137,7 @@ def test_the_processes_of_reproduce_end_together(tmp_path: Path):
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    _until(lambda: len(list(tmp_path.glob("runs/*/checkpoint.json"))) == 2)
+    until(lambda: len(list(tmp_path.glob("runs/*/checkpoint.json"))) == 2)
     os.killpg(process.pid, signal.SIGINT)
     try:
         _, err = process.communicate(timeout=30)
@@ -148,7 +145,7 @@ def test_the_processes_of_reproduce_end_together(tmp_path: Path):
         assert "the same command continues" in " ".join(err.split())
         assert "Traceback" not in err
         assert all(checkpoint.load(path.parent) for path in tmp_path.glob("runs/*/checkpoint.json"))
-        _until(lambda: not any(_lives(int(p.name)) and _group(p) == process.pid for p in _processes()))
+        until(lambda: not any(_lives(int(p.name)) and _group(p) == process.pid for p in _processes()))
     finally:
         if any(_group(p) == process.pid for p in _processes()):
             os.killpg(process.pid, signal.SIGKILL)
@@ -172,10 +169,3 @@ def _group(process: Path) -> int:
 
 def _lives(pid: int) -> bool:
     return (_fields(Path("/proc") / str(pid)) or ["Z"])[0] != "Z"
-
-
-def _until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from waiting import until
 
 pytestmark = pytest.mark.slow
 OPTIONS = ["--data", "mnist1d", "--method", "wperp", "--width", "16", "--batch", "512", "--lr", "1e-3", "--json"]
@@ -56,7 +57,7 @@ def test_a_rank_that_dies_is_started_again_and_the_run_goes_on(tmp_path):
     """60 epochs: the kill falls in the middle; whatever was logged before it is not run again."""
     out = tmp_path / "run"
     run = start(2, out, "--epochs", "60", restarts=1)
-    wait_for(lambda: (out / "checkpoint.json").exists())
+    until(lambda: (out / "checkpoint.json").exists())
     before = json.loads((out / "checkpoint.json").read_text())["epoch"]
     children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     os.kill(int(children[-1]), signal.SIGKILL)
@@ -71,7 +72,7 @@ def test_a_rank_that_dies_is_started_again_and_the_run_goes_on(tmp_path):
 def test_a_checkpoint_goes_on_with_another_number_of_processes(tmp_path):
     out = tmp_path / "run"
     run = start(2, out, "--epochs", "60")
-    wait_for(lambda: (out / "checkpoint.json").exists())
+    until(lambda: (out / "checkpoint.json").exists())
     run.send_signal(signal.SIGTERM)
     run.communicate(timeout=60)
     epoch = json.loads((out / "checkpoint.json").read_text())["epoch"]
@@ -109,10 +110,3 @@ def test_no_thread_of_the_group_outlives_the_run(tmp_path):
     assert run.returncode == 0, err
     for rank in "01":
         assert "gloo" not in (tmp_path / rank).read_text()
-
-
-def wait_for(condition: Any, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.02)

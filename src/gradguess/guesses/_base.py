@@ -162,7 +162,7 @@ class GatedBasis(Frame):
 
     def apply(self, z: Tensor) -> Tensor:
         if self.gate is not None and len(self.V) <= kernels.FUSED and kernels.usable(self.V, self.latent):
-            return kernels.draw(self.V, self.gate, z.reshape(-1, *z.shape[-2:])).view(*z.shape[:-1], len(self.V))
+            return kernels.draw(self.V, self.gate, z)
         return self.expand(z if self.root is None else self.root.solve(z))
 
     def expand(self, u: Tensor, room: Tensor | None = None) -> Tensor:
@@ -202,7 +202,7 @@ class _Stacked(_Root):
 
     def solve(self, z: Tensor) -> Tensor:
         if kernels.usable(z, z.shape[-1]):
-            return kernels.solve(self.C, z.reshape(-1, *z.shape[-2:])).view(z.shape)
+            return kernels.solve(self.C, z)
         L, alive = self.factors
         return triangular_apply(L, z * alive, transpose=True)
 

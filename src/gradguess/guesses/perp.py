@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
@@ -114,13 +113,13 @@ def _subspace(guess: WPerp, view: SiteView) -> Frame:
     start = view.cache["start"]
     start = (start if view.gate is None else view.gate[:, :, None] * start).expand(batch, d, width)
     if min(W.m, d) <= width:  # one product with the block spans the whole row space
-        return Columns(batched_top_subspace(partial(_gram, W), start, k, 2)[0])
+        return Columns(batched_top_subspace(W.gram_columns, start, k, 2)[0])
     if d > DIRECT and on_gpu and isinstance(W, ClosedForm) and W.gate is not None:
         return _on_open_units(Compact(W), view.cache["start"], k)
     if d <= DIRECT or not on_gpu:
         mix = view.cache.setdefault("mix", view.noise.normal((width, 2), start.dtype, start.device))
-        return Columns(batched_top_subspace(partial(_gram, W), start @ mix, k, _krylov_steps(d, k))[0])
-    return Columns(chebyshev_top_subspace(partial(_gram, W), start, k, degree=4, rounds=6)[0])
+        return Columns(batched_top_subspace(W.gram_columns, start @ mix, k, _krylov_steps(d, k))[0])
+    return Columns(chebyshev_top_subspace(W.gram_columns, start, k, degree=4, rounds=6)[0])
 
 
 def _on_open_units(small: Compact, start: Tensor, k: int) -> Frame:
@@ -133,11 +132,6 @@ def _on_open_units(small: Compact, start: Tensor, k: int) -> Frame:
 def _krylov_steps(d: int, k: int) -> int:
     """Blocks of two columns for a projector error below 1e-2 where the spectrum has no gap (measured, k = 10)."""
     return min(-(-d // 2), max(k, round(5.6 * d ** (1 / 3) * max(1.0, k / 10))))
-
-
-def _gram(W: Upstream, X: Tensor) -> Tensor:
-    """`W̃ᵀ W̃ X` for every sample: (batch, d, p)."""
-    return W.gram(X.permute(2, 0, 1)).permute(1, 2, 0)
 
 
 def _shared_basis(W: Upstream, width: int, view: SiteView) -> Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Protocol
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from gradguess.compact import Compact
 from gradguess.guesses._base import Frame, Guess, Matrix, SiteView, check_count
 from gradguess.linalg import chebyshev_top_subspace, largest_singular, newton_schulz, polynomial
-from gradguess.upstream import ClosedForm
+from gradguess.upstream import ClosedForm, Dense, Upstream
 
 PROBE = 16  # samples whose singular values set the scale and the threshold
 LANCZOS = 8  # steps for the largest singular value of every sample
@@ -65,7 +64,7 @@ class WPerpNS(Guess):
         parts = zip(dense.W.split(rows), scale.split(rows), strict=True)
         return Matrix(torch.cat([newton_schulz(part / size[:, None, None], a, self.steps) for part, size in parts]))
 
-    def _fitted(self, view: SiteView, W: Products, probe: Products) -> tuple[Tensor, Tensor]:
+    def _fitted(self, view: SiteView, W: Upstream, probe: Upstream) -> tuple[Tensor, Tensor]:
         """What each sample's `W̃` is divided by, (batch,), and the coefficients."""
         if view.due or "scale" not in view.cache:
             view.cache["scale"], view.cache["coefficients"] = self._fit(probe, view)
@@ -75,46 +74,16 @@ class WPerpNS(Guess):
         # a sample above the probe's norm is scaled by its own, lest the iteration diverge
         return torch.maximum(own, view.cache["scale"]), view.cache["coefficients"]
 
-    def _fit(self, probe: Products, view: SiteView) -> tuple[Tensor, Tensor]:
+    def _fit(self, probe: Upstream, view: SiteView) -> tuple[Tensor, Tensor]:
         """The spectral norm of the probe and the coefficients for its mean `σ_k / σ_1`."""
         from gradguess.newton_schulz import coefficients
 
         k, s = min(self.k, probe.m, probe.d), view.output[:PROBE]
         start = view.noise.normal((len(s), probe.d, min(probe.d, k + BLOCK)), s.dtype, s.device)
-        values = chebyshev_top_subspace(partial(_gram, probe), start, k, degree=6, rounds=3)[1].sqrt()
+        values = chebyshev_top_subspace(probe.gram_columns, start, k, degree=6, rounds=3)[1].sqrt()
         scale = (values.max() * MARGIN).clamp_min(torch.finfo(values.dtype).tiny)
         ratio = float(values[:, -1].mean() / scale)
         return scale, torch.tensor(coefficients(ratio), dtype=values.dtype, device=values.device)
-
-
-def _gram(W: Products, X: Tensor) -> Tensor:
-    """`W̃ᵀ W̃ X` for every sample: (batch, d, p)."""
-    return W.vjp(W.jvp(X.permute(2, 0, 1))).permute(1, 2, 0)
-
-
-class Products(Protocol):
-    """`W̃ v` and `W̃ᵀ ε` of every sample."""
-
-    m: int
-    d: int
-
-    def jvp(self, v: Tensor) -> Tensor: ...
-
-    def vjp(self, eps: Tensor) -> Tensor: ...
-
-
-class Dense:
-    """One matrix per sample, (batch, m, d)."""
-
-    def __init__(self, W: Tensor) -> None:
-        self.W = W
-        _, self.m, self.d = W.shape
-
-    def jvp(self, v: Tensor) -> Tensor:
-        return (self.W @ v[..., None])[..., 0]
-
-    def vjp(self, eps: Tensor) -> Tensor:
-        return (self.W.mT @ eps[..., None])[..., 0]
 
 
 class Polynomial(Frame):

@@ -83,7 +83,8 @@ METHODS: dict[str, Callable[[int], Any]] = {
     "feedback-direct-rare": _rare("direct"),
     "feedback-chained-rare": _rare("chained"),
 }
-PER_SAMPLE = ("wperp-svd", "wperp-ns", "wp")  # decompose or multiply a dense matrix for every sample
+# decompose or multiply a matrix for every sample: too slow for rounds on the whole batch, but for W⊥-NS on a GPU
+PER_SAMPLE = {"cpu": ("wperp-svd", "wperp-ns", "wp"), "cuda": ("wperp-svd", "wp")}
 RIVAL = "backprop"
 DEFAULT = tuple(name for name in METHODS if name not in ("backprop-wrapped", "wperp-bottom", "wperp-ns", "wp"))
 
@@ -139,10 +140,15 @@ class Rival:
         return loss
 
     def differentiate(self) -> Tensor:
-        """Backpropagation, as anyone would write it."""
-        loss = nn.functional.cross_entropy(self.outputs(), self.y)
+        """By this library, or by backpropagation, as anyone would write it."""
+        if self.forward is not None:
+            return self.forward(self.loss, self.x, self.y)
+        loss = self.mean_loss()
         loss.backward()
         return loss.detach()
+
+    def mean_loss(self) -> Tensor:
+        return nn.functional.cross_entropy(self.outputs(), self.y)
 
     def outputs(self) -> Tensor:
         return self.model(self.x)
@@ -172,8 +178,6 @@ class Checkpointed(Rival):
 class Guessed(Rival):
     """A method of this library."""
 
-    forward: gg.ForwardGradient
-
     def __init__(
         self, case: Case, method: Any, memory: Literal["store", "replay"] = "store", sites: int | str = "auto"
     ) -> None:
@@ -182,9 +186,6 @@ class Guessed(Rival):
         self.every = getattr(method, "every", 1)
         guess = getattr(method, "guess", method)
         self.refresh = guess.refresh if getattr(guess, "refresh", 1) > 1 else 0
-
-    def differentiate(self) -> Tensor:
-        return self.forward(self.loss, self.x, self.y)
 
 
 def rival(name: str, case: Case) -> Rival:

@@ -97,7 +97,7 @@ def bench_tasks(
 
 
 def _time_case(case: Case, names: Sequence[str], seconds: float, samples: int) -> list[Row]:
-    slow = [name for name in names if name in PER_SAMPLE and (name, case.device) != ("wperp-ns", "cuda")]
+    slow = [name for name in names if name in PER_SAMPLE.get(_kind(case.device), PER_SAMPLE["cpu"])]
     fast = [RIVAL, *(name for name in names if name not in slow)]
     times = measure({name: rival(name, case) for name in fast}, seconds, case.device)
     base = times[RIVAL]

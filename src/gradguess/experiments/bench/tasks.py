@@ -7,7 +7,6 @@ import dataclasses
 import torch
 from torch import Tensor
 
-import gradguess as gg
 from gradguess.experiments.bench.rivals import RIVAL, Rival
 from gradguess.experiments.bench.timing import Times, measure
 from gradguess.experiments.config import TrainConfig
@@ -24,25 +23,18 @@ class Plain(Rival):
     def __init__(self, config: TrainConfig, data: Dataset) -> None:
         self.take(build_model(config, data), data.x_train[: config.batch], data.y_train[: config.batch])
 
-    def differentiate(self) -> Tensor:
-        loss = per_sample_loss(self.model(self.x), self.y).mean()
-        loss.backward()
-        return loss.detach()
+    def mean_loss(self) -> Tensor:
+        return per_sample_loss(self.model(self.x), self.y).mean()
 
 
 class Estimated(Plain):
     """A variant of the study."""
-
-    forward: gg.ForwardGradient
 
     def __init__(self, config: TrainConfig, data: Dataset) -> None:
         super().__init__(config, data)
         self.forward = build_forward(config, self.model)
         self.every = config.every
         self.refresh = config.refresh  # of W⊥'s basis; feedback counts its lessons
-
-    def differentiate(self) -> Tensor:
-        return self.forward(per_sample_loss, self.x, self.y)
 
 
 def time_task(name: str, seconds: float, device: str) -> dict[str, Times]:
