@@ -186,7 +186,8 @@ def test_every_bit_counts(run: Path):
 def test_every_truncation_is_noticed(run: Path):
     files = {path: path.read_bytes() for path in run.iterdir() if path.suffix in (".json", ".jsonl", ".safetensors")}
     for path, data in files.items():
-        for length in range(0, len(data), max(1, len(data) // 12)):
+        whole = len(data.rstrip()) if path.suffix == ".json" else len(data)  # the newline after an object says nothing
+        for length in range(0, whole, max(1, whole // 12)):
             path.write_bytes(data[:length])
             with pytest.raises(GradguessError):
                 train(CONFIG, run)
