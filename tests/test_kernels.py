@@ -45,7 +45,9 @@ def test_a_direction_is_that_of_the_gated_basis(k, d, batch, n):
     L, alive = factors(C)
     expected = torch.einsum("bd,dk,nbk->nbd", gate.double(), V.double(), linalg.triangular_apply(L, z * alive))
     found = kernels.draw(*on(V, gate, z)).cpu()
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+    # a sample with few open units keeps pivots down to 2e-3 of the largest: rounding is as many times larger
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found[:, 2:].double(), expected[:, 2:], rtol=1e-4, atol=1e-5)
     assert (found[:, 0] == 0).all()
 
 
@@ -87,6 +89,44 @@ def test_orthonormal_rows(k, d):
     expected, others = linalg._cholesky_rows(R.double(), rtol)
     torch.testing.assert_close(found.cpu().double(), expected, rtol=0, atol=2e-5)
     torch.testing.assert_close(left.cpu().double(), others, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [2, 7, 32])
+def test_eigenvectors_of_small_matrices(n):
+    H = noise(5, n, n)
+    H = H @ H.mT / n
+    H[1] = torch.eye(n)  # one value, many times
+    H[2] = 0
+    H[3] *= torch.where(torch.arange(n) < n // 2, 1e-4, 1.0)  # rows and columns of different size
+    H[3] = (H[3] + H[3].mT) / 2
+    H[0] *= 1e-25
+    H[4, n // 2 :], H[4, :, n // 2 :] = 0, 0  # singular
+    values, Z = (part.cpu().double() for part in kernels.eigh(H.to(DEVICE)))
+    expected = torch.linalg.eigvalsh(H.double())
+    scale = expected.abs().amax(-1)[:, None]
+    assert ((values - expected).abs() <= 1e-5 * scale).all()
+    torch.testing.assert_close(Z.mT @ Z, torch.eye(n).double().expand(5, n, n), rtol=0, atol=1e-5)
+    rest = H.double() @ Z - Z * values[:, None, :]
+    assert (rest.abs() <= 1e-5 * scale[:, None]).all()
+
+
+def test_a_tangent_goes_through_a_relu():
+    t, y, x = noise(3, 700), noise(3, 700, seed=1), noise(3, 700, seed=2).relu()
+    assert torch.equal(kernels.meet(*on(t, y, x)).cpu(), (x > 0) * (t + y))
+
+
+@pytest.mark.parametrize(("rows", "classes"), [(6, 10), (3, 1), (5, 300), (1, 4)])
+def test_cross_entropy_and_its_derivative(rows, classes):
+    x, t = 30 * noise(rows, classes), noise(rows, classes, seed=1)
+    target = torch.randint(0, classes, (rows,), generator=torch.Generator().manual_seed(0))
+    target[rows // 2] = -7
+    wanted = lambda s: torch.nn.functional.cross_entropy(s, target, ignore_index=-7, reduction="none")  # noqa: E731
+    expected, moved = torch.func.jvp(wanted, (x.double(),), (t.double(),))
+    found, slope = kernels.cross_entropy(*on(x, t, target), -7)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(slope.cpu().double(), moved, rtol=1e-5, atol=1e-5)
+    target[0] = classes
+    assert kernels.cross_entropy(*on(x, t, target), -7)[0][0].isnan()
 
 
 def test_gram_matrices_of_open_units():

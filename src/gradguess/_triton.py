@@ -22,17 +22,25 @@ def _factor(C, floor, k: tl.constexpr, K: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
-def _back(L, noise, k: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`w` with `Lᵀ w = z`, from the last row to the first; zero where a pivot was dropped."""
+def _whitening(C, floor, k: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`E` and `scale` with `diag(scale) E = L⁻¹` for `C = L Lᵀ`: Gauss elimination of `[C, I]`, in one loop.
+
+    `scale` is zero for a pivot not above `floor`; its row of `E` holds what is left of it.
+    """
     i = tl.arange(0, K)
-    w = tl.zeros((K,), tl.float32)
-    for back in range(k):
-        j = k - 1 - back
-        column = tl.sum(tl.where(i[None, :] == j, L, 0.0), 1)
+    E = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+    scale = tl.zeros((K,), tl.float32)
+    for j in range(k):
+        row = tl.sum(tl.where(i[:, None] == j, C, 0.0), 0)
+        done = tl.sum(tl.where(i[:, None] == j, E, 0.0), 0)
+        column = tl.sum(tl.where(i[None, :] == j, C, 0.0), 1)
         pivot = tl.sum(tl.where(i == j, column, 0.0), 0)
-        rest = tl.sum(tl.where(i == j, noise, -column * w), 0)  # w_j is still zero
-        w = tl.where(i == j, tl.where(pivot > 0, rest / tl.where(pivot > 0, pivot, 1.0), 0.0), w)
-    return w
+        root = tl.where(pivot > floor, tl.rsqrt(tl.where(pivot > floor, pivot, 1.0)), 0.0)
+        scale = tl.where(i == j, root, scale)
+        column = tl.where(i > j, column * (root * root), 0.0)
+        C -= column[:, None] * row[None, :]
+        E -= column[:, None] * done[None, :]
+    return E, scale
 
 
 @triton.jit
@@ -66,17 +74,10 @@ def whiten(  # type: ignore[no-untyped-def]
         remains = size * tl.load(left + b * k + i, mask=i < k, other=0.0)
     tl.store(left + b * k + i, remains, mask=i < k)
     scale = tl.where(remains > rtol, 1.0 / tl.where(size > 0, size, 1.0), 0.0)
-    L = _factor(gram * scale[:, None] * scale[None, :], floor, k, K)
-    X = tl.zeros_like(L)  # the inverse of L with ones for zeros on its diagonal, row by row
-    for j in range(k):
-        row = tl.sum(tl.where(i[:, None] == j, L, 0.0), 0)
-        pivot = tl.sum(tl.where(i == j, row, 0.0), 0)
-        known = tl.sum(row[:, None] * X, 0)  # X_j is still zero
-        new = (tl.where(i == j, 1.0, 0.0) - known) / tl.where(pivot > 0, pivot, 1.0)
-        if last:
-            new = tl.where(pivot > 0, new, 0.0)
-        X = tl.where(i[:, None] == j, new[None, :], X)
-    tl.store(M + at, X * scale[None, :], mask=inside)
+    E, root = _whitening(gram * scale[:, None] * scale[None, :], floor, k, K)
+    if not last:
+        root = tl.where(root > 0, root, 1.0)
+    tl.store(M + at, root[:, None] * E * scale[None, :], mask=inside)
 
 
 @triton.jit
@@ -101,20 +102,21 @@ def draw(  # type: ignore[no-untyped-def]
     for first in range(0, d, BLOCK):
         u = first + units
         D = tl.load(gate + b * d + u, mask=u < d, other=0.0)
-        inside = (u[:, None] < d) & (i[None, :] < k)
-        DV = D[:, None] * tl.load(V + u[:, None] * k + i[None, :], mask=inside, other=0.0)
-        C = tl.dot(tl.trans(DV), DV, C, input_precision=PRECISION)
+        inside = (i[:, None] < k) & (u[None, :] < d)
+        VD = D[None, :] * tl.load(V + i[:, None] * d + u[None, :], mask=inside, other=0.0)
+        C = tl.dot(VD, tl.trans(VD), C, input_precision=PRECISION)
     diagonal = i[:, None] == i[None, :]
-    L = _factor(C, tolerance * tl.max(tl.sum(tl.where(diagonal, C, 0.0), 1), 0), k, K)
+    E, scale = _whitening(C, tolerance * tl.max(tl.sum(tl.where(diagonal, C, 0.0), 1), 0), k, K)
     for t in range(n):
         noise = tl.load(z + (t * batch + b) * k + i, mask=i < k, other=0.0)
-        w = _back(L, noise, k, K)
+        w = tl.sum((noise * scale)[:, None] * E, 0)  # L^{-T} z
+        column = tl.sum(tl.where(diagonal, w[None, :], 0.0), 1)  # the same, laid out along the rows of Vᵀ
         for first in range(0, d, BLOCK):
             u = first + units
             D = tl.load(gate + b * d + u, mask=u < d, other=0.0)
-            inside = (u[:, None] < d) & (i[None, :] < k)
-            rows = tl.load(V + u[:, None] * k + i[None, :], mask=inside, other=0.0)
-            tl.store(y + (t * batch + b) * d + u, D * tl.sum(rows * w[None, :], 1), mask=u < d)
+            inside = (i[:, None] < k) & (u[None, :] < d)
+            rows = tl.load(V + i[:, None] * d + u[None, :], mask=inside, other=0.0)
+            tl.store(y + (t * batch + b) * d + u, D * tl.sum(rows * column[:, None], 0), mask=u < d)
 
 
 @triton.jit
@@ -124,10 +126,80 @@ def solve(C, z, w, batch, tolerance, n: tl.constexpr, k: tl.constexpr, K: tl.con
     inside = (i[:, None] < k) & (i[None, :] < k)
     gram = tl.load(C + b * k * k + i[:, None] * k + i[None, :], mask=inside, other=0.0)
     largest = tl.max(tl.sum(tl.where(i[:, None] == i[None, :], gram, 0.0), 1), 0)
-    L = _factor(gram, tolerance * largest, k, K)
+    E, scale = _whitening(gram, tolerance * largest, k, K)
     for t in range(n):
         at = (t * batch + b) * k + i
-        tl.store(w + at, _back(L, tl.load(z + at, mask=i < k, other=0.0), k, K), mask=i < k)
+        noise = tl.load(z + at, mask=i < k, other=0.0)
+        tl.store(w + at, tl.sum((noise * scale)[:, None] * E, 0), mask=i < k)
+
+
+@triton.jit
+def eigh(H, values, Z, sweeps, n: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Jacobi's method; every round turns K/2 planes at once, and K - 1 rounds meet every pair (a round robin)."""
+    b = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, K)
+    at = b * n * n + i[:, None] * n + i[None, :]
+    A = tl.load(H + at, mask=(i[:, None] < n) & (i[None, :] < n), other=0.0)
+    size = tl.max(tl.max(tl.abs(A), 1), 0)
+    size = tl.where(size > 0, size, 1.0)
+    A = A / size
+    diagonal = i[:, None] == i[None, :]
+    Q = tl.where(diagonal, 1.0, 0.0)
+    for round in range(sweeps * (K - 1)):
+        r = round % (K - 1)
+        other = (2 * r - i + 2 * (K - 1)) % (K - 1)
+        other = tl.where(i == K - 1, r, tl.where(i == r, K - 1, other))
+        partner = i[None, :] == other[:, None]
+        a = tl.sum(tl.where(partner, A, 0.0), 1)
+        own = tl.sum(tl.where(diagonal, A, 0.0), 1)
+        others = tl.sum(tl.where(partner, tl.sum(tl.where(diagonal, A, 0.0), 0)[None, :], 0.0), 1)
+        apart = others - own
+        sign = tl.where(apart == 0, tl.where(i < other, 1.0, -1.0), tl.where(apart > 0, 1.0, -1.0))
+        below = tl.abs(apart) + tl.sqrt(apart * apart + 4 * a * a)
+        tan = sign * 2 * a / tl.where(below > 0, below, 1.0)
+        cos = tl.rsqrt(1 + tan * tan)
+        J = tl.where(diagonal, cos[:, None], tl.where(partner, (tan * cos)[:, None], 0.0))
+        A = tl.dot(tl.trans(J), tl.dot(A, J, input_precision=PRECISION), input_precision=PRECISION)
+        A = tl.where(partner, 0.0, A)
+        Q = tl.dot(Q, J, input_precision=PRECISION)
+    found = tl.sum(tl.where(diagonal, A, 0.0), 0)
+    beside = tl.sum(tl.where(diagonal, A, 0.0), 1)
+    before = (beside[:, None] < found[None, :]) | ((beside[:, None] == found[None, :]) & (i[:, None] < i[None, :]))
+    rank = tl.sum(tl.where(before & (i[:, None] < n), 1, 0), 0)
+    tl.store(values + b * n + rank, found * size, mask=i < n)
+    where = b * n * n + i[:, None] * n + rank[None, :]
+    tl.store(Z + where, Q, mask=(i[:, None] < n) & (i[None, :] < n))
+
+
+@triton.jit
+def meet(t, y, x, out, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    total = tl.load(t + at, mask=inside) + tl.load(y + at, mask=inside)
+    tl.store(out + at, tl.where(tl.load(x + at, mask=inside) > 0, total, 0.0), mask=inside)
+
+
+@triton.jit
+def cross_entropy(  # type: ignore[no-untyped-def]
+    x, t, target, loss, moved, ignored, rows, n: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr
+):
+    b = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    i = tl.arange(0, N)
+    inside = (b[:, None] < rows) & (i[None, :] < n)
+    s = tl.load(x + b[:, None] * n + i[None, :], mask=inside, other=float("-inf"))
+    u = tl.load(t + b[:, None] * n + i[None, :], mask=inside, other=0.0)
+    label = tl.load(target + b, mask=b < rows, other=0)
+    here = i[None, :] == label[:, None]
+    top = tl.where(b < rows, tl.max(s, 1), 0.0)
+    p = tl.exp(s - top[:, None])
+    total = tl.where(b < rows, tl.sum(p, 1), 1.0)
+    value = top + tl.log(total) - tl.sum(tl.where(here, s, 0.0), 1)
+    slope = tl.sum(p * u, 1) / total - tl.sum(tl.where(here, u, 0.0), 1)
+    off = (label < 0) | (label >= n)
+    value = tl.where(label == ignored, 0.0, tl.where(off, float("nan"), value))
+    slope = tl.where(label == ignored, 0.0, tl.where(off, float("nan"), slope))
+    tl.store(loss + b, value, mask=b < rows)
+    tl.store(moved + b, slope, mask=b < rows)
 
 
 @triton.jit

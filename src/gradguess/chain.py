@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _module
 from torch.utils._pytree import tree_map
 
-from gradguess import tangent
+from gradguess import kernels, tangent
+from gradguess.rules import ClosedForms
 from gradguess.scratch import NONE, Scratch
 from gradguess.sites import Layout, LayoutChanged, Site, unrolled
 from gradguess.tangent import Carried, dual_numbers, named_failures
@@ -122,10 +123,11 @@ def check(stops: list[Stop]) -> None:
 
 
 class _Tangent:
-    """The tangent on its way from site to site."""
+    """The tangent on its way from site to site: `t`, and `more` that joined it at the last one."""
 
     def __init__(self, scratch: Scratch) -> None:
         self.t: Tensor | None = None
+        self.more: Tensor | None = None
         self.scratch = scratch
         self.gated = False  # is there a ReLU below? Its output x is positive where it let the tangent through
         self.odd = 0
@@ -134,11 +136,28 @@ class _Tangent:
         """Go through the layer of `site`, then take up what `direction` gives for the tangent that arrives."""
         self.odd = 1 - self.odd
         if self.t is not None:
-            self.t = _through(site, x, self.t, self.gated, self.scratch, f"tangent{self.odd}")
-        y = direction(self.t)
-        if y is not None:
-            self.t = y if self.t is None else self.t.add_(y)
+            self.t = _through(site, self._below(x), self.scratch, f"tangent{self.odd}")
+        self.more = direction(self.t)
+        if self.t is None:
+            self.t, self.more = self.more, None
         self.gated = site.gate is not None
+
+    def _below(self, x: Tensor) -> Tensor:
+        """`D t`, before the layer with input `x`."""
+        assert self.t is not None
+        if self.gated and self.more is not None and kernels.usable(self.t):
+            return kernels.meet(self.t, self.more, x)
+        t = self.sum()
+        if not self.gated or t is None:
+            return self.t
+        room = self.scratch.like("gated", t)
+        return torch.ops.aten.threshold_backward.grad_input(t, x, 0, grad_input=room)  # type: ignore[no-any-return]
+
+    def sum(self) -> Tensor | None:
+        """All that has been taken up."""
+        if self.t is not None and self.more is not None:
+            self.t, self.more = self.t.add_(self.more), None
+        return self.t
 
 
 def carry(
@@ -149,21 +168,20 @@ def carry(
     with torch.no_grad():
         for site, x in stops:
             moving.meet(site, x, partial(direction, site))
-    return _through_loss(task, outputs, moving.t)
+        return _through_loss(task, outputs, moving.sum())
 
 
 def carry_along(task: Task, layout: Layout, direction: tangent.Direction, scratch: Scratch = NONE) -> Carried:
     """`gradguess.tangent.carry` in closed form: plain and tangent pass side by side, nothing is kept."""
     moving = _Tangent(scratch)
     outputs = stroll(task, layout, lambda site, x, s: moving.meet(site, x, lambda t: direction(site, x, s, t)), scratch)
-    return _through_loss(task, outputs, moving.t)
+    with torch.no_grad():
+        return _through_loss(task, outputs, moving.sum())
 
 
-def _through(site: Site, x: Tensor, t: Tensor, gated: bool, scratch: Scratch, name: str) -> Tensor:
-    """`W D t`, in memory of this name."""
+def _through(site: Site, t: Tensor, scratch: Scratch, name: str) -> Tensor:
+    """`W t`, in memory of this name."""
     weight: Tensor = site.module.weight  # type: ignore[assignment]
-    if gated:
-        t = torch.ops.aten.threshold_backward.grad_input(t, x, 0, grad_input=scratch.like("gated", t))
     if site.top:  # the outputs' tangent outlives the pass
         return torch.mm(t, weight.t())
     return torch.mm(t, weight.t(), out=scratch.take(name, len(t), len(weight), t))
@@ -172,7 +190,7 @@ def _through(site: Site, x: Tensor, t: Tensor, gated: bool, scratch: Scratch, na
 def _through_loss(task: Task, outputs: Any, t: Tensor | None) -> Carried:
     (end,) = tensors(outputs)
     u = torch.zeros_like(end) if t is None else t
-    with named_failures(task), torch.no_grad(), dual_numbers():
+    with named_failures(task), torch.no_grad(), dual_numbers(), ClosedForms():
         dual = fwAD.make_dual(end, u)
         seen = tree_map(lambda leaf: dual if leaf is end else leaf, outputs)
         losses, jvp = fwAD.unpack_dual(task.losses(seen))

@@ -18,6 +18,8 @@ from torch import Tensor
 LARGEST = 32  # k; a larger matrix does not fit into the registers of a warp
 FUSED = 1024  # units of a layer up to which a direction is drawn in one kernel
 BLOCK = 128  # units of a layer at a time
+CLASSES = 4096  # of a cross entropy in one kernel
+SWEEPS = 6  # of Jacobi's method
 PRECISION = "tf32x3"  # of products: three on the matrix units, as accurate as one in float32
 
 
@@ -52,8 +54,8 @@ def draw(V: Tensor, gate: Tensor, z: Tensor) -> Tensor:
     (batch, k), d = z.shape[-2:], len(V)
     y = z.new_empty(*z.shape[:-1], d)
     shape = (_draws(z), d, k, _padded(k), BLOCK, PRECISION)
-    _jit().draw[(batch,)](
-        V.contiguous(), gate.contiguous(), z.contiguous(), y, batch, _tolerance(k), *shape, num_warps=1
+    _jit().draw[(batch,)](  # the basis is read many times, along its columns: the copy pays
+        V.t().contiguous(), gate.contiguous(), z.contiguous(), y, batch, _tolerance(k), *shape, num_warps=1
     )
     return y
 
@@ -81,6 +83,40 @@ def orthonormal_rows(R: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
         _jit().whiten[(len(C),)](C, left, M, rtol, _tolerance(k), i == 0, i == 2, k, _padded(k), num_warps=1)
         R = M @ R
     return R, left[..., None]
+
+
+def eigh(H: Tensor) -> tuple[Tensor, Tensor]:
+    """`torch.linalg.eigh` of symmetric matrices (B, n, n), n up to `LARGEST`, that does not wait for the device.
+
+    Accuracy: `SWEEPS` of Jacobi's method leave about 1e-6 of the largest eigenvalue beside the diagonal.
+    """
+    n = H.shape[-1]
+    values, Z = H.new_empty(H.shape[:-1]), torch.empty_like(H, memory_format=torch.contiguous_format)
+    _jit().eigh[(len(H),)](H.contiguous(), values, Z, SWEEPS, n, _padded(n), PRECISION, num_warps=1)
+    return values, Z
+
+
+def meet(t: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """`D (t + y)` with the gate of a ReLU whose output is `x`, all of one shape."""
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    block = 1024
+    arguments = t.contiguous(), y.contiguous(), x.contiguous(), out, out.numel()
+    _jit().meet[(-(-out.numel() // block),)](*arguments, block)
+    return out
+
+
+def cross_entropy(x: Tensor, t: Tensor, target: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """Every row's cross entropy and its derivative along `t`: (rows, classes) twice, (rows,) -> (rows,) twice.
+
+    Up to `CLASSES` of them. NaN where a target is not a class.
+    """
+    rows, n = x.shape
+    loss, moved = x.new_empty(rows), x.new_empty(rows)
+    arguments = x.contiguous(), t.contiguous(), target.contiguous(), loss, moved, ignored, rows
+    block = 1 << max(0, n - 1).bit_length()
+    together = max(1, 256 // block)
+    _jit().cross_entropy[(-(-rows // together),)](*arguments, n, block, together)
+    return loss, moved
 
 
 def gram(product: Tensor, index: Tensor, gate: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from gradguess.parts import ALONE, Pool
 from gradguess.pullback import parameter_gradients
 from gradguess.scratch import NONE, Scratch
 from gradguess.sites import Layout, LayoutChanged, Site, Watch
-from gradguess.streams import beside, join
+from gradguess.streams import beside, join, mark
 from gradguess.tangent import Carried, Direction, carry, formula_kernels
 from gradguess.task import Task
 from gradguess.upstream import ClosedForm, CutGraph, Upstream
@@ -66,6 +66,7 @@ class Record:
     s: Tensor | None  # the output, where the method asked for it
     y: Tensor | None = None  # (tangents, *s.shape)
     gate: Tensor | None = None  # with s: computed at once, since an in-place activation changes s
+    drawn: torch.cuda.Event | None = None  # on a GPU: when y is there
 
     def input(self, site: Site) -> Any:
         if isinstance(self.x, Tensor) and self.x._version != self.version:
@@ -333,12 +334,22 @@ class Step:
                 return carried
 
             if chained is not None:
-                known = lambda site, t, scaled=scaled: scaled(site, records[site.name].y, t)  # noqa: E731
+
+                def known(site: Site, t: Tensor | None, scaled: Any = scaled) -> Tensor | None:
+                    record = records[site.name]
+                    if record.drawn is not None:
+                        join(self.noise.generator.device, record.drawn)
+                    return scaled(site, record.y, t)  # type: ignore[no-any-return]
+
                 seen.append(chain.carry(self.task, *chained, known, self.scratch))
                 continue
             with self.one_pass():
                 seen.append(self._carry(direction))
-        jvp = torch.stack([one.jvp for one in seen])
+        if chained is not None:
+            join(self.noise.generator.device)
+            for record in records.values():
+                record.gate = record.gate if keep_outputs or self.detail else None
+        jvp = torch.stack([one.jvp for one in seen]) if len(seen) > 1 else seen[0].jvp[None]
         first, tangents = seen[0], [one.output_tangents for one in seen]
         return Measurement(first.losses, jvp, records, first.outputs, tangents, passes, scales)
 
@@ -377,23 +388,23 @@ class Step:
     ) -> tuple[list[tuple[Site, Tensor]], Any]:
         """A plain pass that fills the records; the directions of a few sites at a time are drawn together."""
         frames: dict[str, Frame] = {}
-        held: list[Tensor | None] = []  # gates in use beside the main line: their memory is not free yet
         kept = keep_outputs or self.detail
 
         def draw(device: torch.device) -> None:
             white = [self._white(self.layout[name], frame, device) for name, frame in frames.items()]
             drawn = apply_together(list(frames.values()), white, list(frames), self.scratch)
             for name, y in zip(frames, drawn, strict=True):
-                records[name].y = y
+                records[name].y, records[name].drawn = y, mark(device)
             frames.clear()
 
         def meet(site: Site, x: Tensor, s: Tensor) -> None:
             name = site.name if kept else str(len(frames))  # gates that are not kept make room for the next
-            gate = chain.gate(site, s, self.scratch, f"gate/{name}")
-            records[site.name] = Record(x, x._version, s if kept else None, gate=gate if kept else None)
-            if s.is_cuda:
-                held.append(gate)
             with beside(s.device):
+                gate = chain.gate(site, s, self.scratch, f"gate/{name}")
+                # what is in use beside the main line must last until that is done
+                records[site.name] = Record(
+                    x, x._version, s if kept else None, gate=gate if kept or s.is_cuda else None
+                )
                 if only(site):
                     frames[site.name] = self.frame(guess, site, s, gate)
                 if s.is_cuda or sum(frame.batch for frame in frames.values()) >= TOGETHER:
@@ -401,7 +412,6 @@ class Step:
 
         if walked := self.walk(meet):
             draw(walked.outputs.device)
-            join(walked.outputs.device)
             return [(site, x) for site, x, _ in walked.stops], walked.outputs
 
         stops: list[chain.Stop] = []

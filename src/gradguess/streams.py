@@ -26,10 +26,16 @@ def beside(device: torch.device) -> Iterator[None]:
         yield
 
 
-def join(device: torch.device) -> None:
-    """What follows may use what was done beside."""
+def mark(device: torch.device) -> torch.cuda.Event | None:
+    """What was done beside so far, for `join`."""
+    return _second(device).record_event() if device.type == "cuda" else None
+
+
+def join(device: torch.device, done: torch.cuda.Event | None = None) -> None:
+    """What follows may use what was done beside: all of it, or what was done at a `mark`."""
     if device.type == "cuda":
-        torch.cuda.current_stream(device).wait_stream(_second(device))
+        line = torch.cuda.current_stream(device)
+        line.wait_stream(_second(device)) if done is None else line.wait_event(done)
 
 
 @cache
