@@ -131,8 +131,8 @@ def test_cross_entropy_and_its_derivative(rows, classes):
 
 def test_gram_matrices_of_open_units():
     gate = (noise(5, 70, seed=1) > 0) * noise(5, 70, seed=2)
-    small = Compact(ClosedForm(noise(50, 70), gate))
-    found = kernels.gram(*on(small.W.product, small.index, small.gate)).cpu()
+    small = Compact.of(ClosedForm(noise(50, 70), gate))
+    found = kernels.gram(*on(small.product, small.index, small.gate)).cpu()
     torch.testing.assert_close(found, small.gram())
 
 

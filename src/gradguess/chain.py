@@ -151,7 +151,7 @@ class _Tangent:
         if not self.gated or t is None:
             return self.t
         room = self.scratch.like("gated", t)
-        return torch.ops.aten.threshold_backward.grad_input(t, x, 0, grad_input=room)  # type: ignore[no-any-return]
+        return torch.ops.aten.threshold_backward.grad_input(t, x, 0, grad_input=room)
 
     def sum(self) -> Tensor | None:
         """All that has been taken up."""

@@ -7,6 +7,8 @@ samples share. Products of such matrices cost `(a/d)³` of the full ones, an eig
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -14,32 +16,50 @@ from gradguess import kernels
 from gradguess.upstream import ClosedForm
 
 ROUND = 8  # sizes are multiples of this: kernels like that
+GPU_ROUND = 32  # fewer different sizes: what is done with one is recorded for it (`graphs`)
+TILE = 128  # a matrix that is larger by little than a multiple of this costs a GPU as much as one of the next
+SHARE = 64  # groups of samples on a GPU are multiples of this, again for fewer different sizes
 
 
+@dataclass(frozen=True)
 class Compact:
-    """`W̃` of a layer with a gate, on the units that the gate lets through. Waits for the device.
+    """`W̃` of a layer with a gate, on the units that the gate lets through.
 
     Attributes:
+        product: (d, d), `WᵀW`.
         index: (batch, a), the open units of each sample; where a sample has fewer, closed ones fill up.
         gate: (batch, a), the gate there: zero where filled up.
     """
 
-    def __init__(self, W: ClosedForm) -> None:
+    product: Tensor
+    index: Tensor
+    gate: Tensor
+
+    @classmethod
+    def of(cls, W: ClosedForm) -> Compact:
+        """As large as the sample with the most open units needs. Waits for the device."""
         assert W.gate is not None
-        self.W = W
-        open_ = W.gate != 0
-        most = int(open_.sum(1).max())
-        self.size = min(W.d, max(1, -(-most // ROUND)) * ROUND)
-        self.index = torch.argsort(open_.byte(), dim=1, descending=True, stable=True)[:, : self.size]
-        self.gate = W.gate.gather(1, self.index)
+        return cls._with(W, int((W.gate != 0).sum(1).max()))
+
+    @classmethod
+    def _with(cls, W: ClosedForm, most: int) -> Compact:
+        assert W.gate is not None
+        step = GPU_ROUND if W.gate.is_cuda else ROUND
+        size = min(W.d, max(1, -(-most // step)) * step)
+        index = torch.argsort((W.gate != 0).byte(), dim=1, descending=True, stable=True)[:, :size].contiguous()
+        return cls(W.product, index, W.gate.gather(1, index))
+
+    @property
+    def size(self) -> int:
+        return self.index.shape[1]
 
     def gram(self, scale: float | Tensor = 1.0) -> Tensor:
         """`W̃ᵀ W̃ / scale²`, (batch, a, a); `scale` may be (batch, 1)."""
         gate = self.gate / scale
         if kernels.usable(gate):
-            return kernels.gram(self.W.product, self.index, gate)
-        places = self.index[:, :, None] * self.W.d + self.index[:, None, :]
-        return self.W.product.view(-1)[places].mul_(gate[:, :, None]).mul_(gate[:, None, :])
+            return kernels.gram(self.product, self.index, gate)
+        places = self.index[:, :, None] * len(self.product) + self.index[:, None, :]
+        return self.product.view(-1)[places].mul_(gate[:, :, None]).mul_(gate[:, None, :])
 
     def gather(self, v: Tensor) -> Tensor:
         """(..., batch, d) -> (..., batch, a)."""
@@ -47,5 +67,26 @@ class Compact:
 
     def scatter(self, u: Tensor) -> Tensor:
         """(..., batch, a) -> (..., batch, d), zero at what was left out."""
-        v = u.new_zeros(*u.shape[:-1], self.W.d)
+        v = u.new_zeros(*u.shape[:-1], len(self.product))
         return v.scatter_(-1, self.index.expand_as(u), u)
+
+
+def groups(W: ClosedForm) -> list[tuple[Tensor, Compact]]:
+    """Samples (their places in the batch) with few open units, and the others: each as small as it can be.
+
+    Products of matrices are paid in tiles. Waits for the device.
+    """
+    assert W.gate is not None
+    counts = (W.gate != 0).sum(1).tolist()
+    edge = (max(counts) - 1) // TILE * TILE
+    few = [b for b, count in enumerate(counts) if count <= edge]
+    few = few[: len(few) // SHARE * SHARE]
+    rest = sorted(set(range(len(counts))) - set(few))
+    parts = []
+    for places in (few, rest):
+        if places:
+            rows = torch.tensor(places, device=W.gate.device)
+            part = ClosedForm(W.weight, W.gate[rows])
+            part.product = W.product  # the same for all
+            parts.append((rows, Compact._with(part, max(counts[b] for b in places))))
+    return parts

@@ -339,7 +339,7 @@ class Step:
                     record = records[site.name]
                     if record.drawn is not None:
                         join(self.noise.generator.device, record.drawn)
-                    return scaled(site, record.y, t)  # type: ignore[no-any-return]
+                    return scaled(site, record.y, t)
 
                 seen.append(chain.carry(self.task, *chained, known, self.scratch))
                 continue

@@ -88,6 +88,14 @@ class ClosedForm(Upstream):
         """`WᵀW`, (d, d), shared by the batch: per sample only the gate changes."""
         return self.weight.t() @ self.weight
 
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """What it is made from."""
+        return (self.weight,) if self.gate is None else (self.weight, self.gate)
+
+    def first(self, samples: int) -> ClosedForm:
+        return ClosedForm(self.weight, None if self.gate is None else self.gate[:samples])
+
     def matrix(self) -> Tensor:
         if self.gate is None:
             return self.weight[None]
@@ -121,6 +129,13 @@ class Dense(Upstream):
 
     def jvp(self, v: Tensor) -> Tensor:
         return (self.W @ v[..., None])[..., 0]
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        return (self.W,)
+
+    def first(self, samples: int) -> Dense:
+        return Dense(self.W[:samples])
 
     def matrix(self) -> Tensor:
         return self.W

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from gradguess.compact import Compact
-from gradguess.guesses._base import Frame, Guess, Matrix, SiteView, check_count
+from gradguess.compact import Compact, groups
+from gradguess.graphs import graphed
+from gradguess.guesses._base import Frame, Grouped, Guess, Matrix, SiteView, check_count
 from gradguess.linalg import chebyshev_top_subspace, largest_singular, newton_schulz, polynomial
 from gradguess.upstream import ClosedForm, Dense, Upstream
 
@@ -56,23 +58,37 @@ class WPerpNS(Guess):
 
     def frame(self, view: SiteView) -> Frame:
         W = view.W
-        if isinstance(W, ClosedForm) and W.gate is not None and (small := Compact(W)).size <= W.m:
-            return Polynomial(small, *self._fitted(view, W, ClosedForm(W.weight, W.gate[:PROBE])), self.steps)
-        dense = Dense(W.matrix().expand(view.output.shape[0], -1, -1))
-        scale, a = self._fitted(view, dense, Dense(dense.W[:PROBE]))
-        rows = max(1, CHUNK // dense.W[0].numel())
-        parts = zip(dense.W.split(rows), scale.split(rows), strict=True)
-        return Matrix(torch.cat([newton_schulz(part / size[:, None, None], a, self.steps) for part, size in parts]))
+        if not isinstance(W, ClosedForm) or W.gate is None:
+            dense = Dense(W.matrix().expand(view.output.shape[0], -1, -1))
+            scale, coefficients = self._fitted(view, dense)
+            return Matrix(torch.cat(list(self._dense(scale, coefficients, dense.W))))
+        scale, coefficients = self._fitted(view, W)
+        parts = groups(W)
+        if max(small.size for _, small in parts) > W.m:
+            return Matrix(torch.cat(list(self._dense(scale, coefficients, W.gate, W.weight))))
+        frames = [
+            (rows, Polynomial(ClosedForm(W.weight, W.gate[rows]), small, scale[rows], coefficients, self.steps))
+            for rows, small in parts
+        ]
+        return frames[0][1] if len(frames) == 1 else Grouped(frames)
 
-    def _fitted(self, view: SiteView, W: Upstream, probe: Upstream) -> tuple[Tensor, Tensor]:
+    def _dense(
+        self, scale: Tensor, coefficients: tuple[float, ...], of_samples: Tensor, *shared: Tensor
+    ) -> Iterator[Tensor]:
+        """`p^N(W̃/σ)`, a few samples at a time; `W̃` is given for each, or its gate for each and the weight for all."""
+        rows = max(1, CHUNK // (of_samples[0].numel() * (len(shared[0]) if shared else 1)))
+        for part, size in zip(of_samples.split(rows), scale.split(rows), strict=True):
+            yield _iterated(part, size, *shared, coefficients=coefficients, steps=self.steps)
+
+    def _fitted(self, view: SiteView, W: Dense | ClosedForm) -> tuple[Tensor, tuple[float, ...]]:
         """What each sample's `W̃` is divided by, (batch,), and the coefficients."""
         if view.due or "scale" not in view.cache:
-            view.cache["scale"], view.cache["coefficients"] = self._fit(probe, view)
+            view.cache["scale"], view.cache["coefficients"] = self._fit(W.first(PROBE), view)
         fixed = torch.Generator(view.output.device).manual_seed(0)  # a replay must see the same
         start = torch.randn(view.output.shape, generator=fixed, dtype=view.output.dtype, device=view.output.device)
-        own = largest_singular(W.jvp, W.vjp, start, LANCZOS) * MARGIN
+        own = _norms(start, *W.parts) * MARGIN
         # a sample above the probe's norm is scaled by its own, lest the iteration diverge
-        return torch.maximum(own, view.cache["scale"]), view.cache["coefficients"]
+        return torch.maximum(own, view.cache["scale"]), tuple(view.cache["coefficients"].tolist())
 
     def _fit(self, probe: Upstream, view: SiteView) -> tuple[Tensor, Tensor]:
         """The spectral norm of the probe and the coefficients for its mean `σ_k / σ_1`."""
@@ -86,24 +102,73 @@ class WPerpNS(Guess):
         return scale, torch.tensor(coefficients(ratio), dtype=values.dtype, device=values.device)
 
 
-class Polynomial(Frame):
-    """`A = p^N(W̃/σ)ᵀ` by the open units of each sample.
+@graphed
+def _norms(start: Tensor, *parts: Tensor) -> Tensor:
+    """Every sample's spectral norm, from below."""
+    W = ClosedForm(*parts) if len(parts) == 2 else Dense(*parts)
+    return largest_singular(W.jvp, W.vjp, start, LANCZOS)
 
-    With `X_0 = W̃/σ`, `G_j = X_jᵀX_j` and `p(X) = X q(XᵀX)` the steps are `X_{j+1} = X_j q(G_j)`, so that
+
+@graphed
+def _iterated(
+    of_samples: Tensor, scale: Tensor, weight: Tensor | None = None, *, coefficients: tuple[float, ...], steps: int
+) -> Tensor:
+    W = of_samples if weight is None else weight * of_samples[:, None, :]
+    return newton_schulz(W / scale[:, None, None], coefficients, steps)
+
+
+class Polynomial(Frame):
+    """`A = p^N(W̃/σ)ᵀ` by the open units of each sample (`small`)."""
+
+    def __init__(
+        self, W: ClosedForm, small: Compact, scale: Tensor, coefficients: tuple[float, ...], steps: int
+    ) -> None:
+        self.W, self.scale = W, scale[:, None]
+        self.batch, self.latent, self.dtype = len(scale), W.m, scale.dtype
+        self.filter = _Filter(small, self.scale, coefficients, steps)
+
+    def apply(self, z: Tensor) -> Tensor:
+        return self._filter(self.W.vjp(z) / self.scale)
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        return self.W.jvp(self._filter(v)) / self.scale
+
+    def _filter(self, v: Tensor) -> Tensor:
+        if v.is_cuda and v.dim() == 3 and len(v) == 1:  # as a step does it
+            small, options = self.filter.small, {"coefficients": self.filter.coefficients, "steps": self.filter.steps}
+            return _filtered(v, small.product, small.index, small.gate, self.scale, **options)
+        return self.filter(v)
+
+
+@graphed
+def _filtered(
+    v: Tensor,
+    product: Tensor,
+    index: Tensor,
+    gate: Tensor,
+    scale: Tensor,
+    *,
+    coefficients: tuple[float, ...],
+    steps: int,
+) -> Tensor:
+    return _Filter(Compact(product, index, gate), scale, coefficients, steps)(v)
+
+
+class _Filter:
+    """With `X_0 = W̃/σ`, `G_j = X_jᵀX_j` and `p(X) = X q(XᵀX)` the steps are `X_{j+1} = X_j q(G_j)`, so that
     `X_Nᵀ z = q(G_{N-1}) ⋯ q(G_0) X_0ᵀ z` and `G_{j+1} = q(G_j) G_j q(G_j)`: matrices of the size of the open units,
     four products of them a step, and none for the last two, which only meet vectors.
     """
 
-    def __init__(self, small: Compact, scale: Tensor, coefficients: Tensor, steps: int) -> None:
-        self.small, self.scale, self.steps = small, scale[:, None], steps
-        self.coefficients: list[float] = coefficients.tolist()
-        self.batch, self.latent, self.dtype = len(scale), small.W.m, scale.dtype
+    def __init__(self, small: Compact, scale: Tensor, coefficients: tuple[float, ...], steps: int) -> None:
+        self.small, self.scale, self.coefficients, self.steps = small, scale, coefficients, steps
 
-    def apply(self, z: Tensor) -> Tensor:
-        return self._filter(self.small.W.vjp(z) / self.scale)
-
-    def adjoint(self, v: Tensor) -> Tensor:
-        return self.small.W.jvp(self._filter(v)) / self.scale
+    def __call__(self, v: Tensor) -> Tensor:
+        """`q(G_{N-1}) ⋯ q(G_0) v` on the open units, zero on the others: (..., batch, d)."""
+        u = self.small.gather(v.reshape(-1, *v.shape[-2:])).permute(1, 2, 0)  # (batch, a, vectors)
+        for j in range(self.steps):
+            u = self._q(j, u)
+        return self.small.scatter(u.permute(2, 0, 1)).view(v.shape)
 
     @cached_property
     def grams(self) -> list[Tensor]:
@@ -118,13 +183,6 @@ class Polynomial(Frame):
     def _next(self, G: Tensor) -> Tensor:
         q = polynomial(G, self.coefficients)
         return q @ G @ q
-
-    def _filter(self, v: Tensor) -> Tensor:
-        """`q(G_{N-1}) ⋯ q(G_0) v` on the open units, zero on the others: (..., batch, d)."""
-        u = self.small.gather(v.reshape(-1, *v.shape[-2:])).permute(1, 2, 0)  # (batch, a, vectors)
-        for j in range(self.steps):
-            u = self._q(j, u)
-        return self.small.scatter(u.permute(2, 0, 1)).view(v.shape)
 
     def _q(self, j: int, v: Tensor) -> Tensor:
         """`q(G_j) v` by Horner's rule."""
