@@ -5,7 +5,7 @@ sites -> frames (W̃) -> directions -> tangent pass (`measure`) -> estimates -> 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from gradguess.parts import ALONE, Pool
 from gradguess.pullback import parameter_gradients
 from gradguess.scratch import NONE, Scratch
 from gradguess.sites import Layout, LayoutChanged, Site, Watch
-from gradguess.streams import beside, join, mark
+from gradguess.streams import LINES, beside, join, mark
 from gradguess.tangent import Carried, Direction, carry, formula_kernels
 from gradguess.task import Task
 from gradguess.upstream import ClosedForm, CutGraph, Upstream
@@ -67,6 +67,7 @@ class Record:
     y: Tensor | None = None  # (tangents, *s.shape)
     gate: Tensor | None = None  # with s: computed at once, since an in-place activation changes s
     drawn: torch.cuda.Event | None = None  # on a GPU: when y is there
+    held: Any = None  # on a GPU: what is in use beside the main line, whose memory is not free until `join`
 
     def input(self, site: Site) -> Any:
         if isinstance(self.x, Tensor) and self.x._version != self.version:
@@ -348,7 +349,7 @@ class Step:
         if chained is not None:
             join(self.noise.generator.device)
             for record in records.values():
-                record.gate = record.gate if keep_outputs or self.detail else None
+                record.held = record.drawn = None
         jvp = torch.stack([one.jvp for one in seen]) if len(seen) > 1 else seen[0].jvp[None]
         first, tangents = seen[0], [one.output_tangents for one in seen]
         return Measurement(first.losses, jvp, records, first.outputs, tangents, passes, scales)
@@ -388,30 +389,40 @@ class Step:
     ) -> tuple[list[tuple[Site, Tensor]], Any]:
         """A plain pass that fills the records; the directions of a few sites at a time are drawn together."""
         frames: dict[str, Frame] = {}
+        white: dict[str, Tensor] = {}
         kept = keep_outputs or self.detail
 
-        def draw(device: torch.device) -> None:
-            white = [self._white(self.layout[name], frame, device) for name, frame in frames.items()]
-            drawn = apply_together(list(frames.values()), white, list(frames), self.scratch)
-            for name, y in zip(frames, drawn, strict=True):
+        def draw(device: torch.device, names: Sequence[str]) -> None:
+            drawn = apply_together([frames[n] for n in names], [white[n] for n in names], names, self.scratch)
+            for name, y in zip(names, drawn, strict=True):
                 records[name].y, records[name].drawn = y, mark(device)
-            frames.clear()
+                frame, z = frames.pop(name), white.pop(name)
+                records[name].held = (frame, z) if y.is_cuda else None
 
         def meet(site: Site, x: Tensor, s: Tensor) -> None:
             name = site.name if kept else str(len(frames))  # gates that are not kept make room for the next
             with beside(s.device):
-                gate = chain.gate(site, s, self.scratch, f"gate/{name}")
-                # what is in use beside the main line must last until that is done
-                records[site.name] = Record(
-                    x, x._version, s if kept else None, gate=gate if kept or s.is_cuda else None
-                )
+                gate = chain.gate(site, s, self.scratch, f"gate/{name}") if kept or only(site) else None
+                records[site.name] = Record(x, x._version, s if kept else None, gate=gate if kept else None)
                 if only(site):
-                    frames[site.name] = self.frame(guess, site, s, gate)
-                if s.is_cuda or sum(frame.batch for frame in frames.values()) >= TOGETHER:
-                    draw(s.device)
+                    frame = frames[site.name] = self.frame(guess, site, s, gate)
+                    white[site.name] = self._white(site, frame, s.device)
+                    if s.is_cuda and not frame.light:
+                        draw(s.device, [site.name])
+            if not s.is_cuda and sum(frame.batch for frame in frames.values()) >= TOGETHER:
+                draw(s.device, list(frames))
+
+        def draw_rest(device: torch.device) -> None:
+            if device.type != "cuda":
+                return draw(device, list(frames))
+            join(device)
+            for name in list(frames):  # next to each other, but not next to the large products of a pass
+                with beside(device):
+                    draw(device, [name])
+            return None
 
         if walked := self.walk(meet):
-            draw(walked.outputs.device)
+            draw_rest(walked.outputs.device)
             return [(site, x) for site, x, _ in walked.stops], walked.outputs
 
         stops: list[chain.Stop] = []
@@ -425,7 +436,7 @@ class Step:
         with self.one_pass(), torch.no_grad(), formula_kernels(self.task.model), Watch(self.layout, visit):
             outputs = self.task.outputs()
             chain.check(stops)
-            draw(stops[0].x.device)
+            draw_rest(stops[0].x.device)
         return [(stop.site, stop.x) for stop in stops], outputs
 
     def _schedule(self, only: Callable[[Site], bool]) -> list[tuple[int, str | None]]:
@@ -466,7 +477,7 @@ class Step:
                 device, apart = self.noise.generator.device, self._apart()
                 for i, site in enumerate(self.layout.sites):
                     record = records[site.name]
-                    with beside(device) if apart and i % 2 else nullcontext():  # layers do not wait for each other
+                    with beside(device) if apart and i % LINES else nullcontext():  # layers need not wait
                         gradients.add_closed(site, record.input(site), cotangent(site, record.s))
                 join(device)
         elif self.layout.closed:
