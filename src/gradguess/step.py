@@ -5,7 +5,7 @@ sites -> frames (W̃) -> directions -> tangent pass (`measure`) -> estimates -> 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -390,39 +390,33 @@ class Step:
         """A plain pass that fills the records; the directions of a few sites at a time are drawn together."""
         frames: dict[str, Frame] = {}
         white: dict[str, Tensor] = {}
-        kept = keep_outputs or self.detail
+        kept, device = keep_outputs or self.detail, self.noise.generator.device
 
-        def draw(device: torch.device, names: Sequence[str]) -> None:
-            drawn = apply_together([frames[n] for n in names], [white[n] for n in names], names, self.scratch)
-            for name, y in zip(names, drawn, strict=True):
+        def draw() -> None:
+            drawn = apply_together(list(frames.values()), list(white.values()), list(frames), self.scratch)
+            for name, y in zip(frames, drawn, strict=True):
                 records[name].y, records[name].drawn = y, mark(device)
-                frame, z = frames.pop(name), white.pop(name)
-                records[name].held = (frame, z) if y.is_cuda else None
+                records[name].held = (frames[name], white[name]) if y.is_cuda else None
+            frames.clear()
+            white.clear()
 
         def meet(site: Site, x: Tensor, s: Tensor) -> None:
             name = site.name if kept else str(len(frames))  # gates that are not kept make room for the next
-            with beside(s.device):
-                gate = chain.gate(site, s, self.scratch, f"gate/{name}") if kept or only(site) else None
-                records[site.name] = Record(x, x._version, s if kept else None, gate=gate if kept else None)
-                if only(site):
-                    frame = frames[site.name] = self.frame(guess, site, s, gate)
-                    white[site.name] = self._white(site, frame, s.device)
-                    if s.is_cuda and not frame.light:
-                        draw(s.device, [site.name])
-            if not s.is_cuda and sum(frame.batch for frame in frames.values()) >= TOGETHER:
-                draw(s.device, list(frames))
+            gate = chain.gate(site, s, self.scratch, f"gate/{name}") if kept or only(site) else None
+            records[site.name] = Record(x, x._version, s if kept else None, gate=gate if kept else None)
+            if only(site):
+                frame = frames[site.name] = self.frame(guess, site, s, gate)
+                white[site.name] = self._white(site, frame, s.device)
+            if s.is_cuda or sum(frame.batch for frame in frames.values()) >= TOGETHER:
+                draw()
 
-        def draw_rest(device: torch.device) -> None:
-            if device.type != "cuda":
-                return draw(device, list(frames))
-            join(device)
-            for name in list(frames):  # next to each other, but not next to the large products of a pass
+        if device.type == "cuda" and (walked := self.walk()):
+            for stop in walked.stops:  # next to each other, but not next to the products of the pass: those fill a GPU
                 with beside(device):
-                    draw(device, [name])
-            return None
-
+                    meet(*stop)
+            return [(site, x) for site, x, _ in walked.stops], walked.outputs
         if walked := self.walk(meet):
-            draw_rest(walked.outputs.device)
+            draw()
             return [(site, x) for site, x, _ in walked.stops], walked.outputs
 
         stops: list[chain.Stop] = []
@@ -430,13 +424,12 @@ class Step:
         def visit(site: Site, x: Any, s: Tensor) -> Tensor:
             stops.append(chain.Stop(site, x, s[0].clone()))
             meet(site, x, s)
-            join(s.device)  # the model may write over what it gave
             return s
 
         with self.one_pass(), torch.no_grad(), formula_kernels(self.task.model), Watch(self.layout, visit):
             outputs = self.task.outputs()
             chain.check(stops)
-            draw_rest(stops[0].x.device)
+            draw()
         return [(stop.site, stop.x) for stop in stops], outputs
 
     def _schedule(self, only: Callable[[Site], bool]) -> list[tuple[int, str | None]]:

@@ -1,9 +1,9 @@
 """Work beside the main line on a GPU.
 
 Directions at different sites, and gradients of different layers, do not wait for each other. Their kernels are small:
-one after the other they leave most of the device idle. Two more streams run them next to the passes and next to each
-other; in a CUDA graph the streams become branches. Every piece of work beside starts after what the main line has done
-so far.
+one after the other they leave most of the device idle. More streams run them next to each other; in a CUDA graph the
+streams become branches. Every piece of work beside starts after what the main line has done so far. Next to a large
+product nothing is gained: two kernels that each fill the device take longer together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 
 import torch
 
-LINES = 3  # the main one and those beside it
+LINES = 4  # the main one and those beside it
 
 
 class _Sides:

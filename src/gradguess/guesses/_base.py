@@ -43,7 +43,6 @@ class Frame(ABC):
     latent: int  # length of z per sample
     dtype: torch.dtype
     orthonormal: bool = False  # columns of A are orthonormal (or zero): several tangents are drawn orthonormal
-    light: bool = False  # it holds little and applies fast: it may wait for those of other sites
 
     @abstractmethod
     def apply(self, z: Tensor) -> Tensor:
@@ -61,8 +60,6 @@ class Frame(ABC):
 class Identity(Frame):
     """`A = I`: what the paper draws at the top of the network."""
 
-    light = True
-
     def __init__(self, output: Tensor) -> None:
         self.batch, self.latent = output.shape
         self.dtype = output.dtype
@@ -76,8 +73,6 @@ class Identity(Frame):
 
 class Open(Frame):
     """`A` is the projector on the units whose gate is open: (batch, d), bool."""
-
-    light = True
 
     def __init__(self, open_: Tensor, dtype: torch.dtype) -> None:
         self.mask = open_.to(dtype)
@@ -167,7 +162,7 @@ class GatedBasis(Frame):
     cheapest. All `C_b` come from one product of the squared gates with the row-wise outer products of `V`.
     """
 
-    orthonormal = light = True
+    orthonormal = True
 
     def __init__(
         self, V: Tensor, gate: Tensor | None, batch: int, binary: bool = False, memo: Memo | None = None

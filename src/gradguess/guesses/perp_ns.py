@@ -106,7 +106,7 @@ def _start(view: SiteView) -> Tensor:
     if known is None or known.shape != s.shape:
         fixed = torch.Generator(s.device).manual_seed(0)
         known = view.memo["start"] = torch.randn(s.shape, generator=fixed, dtype=s.dtype, device=s.device)
-    return known  # type: ignore[no-any-return]
+    return known
 
 
 @graphed
