@@ -13,7 +13,7 @@ from gradguess.upstream import ClosedForm
 
 pytest.importorskip("triton", reason="Triton comes with PyTorch for CUDA")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SHAPES = [(10, 300, 4, 1), (3, 40, 5, 2), (20, 130, 3, 1), (1, 7, 3, 1)]  # k, d, batch, tangents
+SHAPES = [(10, 300, 4, 1), (3, 40, 18, 2), (15, 130, 3, 1), (1, 7, 3, 1)]  # k, d, batch, tangents
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -37,14 +37,16 @@ def on(*tensors: Tensor) -> list[Tensor]:
     return [t.to(DEVICE) for t in tensors]
 
 
+@pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize(("k", "d", "batch", "n"), SHAPES)
-def test_a_direction_is_that_of_the_gated_basis(k, d, batch, n):
+def test_a_direction_is_that_of_the_gated_basis(k, d, batch, n, binary):
     V, gate = basis_and_gate(k, d, batch)
+    gate = (gate > 0).float() if binary else gate
     z = noise(n, batch, k, seed=3)
     C = torch.einsum("dk,bd,dl->bkl", V, gate.square(), V)
     L, alive = factors(C)
     expected = torch.einsum("bd,dk,nbk->nbd", gate.double(), V.double(), linalg.triangular_apply(L, z * alive))
-    found = kernels.draw(*on(V, gate, z)).cpu()
+    found = kernels.draw(*on(V, gate, z), binary).cpu()
     # a sample with few open units keeps pivots down to 2e-3 of the largest: rounding is as many times larger
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(found[:, 2:].double(), expected[:, 2:], rtol=1e-4, atol=1e-5)

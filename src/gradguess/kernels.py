@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 
 LARGEST = 32  # k; a larger matrix does not fit into the registers of a warp
-FUSED = 1024  # units of a layer up to which a direction is drawn in one kernel
-BLOCK = 128  # units of a layer at a time
+DRAWN = 16  # directions, and
+FUSED = 1024  # units of a layer up to which `draw` is used; beyond, the factorisation is the smaller part of the work
+BLOCK = 128  # units of a layer at a time for one sample, and
+UNITS = 32  # for many
+PARTS = 4  # of a layer that are summed by themselves
 CLASSES = 4096  # of a cross entropy in one kernel
 SWEEPS = 8  # of Jacobi's method
 PRECISION = "tf32x3"  # of products: three on the matrix units, as accurate as one in float32
@@ -46,17 +49,22 @@ def solve(C: Tensor, z: Tensor) -> Tensor:
     return w
 
 
-def draw(V: Tensor, gate: Tensor, z: Tensor) -> Tensor:
+def draw(V: Tensor, gate: Tensor, z: Tensor, binary: bool = False) -> Tensor:
     """`D V C^{-½} z` with `C = Vᵀ D² V`: `V` (d, k), `gate` (batch, d), `z` (..., batch, k) -> (..., batch, d).
 
-    For layers up to `FUSED` units; of a larger one the factorisation is the smaller part of the work.
+    All `C` are one product of the squared gates with `v vᵀ` for each row of `V`, on the matrix units: numbers of 24
+    bits are cut in two that those can read. The rest is done sample by sample. For up to `DRAWN` directions and layers
+    of up to `FUSED` units. With `binary` the gates are zero or one.
     """
-    (batch, k), d = z.shape[-2:], len(V)
+    (batch, k), (d, _) = z.shape[-2:], V.shape
+    K, P = _padded(k), max(16, 1 << (k * (k + 1) // 2 - 1).bit_length())
+    gate, share = gate.contiguous(), -(-d // (PARTS * UNITS)) * UNITS
+    products, VT, C = V.new_empty(d, 2 * P), V.new_empty(k, d), V.new_empty(PARTS, batch, 2 * P)
     y = z.new_empty(*z.shape[:-1], d)
-    shape = (_draws(z), d, k, _padded(k), BLOCK, PRECISION)
-    _jit().draw[(batch,)](  # the basis is read many times, along its columns: the copy pays
-        V.t().contiguous(), gate.contiguous(), z.contiguous(), y, batch, _tolerance(k), *shape, num_warps=1
-    )
+    _jit().outer[(-(-d // 16),)](V.contiguous(), products, VT, d, k, K, P, 16, num_warps=2)
+    _jit().moments[(-(-batch // 16), PARTS)](gate, products, C, batch, d, share, binary, P, 16, UNITS, num_warps=4)
+    shape = PARTS, _draws(z), d, k, K, P, BLOCK
+    _jit().draw[(batch,)](C, VT, gate, z.contiguous(), y, batch, _tolerance(k), *shape, num_warps=1)
     return y
 
 

@@ -467,10 +467,12 @@ class Step:
         gradients = Gradients(self.layout)
         if records and self.layout.closed:
             with torch.no_grad():
-                device, apart = self.noise.generator.device, self._apart()
-                for i, site in enumerate(self.layout.sites):
+                device, sites = self.noise.generator.device, list(enumerate(self.layout.sites))
+                if apart := device.type == "cuda" and self._apart():  # layers need not wait for each other
+                    sites.sort(key=lambda at: at[0] % LINES == 0)  # nor for the main line, which comes last
+                for i, site in sites:
                     record = records[site.name]
-                    with beside(device) if apart and i % LINES else nullcontext():  # layers need not wait
+                    with beside(device) if apart and i % LINES else nullcontext():
                         gradients.add_closed(site, record.input(site), cotangent(site, record.s))
                 join(device)
         elif self.layout.closed:

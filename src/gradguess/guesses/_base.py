@@ -180,8 +180,9 @@ class GatedBasis(Frame):
         return _Stacked(self.V, squared)
 
     def apply(self, z: Tensor) -> Tensor:
-        if self.gate is not None and len(self.V) <= kernels.FUSED and kernels.usable(self.V, self.latent):
-            return kernels.draw(self.V, self.gate, z)
+        small = len(self.V) <= kernels.FUSED and self.latent <= kernels.DRAWN
+        if self.gate is not None and small and kernels.usable(self.V):
+            return kernels.draw(self.V, self.gate, z, self.binary)
         return self.expand(z if self.root is None else self.root.solve(z))
 
     def expand(self, u: Tensor, room: Tensor | None = None) -> Tensor:
