@@ -112,6 +112,15 @@ def test_eigenvectors_of_small_matrices(n):
     assert (rest.abs() <= 1e-5 * scale[:, None]).all()
 
 
+def test_a_relu_with_its_gate():
+    s = noise(3, 700)
+    s[0, 0], s[1, 1] = 0, torch.nan
+    found = s.clone().to(DEVICE)
+    gate = kernels.rectify(found)
+    assert torch.equal(gate.cpu(), (s > 0).float())
+    torch.testing.assert_close(found.cpu(), s.relu(), rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_tangent_goes_through_a_relu():
     t, y, x = noise(3, 700), noise(3, 700, seed=1), noise(3, 700, seed=2).relu()
     assert torch.equal(kernels.meet(*on(t, y, x)).cpu(), (x > 0) * (t + y))

@@ -8,8 +8,8 @@ since a plain pass comes first, several tangents share it and all sites can be d
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise, zip_longest
 from typing import Any
@@ -46,10 +46,12 @@ class Walked:
 
     stops: list[tuple[Site, Tensor, Tensor]]
     outputs: Tensor
+    gates: dict[str, Tensor] = field(default_factory=dict)  # those that came with the ReLU
 
     def first(self, rows: int) -> Walked:
         """The same for the first samples alone."""
-        return Walked([(site, x[:rows], s[:rows]) for site, x, s in self.stops], self.outputs[:rows])
+        stops = [(site, x[:rows], s[:rows]) for site, x, s in self.stops]
+        return Walked(stops, self.outputs[:rows], {name: gate[:rows] for name, gate in self.gates.items()})
 
 
 def runs_itself(task: Task, layout: Layout) -> bool:
@@ -77,19 +79,28 @@ def stroll(task: Task, layout: Layout, act: Act, scratch: Scratch = NONE) -> Ten
 def walk(task: Task, layout: Layout, scratch: Scratch = NONE, act: Act = lambda site, x, s: None) -> Walked:
     """The plain pass, layer by layer; it keeps every layer. `act(site, x, s)` after each ReLU."""
     stops: list[tuple[Site, Tensor, Tensor]] = []
+    gates: dict[str, Tensor] = {}
     x = task.inputs
     with torch.no_grad():
         for site in layout.sites:
             s = _linear(site, x, scratch, f"{site.name}/s")
-            stops.append((site, x, s if site.gate is None else s.relu_()))
+            if site.gate is not None and kernels.usable(s):
+                gates[site.name] = kernels.rectify(s)
+            elif site.gate is not None:
+                s.relu_()
+            stops.append((site, x, s))
             act(*stops[-1])
             x = s
-    return Walked(stops, x)
+    return Walked(stops, x, gates)
 
 
-def gate(site: Site, s: Tensor, scratch: Scratch, name: str) -> Tensor | None:
-    """`D` of a site with output `s`, before or after its ReLU, in memory of this name."""
-    return None if site.gate is None else torch.gt(s, 0, out=scratch.like(name, s))
+def gate(site: Site, s: Tensor, scratch: Scratch, name: str, walked: Walked | None = None) -> Tensor | None:
+    """`D` of a site with output `s`, before or after its ReLU, in memory of this name; or as the pass left it."""
+    if site.gate is None:
+        return None
+    if walked is not None and site.name in walked.gates:
+        return walked.gates[site.name]
+    return torch.gt(s, 0, out=scratch.like(name, s))
 
 
 def _linear(site: Site, x: Tensor, scratch: Scratch, name: str) -> Tensor:
@@ -132,15 +143,22 @@ class _Tangent:
         self.gated = False  # is there a ReLU below? Its output x is positive where it let the tangent through
         self.odd = 0
 
-    def meet(self, site: Site, x: Tensor, direction: Callable[[Tensor | None], Tensor | None]) -> None:
-        """Go through the layer of `site`, then take up what `direction` gives for the tangent that arrives."""
+    def meet(
+        self, site: Site, x: Tensor, direction: Callable[[Tensor | None], Tensor | None], inside: bool = False
+    ) -> None:
+        """Go through the layer of `site`, then take up what `direction` gives for the tangent that arrives.
+
+        `inside`: the ReLU that follows lets all of that through.
+        """
         self.odd = 1 - self.odd
         if self.t is not None:
             self.t = _through(site, self._below(x), self.scratch, f"tangent{self.odd}")
         self.more = direction(self.t)
+        self.gated = site.gate is not None
         if self.t is None:
             self.t, self.more = self.more, None
-        self.gated = site.gate is not None
+            if inside and self.t is not None and self.t.is_contiguous():  # else products round differently
+                self.gated = False
 
     def _below(self, x: Tensor) -> Tensor:
         """`D t`, before the layer with input `x`."""
@@ -161,13 +179,21 @@ class _Tangent:
 
 
 def carry(
-    task: Task, stops: list[tuple[Site, Tensor]], outputs: Any, direction: Direction, scratch: Scratch = NONE
+    task: Task,
+    stops: list[tuple[Site, Tensor]],
+    outputs: Any,
+    direction: Direction,
+    scratch: Scratch = NONE,
+    inside: Collection[str] = (),
 ) -> Carried:
-    """The tangent pass after a plain one that met these sites with these inputs, and gave `outputs`."""
+    """The tangent pass after a plain one that met these sites with these inputs, and gave `outputs`.
+
+    `inside`: the sites whose directions pass their gates whole.
+    """
     moving = _Tangent(scratch)
     with torch.no_grad():
         for site, x in stops:
-            moving.meet(site, x, partial(direction, site))
+            moving.meet(site, x, partial(direction, site), site.name in inside)
         return _through_loss(task, outputs, moving.sum())
 
 

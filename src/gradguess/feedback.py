@@ -420,7 +420,7 @@ class _Forward:
     def _plain(self) -> Any:
         if walked := self.step.walk():
             for site, x, s in walked.stops:
-                gate = chain.gate(site, s, self.step.scratch, f"gate/{site.name}")
+                gate = chain.gate(site, s, self.step.scratch, f"gate/{site.name}", walked)
                 self.records[site.name] = Record(x, x._version, s, gate=gate)
             return walked.outputs
 

@@ -20,6 +20,7 @@ DRAWN = 16  # directions, and
 FUSED = 1024  # units of a layer up to which `draw` is used; beyond, the factorisation is the smaller part of the work
 BLOCK = 128  # units of a layer at a time for one sample, and
 UNITS = 32  # for many
+WIDE = 1024  # numbers at a time where each is for itself
 PARTS = 4  # of a layer that are summed by themselves
 CLASSES = 4096  # of a cross entropy in one kernel
 SWEEPS = 8  # of Jacobi's method
@@ -57,14 +58,12 @@ def draw(V: Tensor, gate: Tensor, z: Tensor, binary: bool = False) -> Tensor:
     of up to `FUSED` units. With `binary` the gates are zero or one.
     """
     (batch, k), (d, _) = z.shape[-2:], V.shape
-    K, P = _padded(k), max(16, 1 << (k * (k + 1) // 2 - 1).bit_length())
-    gate, share = gate.contiguous(), -(-d // (PARTS * UNITS)) * UNITS
-    products, VT, C = V.new_empty(d, 2 * P), V.new_empty(k, d), V.new_empty(PARTS, batch, 2 * P)
-    y = z.new_empty(*z.shape[:-1], d)
-    _jit().outer[(-(-d // 16),)](V.contiguous(), products, VT, d, k, K, P, 16, num_warps=2)
-    _jit().moments[(-(-batch // 16), PARTS)](gate, products, C, batch, d, share, binary, P, 16, UNITS, num_warps=4)
-    shape = PARTS, _draws(z), d, k, K, P, BLOCK
-    _jit().draw[(batch,)](C, VT, gate, z.contiguous(), y, batch, _tolerance(k), *shape, num_warps=1)
+    P = max(16, 1 << (k * (k + 1) // 2 - 1).bit_length())
+    V, gate, share = V.contiguous(), gate.contiguous(), -(-d // (PARTS * UNITS)) * UNITS
+    C, y = V.new_empty(PARTS, batch, P), z.new_empty(*z.shape[:-1], d)
+    _jit().moments[(-(-batch // 16), PARTS)](V, gate, C, batch, d, share, binary, k, P, 16, UNITS, num_warps=4)
+    shape = PARTS, _draws(z), d, k, _padded(k), P, BLOCK
+    _jit().draw[(batch,)](C, V, gate, z.contiguous(), y, batch, _tolerance(k), *shape, num_warps=1)
     return y
 
 
@@ -105,12 +104,18 @@ def eigh(H: Tensor, sweeps: int = SWEEPS) -> tuple[Tensor, Tensor]:
     return values, Z
 
 
+def rectify(s: Tensor) -> Tensor:
+    """A ReLU in place, on contiguous numbers; returns its gate."""
+    gate = torch.empty_like(s)
+    _jit().rectify[(-(-s.numel() // WIDE),)](s, gate, s.numel(), WIDE)
+    return gate
+
+
 def meet(t: Tensor, y: Tensor, x: Tensor) -> Tensor:
     """`D (t + y)` with the gate of a ReLU whose output is `x`, all of one shape."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    block = 1024
     arguments = t.contiguous(), y.contiguous(), x.contiguous(), out, out.numel()
-    _jit().meet[(-(-out.numel() // block),)](*arguments, block)
+    _jit().meet[(-(-out.numel() // WIDE),)](*arguments, WIDE)
     return out
 
 

@@ -67,6 +67,7 @@ class Record:
     y: Tensor | None = None  # (tangents, *s.shape)
     gate: Tensor | None = None  # with s: computed at once, since an in-place activation changes s
     drawn: torch.cuda.Event | None = None  # on a GPU: when y is there
+    inside: bool = False  # all of y passes the gate
     held: Any = None  # on a GPU: what is in use beside the main line, whose memory is not free until `join`
 
     def input(self, site: Site) -> Any:
@@ -342,7 +343,8 @@ class Step:
                         join(self.noise.generator.device, record.drawn)
                     return scaled(site, record.y, t)
 
-                seen.append(chain.carry(self.task, *chained, known, self.scratch))
+                inside = {name for name, record in records.items() if record.inside}
+                seen.append(chain.carry(self.task, *chained, known, self.scratch, inside))
                 continue
             with self.one_pass():
                 seen.append(self._carry(direction))
@@ -396,13 +398,15 @@ class Step:
             drawn = apply_together(list(frames.values()), list(white.values()), list(frames), self.scratch)
             for name, y in zip(frames, drawn, strict=True):
                 records[name].y, records[name].drawn = y, mark(device)
+                records[name].inside = frames[name].inside
                 records[name].held = (frames[name], white[name]) if y.is_cuda else None
             frames.clear()
             white.clear()
 
         def meet(site: Site, x: Tensor, s: Tensor) -> None:
             name = site.name if kept else str(len(frames))  # gates that are not kept make room for the next
-            gate = chain.gate(site, s, self.scratch, f"gate/{name}") if kept or only(site) else None
+            gated = kept or only(site)
+            gate = chain.gate(site, s, self.scratch, f"gate/{name}", self.walked) if gated else None
             records[site.name] = Record(x, x._version, s if kept else None, gate=gate if kept else None)
             if only(site):
                 frame = frames[site.name] = self.frame(guess, site, s, gate)

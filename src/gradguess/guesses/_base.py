@@ -24,6 +24,7 @@ from torch import Tensor
 from gradguess import kernels, lanes
 from gradguess.linalg import semidefinite_cholesky, triangular_apply
 from gradguess.scratch import NONE, Scratch
+from gradguess.streams import beside, join
 
 if TYPE_CHECKING:
     from gradguess.noise import Noise
@@ -43,6 +44,7 @@ class Frame(ABC):
     latent: int  # length of z per sample
     dtype: torch.dtype
     orthonormal: bool = False  # columns of A are orthonormal (or zero): several tangents are drawn orthonormal
+    inside: bool = False  # a gate of zeros and ones lets all of `A z` through
 
     @abstractmethod
     def apply(self, z: Tensor) -> Tensor:
@@ -140,8 +142,8 @@ class Grouped(Frame):
 class Transposed(Frame):
     """`A = W̃ᵀ`, through products alone."""
 
-    def __init__(self, upstream: Upstream, output: Tensor) -> None:
-        self.upstream = upstream
+    def __init__(self, upstream: Upstream, output: Tensor, inside: bool = False) -> None:
+        self.upstream, self.inside = upstream, inside
         self.batch, self.latent, self.dtype = output.shape[0], upstream.m, output.dtype
 
     def apply(self, z: Tensor) -> Tensor:
@@ -168,6 +170,7 @@ class GatedBasis(Frame):
         self, V: Tensor, gate: Tensor | None, batch: int, binary: bool = False, memo: Memo | None = None
     ) -> None:
         self.V, self.gate, self.binary, self.memo = V, gate, binary, memo
+        self.inside = binary and gate is not None
         self.batch, self.latent, self.dtype = batch, V.shape[1], V.dtype
 
     @cached_property
@@ -395,9 +398,12 @@ class Guess(Method):
 
         if not seen.records:
             step.noise.rewind()  # the replay draws the same directions again
+        with beside(seen.losses.device):
+            loss = seen.losses.mean()
         mean = replace(seen, jvp=seen.jvp / batch)  # of the mean loss
         grads = step.pull_back(lambda site, s: estimate(site, s, mean), seen.records)
-        result = Estimate(seen.losses.mean(), grads, seen.jvp, losses=seen.losses)
+        join(seen.losses.device)
+        result = Estimate(loss, grads, seen.jvp, losses=seen.losses)
         if step.detail:
             for site in step.layout.sites:
                 injected = seen.injected(site)

@@ -25,4 +25,4 @@ class WTranspose(Guess):
     """
 
     def frame(self, view: SiteView) -> Frame:
-        return Transposed(view.W, view.output)
+        return Transposed(view.W, view.output, view.binary)
