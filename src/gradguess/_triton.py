@@ -87,50 +87,50 @@ def _high(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def moments(  # type: ignore[no-untyped-def]
-    V,
-    gate,
-    C,
-    batch,
-    d,
-    share,
-    binary: tl.constexpr,
-    k: tl.constexpr,
-    P: tl.constexpr,
-    ROWS: tl.constexpr,
-    UNITS: tl.constexpr,
-):
-    """`Vᵀ D² V` of some samples, over a share of the units: lower triangles, row by row, in two parts (`_high`)."""
-    b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    part = tl.program_id(1)
+def outer(V, out, VT, d, k: tl.constexpr, K: tl.constexpr, P: tl.constexpr, UNITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`v vᵀ` of every row of `V`: the lower triangle, row by row, in two parts (`_high`); and `Vᵀ`."""
+    u = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
     p = tl.arange(0, P)
     row = ((tl.sqrt(8.0 * p + 1) - 1) / 2 + 1e-3).to(tl.int32)
     column = p - row * (row + 1) // 2
-    high = tl.zeros((ROWS, P), tl.float32)
-    low = tl.zeros((ROWS, P), tl.float32)
+    inside = (u[:, None] < d) & (row[None, :] < k)
+    product = tl.load(V + u[:, None] * k + row[None, :], mask=inside, other=0.0)
+    product *= tl.load(V + u[:, None] * k + column[None, :], mask=inside, other=0.0)
+    at = out + u[:, None] * (2 * P) + p[None, :]
+    tl.store(at, _high(product), mask=u[:, None] < d)
+    tl.store(at + P, product - _high(product), mask=u[:, None] < d)
+    i = tl.arange(0, K)
+    inside = (u[:, None] < d) & (i[None, :] < k)
+    rows = tl.load(V + u[:, None] * k + i[None, :], mask=inside, other=0.0)
+    tl.store(VT + i[None, :] * d + u[:, None], rows, mask=inside)
+
+
+@triton.jit
+def moments(  # type: ignore[no-untyped-def]
+    gate, products, C, batch, d, share, binary: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr
+):
+    """`Vᵀ D² V` of some samples, over a share of the units, packed as in `outer`."""
+    b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(1)
+    p = tl.arange(0, 2 * P)
+    total = tl.zeros((ROWS, 2 * P), tl.float32)
     for first in range(part * share, (part + 1) * share, UNITS):
         u = first + tl.arange(0, UNITS)
         D = tl.load(gate + b[:, None] * d + u[None, :], mask=(b[:, None] < batch) & (u[None, :] < d), other=0.0)
-        inside = (u[:, None] < d) & (row[None, :] < k)
-        pairs = tl.load(V + u[:, None] * k + row[None, :], mask=inside, other=0.0)
-        pairs *= tl.load(V + u[:, None] * k + column[None, :], mask=inside, other=0.0)
+        pairs = tl.load(products + u[:, None] * (2 * P) + p[None, :], mask=u[:, None] < d, other=0.0)
         if binary:
-            D = tl.where(D > 0, 1.0, 0.0)
-            high = tl.dot(D, _high(pairs), high, input_precision="tf32")
-            low = tl.dot(D, pairs - _high(pairs), low, input_precision="tf32")
+            total = tl.dot(tl.where(D > 0, 1.0, 0.0), pairs, total, input_precision="tf32")
         else:
             D = D * D
-            high = tl.dot(_high(D), _high(pairs), high, input_precision="tf32")
-            low = tl.dot(_high(D), pairs - _high(pairs), low, input_precision="tf32")
-            low = tl.dot(D - _high(D), _high(pairs), low, input_precision="tf32")
-    at = (part * batch + b[:, None]) * P + p[None, :]
-    tl.store(C + at, high + low, mask=b[:, None] < batch)
+            total = tl.dot(_high(D), pairs, total, input_precision="tf32")
+            total = tl.dot(D - _high(D), pairs, total, input_precision="tf32")
+    tl.store(C + (part * batch + b[:, None]) * (2 * P) + p[None, :], total, mask=b[:, None] < batch)
 
 
 @triton.jit
 def draw(  # type: ignore[no-untyped-def]
     C,
-    V,
+    VT,
     gate,
     z,
     y,
@@ -147,21 +147,23 @@ def draw(  # type: ignore[no-untyped-def]
     b = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, K)
     row = tl.maximum(i[:, None], i[None, :])
-    at = b * P + row * (row + 1) // 2 + tl.minimum(i[:, None], i[None, :])
+    at = b * (2 * P) + row * (row + 1) // 2 + tl.minimum(i[:, None], i[None, :])
     gram = tl.zeros((K, K), tl.float32)
     for part in tl.static_range(parts):
-        gram += tl.load(C + part * batch * P + at, mask=row < k, other=0.0)
-    largest = tl.max(tl.sum(tl.where(i[:, None] == i[None, :], gram, 0.0), 1), 0)
-    E, scale = _whitening(gram, tolerance * largest, k, K)
+        gram += tl.load(C + part * batch * (2 * P) + at, mask=row < k, other=0.0)
+        gram += tl.load(C + part * batch * (2 * P) + P + at, mask=row < k, other=0.0)
+    diagonal = i[:, None] == i[None, :]
+    E, scale = _whitening(gram, tolerance * tl.max(tl.sum(tl.where(diagonal, gram, 0.0), 1), 0), k, K)
     for t in range(n):
         noise = tl.load(z + (t * batch + b) * k + i, mask=i < k, other=0.0)
         w = tl.sum((noise * scale)[:, None] * E, 0)  # L^{-T} z
+        column = tl.sum(tl.where(diagonal, w[None, :], 0.0), 1)  # the same, laid out along the rows of Vᵀ
         for first in range(0, d, UNITS):
             u = first + tl.arange(0, UNITS)
             D = tl.load(gate + b * d + u, mask=u < d, other=0.0)
-            inside = (u[:, None] < d) & (i[None, :] < k)
-            rows = tl.load(V + u[:, None] * k + i[None, :], mask=inside, other=0.0)
-            tl.store(y + (t * batch + b) * d + u, D * tl.sum(rows * w[None, :], 1), mask=u < d)
+            inside = (i[:, None] < k) & (u[None, :] < d)
+            rows = tl.load(VT + i[:, None] * d + u[None, :], mask=inside, other=0.0)
+            tl.store(y + (t * batch + b) * d + u, D * tl.sum(rows * column[:, None], 0), mask=u < d)
 
 
 @triton.jit

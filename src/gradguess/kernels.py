@@ -58,12 +58,14 @@ def draw(V: Tensor, gate: Tensor, z: Tensor, binary: bool = False) -> Tensor:
     of up to `FUSED` units. With `binary` the gates are zero or one.
     """
     (batch, k), (d, _) = z.shape[-2:], V.shape
-    P = max(16, 1 << (k * (k + 1) // 2 - 1).bit_length())
-    V, gate, share = V.contiguous(), gate.contiguous(), -(-d // (PARTS * UNITS)) * UNITS
-    C, y = V.new_empty(PARTS, batch, P), z.new_empty(*z.shape[:-1], d)
-    _jit().moments[(-(-batch // 16), PARTS)](V, gate, C, batch, d, share, binary, k, P, 16, UNITS, num_warps=4)
-    shape = PARTS, _draws(z), d, k, _padded(k), P, BLOCK
-    _jit().draw[(batch,)](C, V, gate, z.contiguous(), y, batch, _tolerance(k), *shape, num_warps=1)
+    K, P = _padded(k), max(16, 1 << (k * (k + 1) // 2 - 1).bit_length())
+    gate, share = gate.contiguous(), -(-d // (PARTS * UNITS)) * UNITS
+    products, VT, C = V.new_empty(d, 2 * P), V.new_empty(k, d), V.new_empty(PARTS, batch, 2 * P)
+    y = z.new_empty(*z.shape[:-1], d)
+    _jit().outer[(-(-d // 16),)](V.contiguous(), products, VT, d, k, K, P, 16, num_warps=2)
+    _jit().moments[(-(-batch // 16), PARTS)](gate, products, C, batch, d, share, binary, P, 16, UNITS, num_warps=4)
+    shape = PARTS, _draws(z), d, k, K, P, BLOCK
+    _jit().draw[(batch,)](C, VT, gate, z.contiguous(), y, batch, _tolerance(k), *shape, num_warps=1)
     return y
 
 

@@ -415,7 +415,8 @@ class Step:
                 draw()
 
         if device.type == "cuda" and (walked := self.walk()):
-            for stop in walked.stops:  # next to each other, but not next to the products of the pass: those fill a GPU
+            *others, top = walked.stops
+            for stop in (top, *others):  # next to each other, but not to the products of a pass: those fill a GPU
                 with beside(device):
                     meet(*stop)
             return [(site, x) for site, x, _ in walked.stops], walked.outputs
