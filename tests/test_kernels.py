@@ -112,6 +112,11 @@ def test_eigenvectors_of_small_matrices(n):
     assert (rest.abs() <= 1e-5 * scale[:, None]).all()
 
 
+def test_rows_are_weighed():
+    y, c = noise(5, 300), noise(5, seed=1)
+    torch.testing.assert_close(kernels.weigh(y.clone().to(DEVICE), c.to(DEVICE), 0.25).cpu(), 0.25 * c[:, None] * y)
+
+
 def test_a_relu_with_its_gate():
     s = noise(3, 700)
     s[0, 0], s[1, 1] = 0, torch.nan

@@ -219,6 +219,13 @@ def eigh(H, values, Z, sweeps, n: tl.constexpr, K: tl.constexpr, PRECISION: tl.c
 
 
 @triton.jit
+def weigh(y, c, share, size, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    weight = tl.load(c + at // n, mask=at < size, other=0.0) * share
+    tl.store(y + at, tl.load(y + at, mask=at < size, other=0.0) * weight, mask=at < size)
+
+
+@triton.jit
 def rectify(s, gate, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(s + at, mask=at < size, other=0.0)

@@ -106,6 +106,12 @@ def eigh(H: Tensor, sweeps: int = SWEEPS) -> tuple[Tensor, Tensor]:
     return values, Z
 
 
+def weigh(y: Tensor, c: Tensor, share: float) -> Tensor:
+    """`share c_b y_b` for every row, in place: `y` (batch, n), contiguous, `c` (batch,)."""
+    _jit().weigh[(-(-y.numel() // WIDE),)](y, c.contiguous(), share, y.numel(), y.shape[1], WIDE)
+    return y
+
+
 def rectify(s: Tensor) -> Tensor:
     """A ReLU in place, on contiguous numbers; returns its gate."""
     gate = torch.empty_like(s)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from gradguess import chain
+from gradguess import chain, kernels
 from gradguess.errors import InputError
 from gradguess.gates import mask
 from gradguess.guesses._base import Frame, Guess, Identity, SiteView, apply_together
@@ -444,13 +444,17 @@ class Step:
             return [(t, None) for t in tangents]
         return [(t, site.name) for t in tangents for site in self.layout.sites if only(site)]
 
-    def weigh(self, site: Site, c: Tensor, y: Tensor, own: bool = False) -> Tensor:
-        """`ĝ = c y`, averaged over tangents: the estimate of each sample's own gradient at the site.
+    def weigh(self, site: Site, c: Tensor, y: Tensor, own: bool = False, share: float = 1.0) -> Tensor:
+        """`ĝ = c y`, averaged over tangents: the estimate of each sample's own gradient at the site, times `share`.
 
         Where the batch shares the site's output, or samples mix, `c` is the sum over the batch. With `own`, `y` is not
         needed any more and may be overwritten.
         """
         c = c.to(y.dtype)
+        alone = len(y) == 1 and site.batch_dim == 0 and self.options.coupling == "sample"
+        if alone and own and y.dim() == 3 and y.is_contiguous() and kernels.usable(y):
+            return kernels.weigh(y[0], c[0], share)
+        c = c if share == 1 else c * share
         shape = [1] * (y.dim() - 1)
         if site.batch_dim is None:
             c = c.sum(1)

@@ -394,13 +394,14 @@ class Guess(Method):
             if y is None:
                 assert s is not None
                 y = step.draw(self, site, s)
-            return step.weigh(site, seen.of(site), y, own=not step.detail)
+            return step.weigh(site, seen.of(site), y, own=not step.detail, share=share)
 
         if not seen.records:
             step.noise.rewind()  # the replay draws the same directions again
         with beside(seen.losses.device):
             loss = seen.losses.mean()
-        mean = replace(seen, jvp=seen.jvp / batch)  # of the mean loss
+        share = 1 / batch if kernels.usable(seen.jvp) else 1.0  # of a sample in the mean loss
+        mean = seen if share < 1 else replace(seen, jvp=seen.jvp / batch)
         grads = step.pull_back(lambda site, s: estimate(site, s, mean), seen.records)
         join(seen.losses.device)
         result = Estimate(loss, grads, seen.jvp, losses=seen.losses)
