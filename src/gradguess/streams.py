@@ -14,7 +14,7 @@ from functools import cache
 
 import torch
 
-LINES = 5  # the main one and those beside it
+LINES = 6  # the main one and those beside it
 
 
 class _Sides:

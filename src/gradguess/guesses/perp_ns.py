@@ -62,8 +62,8 @@ class WPerpNS(Guess):
             dense = Dense(W.matrix().expand(view.output.shape[0], -1, -1))
             scale, coefficients = self._fitted(view, dense)
             return Matrix(torch.cat(list(self._dense(scale, coefficients, dense.W))))
+        parts = groups(W)  # what waits for the device comes first
         scale, coefficients = self._fitted(view, W)
-        parts = groups(W)
         if max(small.size for _, small in parts) > W.m:
             return Matrix(torch.cat(list(self._dense(scale, coefficients, W.gate, W.weight))))
         frames = [
@@ -84,9 +84,10 @@ class WPerpNS(Guess):
         """What each sample's `W̃` is divided by, (batch,), and the coefficients."""
         if view.due or "scale" not in view.cache:
             view.cache["scale"], view.cache["coefficients"] = self._fit(W.first(PROBE), view)
+        coefficients = tuple(view.cache["coefficients"].tolist())
         own = _norms(_start(view), *W.parts) * MARGIN
         # a sample above the probe's norm is scaled by its own, lest the iteration diverge
-        return torch.maximum(own, view.cache["scale"]), tuple(view.cache["coefficients"].tolist())
+        return torch.maximum(own, view.cache["scale"]), coefficients
 
     def _fit(self, probe: Upstream, view: SiteView) -> tuple[Tensor, Tensor]:
         """The spectral norm of the probe and the coefficients for its mean `σ_k / σ_1`."""
