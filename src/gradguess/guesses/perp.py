@@ -12,15 +12,21 @@ from gradguess.compact import Compact
 from gradguess.errors import InputError
 from gradguess.graphs import graphed
 from gradguess.guesses._base import Columns, Frame, GatedBasis, Guess, Open, SiteView, check_count, keep
-from gradguess.linalg import batched_top_subspace, chebyshev_top_subspace, orthonormal_columns, safe_degree
+from gradguess.linalg import (
+    batched_top_subspace,
+    chebyshev_top_subspace,
+    orthonormal_columns,
+    safe_degree,
+    steady_top_subspace,
+)
 from gradguess.upstream import ClosedForm, Upstream
 
 CAPTURABLE = 64  # whether a larger basis fills the space is looked up on the host
 DIRECT = 64  # up to this size a Krylov space is cheap on every device
 CHUNK = 1 << 26  # numbers in a dense batch of Jacobians that are decomposed at once
 OVERSAMPLE = 6  # extra columns that make the subspace iteration converge faster
-DEGREE = 7  # of the filter on a GPU, where no direction is much stronger than the others
-PRODUCTS = 14  # on a GPU, at least
+PLAIN = (7, 7)  # degrees of the filter on a GPU, where no direction is much stronger than the others
+CAPPED = (2, 5, 5)  # and where one may be
 UNLIKE = 1.5  # a sample's spectrum may be this much wider than that of the batch
 GPU_BLOCK = 32  # columns that cost a GPU no more than fewer: it waits for the matrix
 
@@ -119,40 +125,39 @@ def _subspace(guess: WPerp, view: SiteView) -> Frame:
     if min(W.m, d) <= width:  # one product with the block spans the whole row space
         return Columns(batched_top_subspace(W.gram_columns, start, k, 2)[0])
     if d > DIRECT and on_gpu and isinstance(W, ClosedForm) and W.gate is not None:
-        if view.due or "degree" not in view.cache:
-            view.cache["degree"] = _degree(W, view.cache["start"])
-        return Columns(_by_open_units(W, view.cache["start"], k, int(view.cache["degree"])))
+        if view.due or "capped" not in view.cache:
+            view.cache["capped"] = _has_outliers(W, view.cache["start"])
+        return Columns(_by_open_units(W, view.cache["start"], k, bool(view.cache["capped"])))
     if d <= DIRECT or not on_gpu:
         mix = view.cache.setdefault("mix", view.noise.normal((width, 2), start.dtype, start.device))
         return Columns(batched_top_subspace(W.gram_columns, start @ mix, k, _krylov_steps(d, k))[0])
     return Columns(chebyshev_top_subspace(W.gram_columns, start, k, degree=4, rounds=6)[0])
 
 
-def _by_open_units(W: ClosedForm, start: Tensor, k: int, degree: int) -> Tensor:
+def _by_open_units(W: ClosedForm, start: Tensor, k: int, capped: bool) -> Tensor:
     small = Compact.of(W)
-    products = PRODUCTS + 2 * (DEGREE - degree)  # filters of a low degree need more of them
-    options = {"k": k, "degree": degree, "rounds": -(-products // degree)}
-    return _on_open_units(small.product, small.index, small.gate, start, **options)
+    return _on_open_units(small.product, small.index, small.gate, start, k=k, capped=capped)
 
 
 @graphed
-def _on_open_units(
-    product: Tensor, index: Tensor, gate: Tensor, start: Tensor, *, k: int, degree: int, rounds: int
-) -> Tensor:
+def _on_open_units(product: Tensor, index: Tensor, gate: Tensor, start: Tensor, *, k: int, capped: bool) -> Tensor:
     """On a GPU memory sets the pace: a product of a block with a sample's own small matrix reads only that."""
     small = Compact(product, index, gate)
     rows = gate[:, :, None] * start[index]
-    V, _ = chebyshev_top_subspace(small.gram(), rows, k, degree, rounds, steady=True)
+    V, _ = steady_top_subspace(small.gram(), rows, k, CAPPED if capped else PLAIN, capped)
     return small.scatter(V.permute(2, 0, 1)).permute(1, 2, 0)
 
 
-def _degree(W: ClosedForm, start: Tensor) -> Tensor:
-    """Of the filter for the samples of this batch and the next: all spectra are like that of the batch as a whole."""
+def _has_outliers(W: ClosedForm, start: Tensor) -> Tensor:
+    """Is a direction so much stronger than the others that filters must be capped? As 0-dim tensor.
+
+    Asked of the batch as a whole, for this step and the next ones: the spectra of samples are alike.
+    """
     assert W.gate is not None
     moved = (W.weight * W.gate.square().mean(0).sqrt()) @ start
     values = torch.linalg.vector_norm(moved, dim=0).square()
     ratio = float(values.max() / values.min().clamp_min(torch.finfo(values.dtype).tiny))
-    return torch.tensor(float(min(DEGREE, safe_degree(UNLIKE * ratio, start.dtype))), device=start.device)
+    return start.new_tensor(float(safe_degree(UNLIKE * ratio, start.dtype) < max(PLAIN)))
 
 
 def _krylov_steps(d: int, k: int) -> int:
