@@ -65,7 +65,7 @@ def test_the_polynomial_is_that_of_the_dense_matrix(steps):
     torch.testing.assert_close(frame.apply(z[0]), torch.einsum("bmd,bm->bd", dense, z[0]))
 
 
-@pytest.mark.parametrize("spread", [1.0, 3.0, 10.0])
+@pytest.mark.parametrize("spread", [1.0, 3.0, 10.0, 20.0])
 def test_the_subspace_of_open_units_is_that_of_the_svd(spread):
     """What a GPU does for `solver="subspace"`, here in float32 on a CPU: nine in ten projectors within 1e-2.
 
@@ -77,12 +77,12 @@ def test_the_subspace_of_open_units_is_that_of_the_svd(spread):
     W += (spread - 1) * torch.outer(*torch.randn(2, d, generator=generator)) / d
     upstream = ClosedForm(W, (torch.rand(16, d, generator=generator) < 0.5).float())
     start = upstream.shared_basis(perp.GPU_BLOCK, Noise(generator))
-    capped = bool(perp._has_outliers(upstream, start))
-    assert capped == (spread > 1)
-    found = perp._by_open_units(upstream, start, k, capped).double()
+    steep = bool(perp._steep(upstream, start))
+    assert steep == (spread > 10)
+    found = perp._by_open_units(upstream, start, k, steep).double()
     exact = perp._top_of(upstream.matrix().double(), k)
     error = torch.linalg.matrix_norm(found @ found.mT - exact @ exact.mT, 2)
-    assert error.median() < 3e-3
+    assert error.median() < 5e-3
     assert error.quantile(0.9) < 1e-2
 
 

@@ -16,7 +16,6 @@ from gradguess.linalg import (
     batched_top_subspace,
     chebyshev_top_subspace,
     orthonormal_columns,
-    safe_degree,
     steady_top_subspace,
 )
 from gradguess.upstream import ClosedForm, Upstream
@@ -25,9 +24,9 @@ CAPTURABLE = 64  # whether a larger basis fills the space is looked up on the ho
 DIRECT = 64  # up to this size a Krylov space is cheap on every device
 CHUNK = 1 << 26  # numbers in a dense batch of Jacobians that are decomposed at once
 OVERSAMPLE = 6  # extra columns that make the subspace iteration converge faster
-PLAIN = (7, 7)  # degrees of the filter on a GPU, where no direction is much stronger than the others
-CAPPED = (2, 5, 5)  # and where one may be
-UNLIKE = 1.5  # a sample's spectrum may be this much wider than that of the batch
+USUAL = (2, 8)  # degrees of the filter on a GPU, and
+CAREFUL = (2, 5, 5)  # where the strongest direction is more than
+STEEP = 12  # times as strong as the weakest of the block
 GPU_BLOCK = 32  # columns that cost a GPU no more than fewer: it waits for the matrix
 
 
@@ -125,39 +124,36 @@ def _subspace(guess: WPerp, view: SiteView) -> Frame:
     if min(W.m, d) <= width:  # one product with the block spans the whole row space
         return Columns(batched_top_subspace(W.gram_columns, start, k, 2)[0])
     if d > DIRECT and on_gpu and isinstance(W, ClosedForm) and W.gate is not None:
-        if view.due or "capped" not in view.cache:
-            view.cache["capped"] = _has_outliers(W, view.cache["start"])
-        return Columns(_by_open_units(W, view.cache["start"], k, bool(view.cache["capped"])))
+        if view.due or "steep" not in view.cache:
+            view.cache["steep"] = _steep(W, view.cache["start"])
+        return Columns(_by_open_units(W, view.cache["start"], k, bool(view.cache["steep"])))
     if d <= DIRECT or not on_gpu:
         mix = view.cache.setdefault("mix", view.noise.normal((width, 2), start.dtype, start.device))
         return Columns(batched_top_subspace(W.gram_columns, start @ mix, k, _krylov_steps(d, k))[0])
     return Columns(chebyshev_top_subspace(W.gram_columns, start, k, degree=4, rounds=6)[0])
 
 
-def _by_open_units(W: ClosedForm, start: Tensor, k: int, capped: bool) -> Tensor:
+def _by_open_units(W: ClosedForm, start: Tensor, k: int, steep: bool) -> Tensor:
     small = Compact.of(W)
-    return _on_open_units(small.product, small.index, small.gate, start, k=k, capped=capped)
+    return _on_open_units(small.product, small.index, small.gate, start, k=k, degrees=CAREFUL if steep else USUAL)
 
 
 @graphed
-def _on_open_units(product: Tensor, index: Tensor, gate: Tensor, start: Tensor, *, k: int, capped: bool) -> Tensor:
+def _on_open_units(
+    product: Tensor, index: Tensor, gate: Tensor, start: Tensor, *, k: int, degrees: tuple[int, ...]
+) -> Tensor:
     """On a GPU memory sets the pace: a product of a block with a sample's own small matrix reads only that."""
     small = Compact(product, index, gate)
-    rows = gate[:, :, None] * start[index]
-    V, _ = steady_top_subspace(small.gram(), rows, k, CAPPED if capped else PLAIN, capped)
+    V, _ = steady_top_subspace(small.gram(), gate[:, :, None] * start[index], k, degrees)
     return small.scatter(V.permute(2, 0, 1)).permute(1, 2, 0)
 
 
-def _has_outliers(W: ClosedForm, start: Tensor) -> Tensor:
-    """Is a direction so much stronger than the others that filters must be capped? As 0-dim tensor.
-
-    Asked of the batch as a whole, for this step and the next ones: the spectra of samples are alike.
-    """
+def _steep(W: ClosedForm, start: Tensor) -> Tensor:
+    """Is one direction very much stronger than the others? 0-dim. Asked of the batch: spectra of samples are alike."""
     assert W.gate is not None
     moved = (W.weight * W.gate.square().mean(0).sqrt()) @ start
-    values = torch.linalg.vector_norm(moved, dim=0).square()
-    ratio = float(values.max() / values.min().clamp_min(torch.finfo(values.dtype).tiny))
-    return start.new_tensor(float(safe_degree(UNLIKE * ratio, start.dtype) < max(PLAIN)))
+    values = torch.linalg.vector_norm(moved, dim=0)
+    return (values.max() > STEEP * values.min()).to(start.dtype)
 
 
 def _krylov_steps(d: int, k: int) -> int:
