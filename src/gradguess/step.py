@@ -25,7 +25,7 @@ from gradguess.parts import ALONE, Pool
 from gradguess.pullback import parameter_gradients
 from gradguess.scratch import NONE, Scratch
 from gradguess.sites import Layout, LayoutChanged, Site, Watch
-from gradguess.streams import LINES, beside, join, mark
+from gradguess.streams import PRODUCTS, beside, join, mark
 from gradguess.tangent import Carried, Direction, carry, formula_kernels
 from gradguess.task import Task
 from gradguess.upstream import ClosedForm, CutGraph, Upstream
@@ -416,8 +416,9 @@ class Step:
 
         if device.type == "cuda" and (walked := self.walk()):
             *others, top = walked.stops
-            for stop in (top, *others):  # next to each other, but not to the products of a pass: those fill a GPU
-                with beside(device):
+            # next to each other, but not next to the products of a pass: those fill a GPU
+            for line, stop in enumerate((top, *others), start=1):
+                with beside(device, line):
                     meet(*stop)
             return [(site, x) for site, x, _ in walked.stops], walked.outputs
         if walked := self.walk(meet):
@@ -478,10 +479,10 @@ class Step:
             with torch.no_grad():
                 device, sites = self.noise.generator.device, list(enumerate(self.layout.sites))
                 if apart := device.type == "cuda" and self._apart():  # layers need not wait for each other
-                    sites.sort(key=lambda at: at[0] % LINES == 0)  # nor for the main line, which comes last
+                    sites.sort(key=lambda at: at[0] % PRODUCTS == 0)  # nor for the main line, which comes last
                 for i, site in sites:
                     record = records[site.name]
-                    with beside(device) if apart and i % LINES else nullcontext():
+                    with beside(device, i % PRODUCTS) if apart and i % PRODUCTS else nullcontext():
                         gradients.add_closed(site, record.input(site), cotangent(site, record.s))
                 join(device)
         elif self.layout.closed:

@@ -14,31 +14,28 @@ from functools import cache
 
 import torch
 
-LINES = 6  # the main one and those beside it
+LINES = 5  # the main one, 0, and those beside it
+PRODUCTS = 3  # of them, for large products: each of these takes cuBLAS's memory once more, 32 MB on an H200
 
 
 class _Sides:
-    """The streams beside the main one, taken in turn."""
+    """The streams beside the main one."""
 
     def __init__(self, device: torch.device) -> None:
-        self.idle = [torch.cuda.Stream(device) for _ in range(LINES - 1)]
+        self.streams = [torch.cuda.Stream(device) for _ in range(1, LINES)]
         self.used: list[torch.cuda.Stream] = []  # since the last `join`
-
-    def next(self) -> torch.cuda.Stream:
-        side = self.idle.pop(0)
-        self.idle.append(side)
-        if side not in self.used:
-            self.used.append(side)
-        return side
 
 
 @contextmanager
-def beside(device: torch.device) -> Iterator[None]:
-    """Run the block beside the main line; elsewhere than on CUDA, at once."""
+def beside(device: torch.device, line: int) -> Iterator[None]:
+    """Run the block on a line beside the main one (they are numbered from 1, and again); without CUDA, at once."""
     if device.type != "cuda":
         yield
         return
-    side = _sides(device).next()
+    sides = _sides(device)
+    side = sides.streams[(line - 1) % len(sides.streams)]
+    if side not in sides.used:
+        sides.used.append(side)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         yield

@@ -24,7 +24,7 @@ from torch import Tensor
 from gradguess import kernels, lanes
 from gradguess.linalg import semidefinite_cholesky, triangular_apply
 from gradguess.scratch import NONE, Scratch
-from gradguess.streams import beside, join
+from gradguess.streams import PRODUCTS, beside, join
 
 if TYPE_CHECKING:
     from gradguess.noise import Noise
@@ -398,7 +398,7 @@ class Guess(Method):
 
         if not seen.records:
             step.noise.rewind()  # the replay draws the same directions again
-        with beside(seen.losses.device):
+        with beside(seen.losses.device, PRODUCTS):
             loss = seen.losses.mean()
         share = 1 / batch if kernels.usable(seen.jvp) else 1.0  # of a sample in the mean loss
         mean = seen if share < 1 else replace(seen, jvp=seen.jvp / batch)
