@@ -9,6 +9,7 @@ since a plain pass comes first, several tangents share it and all sites can be d
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise, zip_longest
@@ -107,7 +108,7 @@ def _linear(site: Site, x: Tensor, scratch: Scratch, name: str) -> Tensor:
     weight, bias = site.module.weight, site.module.bias
     if site.top:  # the outputs outlive the step
         return nn.functional.linear(x, weight, bias)  # type: ignore[arg-type]
-    out = scratch.take(name, len(x), len(weight), x)  # type: ignore[arg-type]
+    out = scratch.take(name, x.shape[0], weight.shape[0], x)  # type: ignore
     return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)  # type: ignore
 
 
@@ -215,13 +216,13 @@ def _through(site: Site, t: Tensor, scratch: Scratch, name: str) -> Tensor:
     weight: Tensor = site.module.weight  # type: ignore[assignment]
     if site.top:  # the outputs' tangent outlives the pass
         return torch.mm(t, weight.t())
-    return torch.mm(t, weight.t(), out=scratch.take(name, len(t), len(weight), t))
+    return torch.mm(t, weight.t(), out=scratch.take(name, t.shape[0], weight.shape[0], t))
 
 
 def _through_loss(task: Task, outputs: Any, t: Tensor | None) -> Carried:
     (end,) = tensors(outputs)
     u = torch.zeros_like(end) if t is None else t
-    with named_failures(task), torch.no_grad(), dual_numbers(), ClosedForms():
+    with named_failures(task), torch.no_grad(), dual_numbers(), ClosedForms() if end.is_cuda else nullcontext():
         dual = fwAD.make_dual(end, u)
         seen = tree_map(lambda leaf: dual if leaf is end else leaf, outputs)
         losses, jvp = fwAD.unpack_dual(task.losses(seen))

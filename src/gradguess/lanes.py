@@ -38,7 +38,7 @@ def cholesky(packed: Tensor, rtol: float | None = None, room: Tensor | None = No
         the upper factor `R` (k, k, B) with `C = RᵀR` (below its diagonal it holds anything), and the inverse of its
         diagonal (k, B), zero where a column was dropped.
     """
-    k, batch = math.isqrt(2 * len(packed)), packed.shape[1]
+    k, batch = math.isqrt(2 * packed.shape[0]), packed.shape[1]
     if batch == 1:  # a single lane would be summed in another order
         two = cholesky(packed.expand(-1, 2), rtol)
         return two[0][..., :1], two[1][:, :1]
@@ -72,7 +72,7 @@ def solve(R: Tensor, inverse: Tensor, z: Tensor, transpose: bool = False) -> Ten
     if z.shape[-1] == 1:
         return solve(R.expand(-1, -1, 2), inverse.expand(-1, 2), z.expand(-1, -1, 2), transpose)[..., :1]
     factor: Any = R.numpy()
-    k, scale = len(z), inverse.numpy()
+    k, scale = z.shape[0], inverse.numpy()
     x = np.empty(z.shape, scale.dtype)
     np.multiply(z.numpy(), scale[:, None], out=x)
     for j in range(1, k) if transpose else reversed(range(k - 1)):

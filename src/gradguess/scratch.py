@@ -33,7 +33,7 @@ class Scratch:
         if last is not None and last.shape == (rows, columns) and last.dtype == like.dtype:
             return last
         size, kept = rows * columns, self._kept.get(name)
-        if kept is None or kept.dtype != like.dtype or len(kept) < size:
+        if kept is None or kept.dtype != like.dtype or kept.shape[0] < size:
             kept = self._kept[name] = torch.empty(size, dtype=like.dtype)
         self._views[name] = kept[:size].view(rows, columns)
         return self._views[name]

@@ -47,6 +47,8 @@ class Site:
 
     def flat(self, s: Tensor) -> Tensor:
         """`s` as (batch, d); (1, d) where it is shared by the batch."""
+        if self.batch_dim == 0 and s.dim() == 2:
+            return s
         if self.batch_dim is None:
             return s.reshape(1, -1)
         return s.movedim(self.batch_dim, 0).flatten(1) if s.dim() > 1 else s.unsqueeze(1)

@@ -452,10 +452,12 @@ class Step:
         needed any more and may be overwritten.
         """
         c = c.to(y.dtype)
-        alone = len(y) == 1 and site.batch_dim == 0 and self.options.coupling == "sample"
-        if alone and own and y.dim() == 3 and y.is_contiguous() and kernels.usable(y):
+        alone = y.shape[0] == 1 and y.dim() == 3 and site.batch_dim == 0 and self.options.coupling == "sample"
+        if alone and own and y.is_contiguous() and kernels.usable(y):
             return kernels.weigh(y[0], c[0], share)
         c = c if share == 1 else c * share
+        if alone:
+            return y[0].mul_(c.t()) if own else c.t() * y[0]
         shape = [1] * (y.dim() - 1)
         if site.batch_dim is None:
             c = c.sum(1)
@@ -464,7 +466,7 @@ class Step:
             if self.options.coupling == "batch":
                 c = self.pool.sum(c.sum(1, keepdim=True)).expand_as(c)
         g = y.mul_(c.reshape(-1, *shape)) if own else c.reshape(-1, *shape) * y
-        return g[0] if len(g) == 1 else g.mean(0)
+        return g[0] if g.shape[0] == 1 else g.mean(0)
 
     # --- from sites to parameters ----------------------------------------------------------------------------
 
@@ -545,7 +547,7 @@ class Gradients:
         self.by_name[name] = self.by_name[name] + grad if name in self.by_name else grad
 
     def add_closed(self, site: Site, x: Any, g: Tensor) -> None:
-        dtype = next(site.module.parameters()).dtype
+        dtype = next(parameter.dtype for parameter in site.module._parameters.values() if parameter is not None)
         x = x.to(dtype) if x.is_floating_point() else x
         for parameter, grad in parameter_gradients(site.module, x, g.to(dtype)):
             self.add(self.name_of[id(parameter)], grad)

@@ -190,7 +190,7 @@ class GatedBasis(Frame):
 
     def expand(self, u: Tensor, room: Tensor | None = None) -> Tensor:
         """`D V u`; one direction per sample may be written to `room`."""
-        y = torch.mm(u[0], self.V.t(), out=room)[None] if u.dim() == 3 and len(u) == 1 else u @ self.V.t()
+        y = torch.mm(u[0], self.V.t(), out=room)[None] if u.dim() == 3 and u.shape[0] == 1 else u @ self.V.t()
         return y if self.gate is None else y.mul_(self.gate)
 
     def adjoint(self, v: Tensor) -> Tensor:
@@ -291,7 +291,7 @@ def apply_together(
         return [frame.apply(z) for frame, z in zip(frames, zs, strict=True)]
     sizes = [frame.batch for frame, _, _, _ in together]
     first = together[0][1].outer
-    packed = scratch.take("packed", len(first), sum(sizes), first)
+    packed = scratch.take("packed", first.shape[0], sum(sizes), first)
     room = scratch.take("factor", frames[0].latent ** 2, sum(sizes), first)
     for (_, root, _, _), part in zip(together, packed.split(sizes, -1), strict=True):
         root.fill(part)
@@ -299,7 +299,7 @@ def apply_together(
     us = lanes.solve(*lanes.cholesky(packed, room=room), noise).split(sizes, -1)
     drawn = {}
     for (frame, _, z, name), u in zip(together, us, strict=True):
-        y = scratch.take(f"{name}/y", frame.batch, len(frame.V), frame.V) if len(z) == 1 else None
+        y = scratch.take(f"{name}/y", frame.batch, frame.V.shape[0], frame.V) if z.shape[0] == 1 else None
         drawn[id(frame)] = frame.expand(_from_lanes(u, z.dim()), y)
     return [drawn[id(frame)] if id(frame) in drawn else frame.apply(z) for frame, z in zip(frames, zs, strict=True)]
 
