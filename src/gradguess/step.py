@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from gradguess import chain, kernels
+from gradguess import chain, kernels, streams
 from gradguess.errors import InputError
 from gradguess.gates import mask
 from gradguess.guesses._base import Frame, Guess, Identity, SiteView, apply_together
@@ -25,7 +25,7 @@ from gradguess.parts import ALONE, Pool
 from gradguess.pullback import parameter_gradients
 from gradguess.scratch import NONE, Scratch
 from gradguess.sites import Layout, LayoutChanged, Site, Watch
-from gradguess.streams import PRODUCTS, beside, join, mark
+from gradguess.streams import beside, join, mark
 from gradguess.tangent import Carried, Direction, carry, formula_kernels
 from gradguess.task import Task
 from gradguess.upstream import ClosedForm, CutGraph, Upstream
@@ -417,7 +417,7 @@ class Step:
         if device.type == "cuda" and (walked := self.walk()):
             *others, top = walked.stops
             # next to each other, but not next to the products of a pass: those fill a GPU
-            for line, stop in enumerate((top, *others), start=1):
+            for line, stop in enumerate((top, *others), start=streams.DRAWS):
                 with beside(device, line):
                     meet(*stop)
             return [(site, x) for site, x, _ in walked.stops], walked.outputs
@@ -479,12 +479,13 @@ class Step:
         gradients = Gradients(self.layout)
         if records and self.layout.closed:
             with torch.no_grad():
-                device, sites = self.noise.generator.device, list(enumerate(self.layout.sites))
+                device, lines = self.noise.generator.device, streams.PRODUCTS
+                sites = [(lines[i % len(lines)], site) for i, site in enumerate(self.layout.sites)]
                 if apart := device.type == "cuda" and self._apart():  # layers need not wait for each other
-                    sites.sort(key=lambda at: at[0] % PRODUCTS == 0)  # nor for the main line, which comes last
-                for i, site in sites:
+                    sites.sort(key=lambda at: at[0] == 0)  # nor for the main line, which comes last
+                for line, site in sites:
                     record = records[site.name]
-                    with beside(device, i % PRODUCTS) if apart and i % PRODUCTS else nullcontext():
+                    with beside(device, line) if apart and line else nullcontext():
                         gradients.add_closed(site, record.input(site), cotangent(site, record.s))
                 join(device)
         elif self.layout.closed:

@@ -14,8 +14,11 @@ from functools import cache
 
 import torch
 
-LINES = 5  # the main one, 0, and those beside it
-PRODUCTS = 3  # of them, for large products: each of these takes cuBLAS's memory once more, 32 MB on an H200
+# Lines are numbered; 0 is the main one. Each that runs large products takes cuBLAS's memory once more (32 MB on an H200).
+LINES = 6
+DRAWS = 1  # and from there on: the directions of the top and of the sites in their order
+PRODUCTS = (0, 2, 3, 4)  # the gradients of layers, in turn
+LOSS = 5  # its mean
 
 
 class _Sides:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from gradguess import kernels, lanes
+from gradguess import kernels, lanes, streams
 from gradguess.linalg import semidefinite_cholesky, triangular_apply
 from gradguess.scratch import NONE, Scratch
-from gradguess.streams import PRODUCTS, beside, join
+from gradguess.streams import beside, join
 
 if TYPE_CHECKING:
     from gradguess.noise import Noise
@@ -398,7 +398,7 @@ class Guess(Method):
 
         if not seen.records:
             step.noise.rewind()  # the replay draws the same directions again
-        with beside(seen.losses.device, PRODUCTS):
+        with beside(seen.losses.device, streams.LOSS):
             loss = seen.losses.mean()
         share = 1 / batch if kernels.usable(seen.jvp) else 1.0  # of a sample in the mean loss
         mean = seen if share < 1 else replace(seen, jvp=seen.jvp / batch)
