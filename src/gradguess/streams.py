@@ -14,7 +14,7 @@ from functools import cache
 
 import torch
 
-# Lines are numbered; 0 is the main one. Each that runs large products takes cuBLAS's memory once more (32 MB on an H200).
+# Lines are numbered; 0 is the main one. Each with large products takes cuBLAS's memory once more (32 MB on an H200).
 LINES = 6
 DRAWS = 1  # and from there on: the directions of the top and of the sites in their order
 PRODUCTS = (0, 2, 3, 4)  # the gradients of layers, in turn
