@@ -42,8 +42,9 @@ class WPerp(Guess):
         k: dimension of the guessing space.
         solver: how `V_k` is found.
             "svd", the reference: a dense SVD for every sample.
-            "subspace": every sample's own `V_k`, to a projector error of about 1e-2, by products with the layer above
-            that all samples share: nothing of size d × d per sample.
+            "subspace": every sample's own `V_k`, to a projector error below 1e-2. On a CPU by products with the layer
+            above that all samples share: nothing of size d × d per sample. On a GPU from the Gram matrix of each
+            sample's open units, gathered from the one `WᵀW`.
             "shared": one basis for the batch, found every `refresh` steps, bent into each sample's gate:
             `D V C^{-½} z` with `C = Vᵀ D² V`, an exact rank-k projector inside the image of the gate.
             About the cost of W^T.
