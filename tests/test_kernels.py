@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+import torch.autograd.forward_ad as fwAD
+from torch import Tensor, nn
 
+import gradguess as gg
 from gradguess import kernels, linalg
 from gradguess.compact import Compact
 from gradguess.guesses._base import GatedBasis
+from gradguess.rules import ClosedForms
 from gradguess.upstream import ClosedForm
 
 pytest.importorskip("triton", reason="Triton comes with PyTorch for CUDA")
@@ -150,6 +153,71 @@ def test_gram_matrices_of_open_units():
     small = Compact.of(ClosedForm(noise(50, 70), gate))
     found = kernels.gram(*on(small.product, small.index, small.gate)).cpu()
     torch.testing.assert_close(found, small.gram())
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """The kernels are used on this machine too, where a GPU would use them."""
+    monkeypatch.setattr(kernels, "usable", lambda t, k=1: t.dtype == torch.float32 and k <= kernels.LARGEST)
+
+
+def small_step(seed: int = 0) -> list[Tensor]:
+    torch.manual_seed(seed)
+    layers = [nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3)]
+    model = nn.Sequential(*layers).to(DEVICE)
+    forward = gg.ForwardGradient(model, gg.WPerp(k=3), seed=1)
+    x, target = noise(7, 6).to(DEVICE), torch.arange(7, device=DEVICE) % 3
+    loss = forward(nn.CrossEntropyLoss(reduction="none"), x, target)
+    return [loss, *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="compares the path of a CPU with that of a GPU")
+def test_a_step_on_the_path_of_a_gpu_is_that_of_a_cpu(monkeypatch):
+    used = []
+    plain = small_step()
+    for name in ("rectify", "meet", "weigh"):
+        real = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, lambda *args, _n=name, _f=real: used.append(_n) or _f(*args))
+    monkeypatch.setattr(kernels, "usable", lambda t, k=1: t.dtype == torch.float32)
+    for a, b in zip(plain, small_step(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    assert set(used) == {"rectify", "meet", "weigh"}
+
+
+def test_subspaces_found_with_kernels_alone(everywhere):
+    """On a GPU nothing of `steady_top_subspace` waits; here in the interpreter, one direction ten times the others."""
+    A = noise(3, 40, 40)
+    A[1] += 40**0.5 * 10 * torch.outer(noise(40, seed=1), noise(40, seed=2)) / 40
+    G = A.mT @ A / 40
+    V, values = linalg.steady_top_subspace(*on(G, noise(3, 40, 16, seed=3)), 4, (2, 4, 4))
+    exact, vectors = torch.linalg.eigh(G.double())
+    V, P = V.cpu().double(), vectors[..., -4:] @ vectors[..., -4:].mT
+    assert torch.linalg.matrix_norm(V @ V.mT - P, 2).max() < 2e-2
+    torch.testing.assert_close(values.cpu().double(), exact[:, -4:].flip(-1), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"ignore_index": 1}, {"label_smoothing": 0.1}, {"weight": torch.ones(4)}])
+def test_the_rule_for_cross_entropy(options, everywhere, monkeypatch):
+    """With options that the kernel does not know, PyTorch's own formula."""
+    x, t, target = *on(noise(5, 4), noise(5, 4, seed=1)), torch.tensor([0, 1, 2, 3, 1], device=DEVICE)
+    options = {name: value.to(DEVICE) if isinstance(value, Tensor) else value for name, value in options.items()}
+    used = []
+    real = kernels.cross_entropy
+    monkeypatch.setattr(kernels, "cross_entropy", lambda *args: used.append(1) or real(*args))
+
+    def loss(s: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(s, target, reduction="none", **options)
+
+    def dual() -> tuple[Tensor, Tensor]:
+        with torch.no_grad(), fwAD.dual_level():
+            return tuple(fwAD.unpack_dual(loss(fwAD.make_dual(x, t))))
+
+    expected = dual()
+    with ClosedForms():
+        found = dual()
+    assert bool(used) == (set(options) <= {"ignore_index"})
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_only_a_gpu_and_float32_are_served():

@@ -25,8 +25,9 @@ DIRECT = 64  # up to this size a Krylov space is cheap on every device
 CHUNK = 1 << 26  # numbers in a dense batch of Jacobians that are decomposed at once
 OVERSAMPLE = 6  # extra columns that make the subspace iteration converge faster
 USUAL = (2, 8)  # degrees of the filter on a GPU, and
-CAREFUL = (2, 5, 5)  # where the strongest direction is more than
-STEEP = 12  # times as strong as the weakest of the block
+CAREFUL = (2, 4, 4)  # where the spectrum is steep: over the block the strongest direction has more than
+STEEP = 12**2  # times the squared singular value of the weakest, or the last one that is wanted more than
+BULK = 1.75  # times as much: filters of a high degree would cap too many of those
 GPU_BLOCK = 32  # columns that cost a GPU no more than fewer: it waits for the matrix
 
 
@@ -126,7 +127,7 @@ def _subspace(guess: WPerp, view: SiteView) -> Frame:
         return Columns(batched_top_subspace(W.gram_columns, start, k, 2)[0])
     if d > DIRECT and on_gpu and isinstance(W, ClosedForm) and W.gate is not None:
         if view.due or "steep" not in view.cache:
-            view.cache["steep"] = _steep(W, view.cache["start"])
+            view.cache["steep"] = _steep(W, view.cache["start"], k)
         return Columns(_by_open_units(W, view.cache["start"], k, bool(view.cache["steep"])))
     if d <= DIRECT or not on_gpu:
         mix = view.cache.setdefault("mix", view.noise.normal((width, 2), start.dtype, start.device))
@@ -149,12 +150,12 @@ def _on_open_units(
     return small.scatter(V.permute(2, 0, 1)).permute(1, 2, 0)
 
 
-def _steep(W: ClosedForm, start: Tensor) -> Tensor:
-    """Is one direction very much stronger than the others? 0-dim. Asked of the batch: spectra of samples are alike."""
+def _steep(W: ClosedForm, start: Tensor, k: int) -> Tensor:
+    """Does the filter have to be careful? 0-dim. Asked of the batch as a whole: the spectra of samples are alike."""
     assert W.gate is not None
     moved = (W.weight * W.gate.square().mean(0).sqrt()) @ start
-    values = torch.linalg.vector_norm(moved, dim=0)
-    return (values.max() > STEEP * values.min()).to(start.dtype)
+    values = torch.linalg.vector_norm(moved, dim=0).square().sort(descending=True).values
+    return ((values[0] > STEEP * values[-1]) | (values[k - 1] > BULK * values[-1])).to(start.dtype)
 
 
 def _krylov_steps(d: int, k: int) -> int:
