@@ -28,8 +28,10 @@ PRECISION = "tf32x3"  # of products: three on the matrix units, as accurate as o
 
 
 def usable(t: Tensor, k: int = 1) -> bool:
-    """Can these kernels work on tensors like `t` with matrices of this size?"""
-    return t.is_cuda and t.dtype == torch.float32 and k <= LARGEST and _installed()
+    """Can these kernels work on tensors like `t` with matrices of this size? They run on the current device."""
+    if not t.is_cuda or t.dtype != torch.float32 or k > LARGEST:
+        return False
+    return t.device.index == torch.cuda.current_device() and _installed()
 
 
 def cholesky(C: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
