@@ -20,7 +20,7 @@ Related: feedback matrices from forward gradients (Bacho and Chu 2024, FDFA), sy
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ from gradguess.isolation import Snapshot
 from gradguess.noise import Noise
 from gradguess.parts import Pool
 from gradguess.positions import coded
-from gradguess.sites import Site, Watch
+from gradguess.sites import Layout, Site, Watch
 from gradguess.step import Measurement, Record, Records, Step, gate_at
 from gradguess.task import Task, tensors
 from gradguess.upstream import CutGraph
@@ -178,8 +178,9 @@ class Feedback(Method):
         return added
 
     def _estimate(self, step: Step, forward: _Forward, error: OutputError, corrected: Values) -> Values:
-        g = corrected or predict(step, forward, error)
-        if self.form == "chained":
+        chained = self.form == "chained"
+        g = corrected or predict(step, forward, error, _read(step.layout) if chained else None)
+        if chained:
             for _ in range(self.sweeps):
                 g = forward.chain(g, error)
             if self.bootstrap:
@@ -234,10 +235,15 @@ def matrix(step: Step, site: Site, d: int, error: Tensor) -> Tensor:
     return learned["B"]
 
 
-def predict(step: Step, forward: _Forward, error: OutputError) -> Values:
-    """The prediction at every site that is predicted."""
-    sites = filter(predicted, step.layout.sites)
+def predict(step: Step, forward: _Forward, error: OutputError, only: Collection[str] | None = None) -> Values:
+    """The prediction at every site that is predicted, or at some of them."""
+    sites = [site for site in step.layout.sites if predicted(site) and (only is None or site.name in only)]
     return {site.name: predict_at(step, site, forward.gate(site), forward.size(site), error) for site in sites}
+
+
+def _read(layout: Layout) -> set[str]:
+    """The sites that lie above another: a hop of the chain rule starts from these."""
+    return {name for site in layout.sites for name in site.above}
 
 
 def predict_at(step: Step, site: Site, gate: Tensor | None, d: int, error: OutputError) -> Tensor:
