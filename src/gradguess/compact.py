@@ -39,15 +39,14 @@ class Compact:
     def of(cls, W: ClosedForm) -> Compact:
         """As large as the sample with the most open units needs. Waits for the device."""
         assert W.gate is not None
-        return cls._with(W, int((W.gate != 0).sum(1).max()))
+        return cls._with(W.product, W.gate, int((W.gate != 0).sum(1).max()))
 
     @classmethod
-    def _with(cls, W: ClosedForm, most: int) -> Compact:
-        assert W.gate is not None
-        step = GPU_ROUND if W.gate.is_cuda else ROUND
-        size = min(W.d, max(1, -(-most // step)) * step)
-        index = torch.argsort((W.gate != 0).byte(), dim=1, descending=True, stable=True)[:, :size].contiguous()
-        return cls(W.product, index, W.gate.gather(1, index))
+    def _with(cls, product: Tensor, gate: Tensor, most: int) -> Compact:
+        step = GPU_ROUND if gate.is_cuda else ROUND
+        size = min(gate.shape[1], max(1, -(-most // step)) * step)
+        index = torch.argsort((gate != 0).byte(), dim=1, descending=True, stable=True)[:, :size].contiguous()
+        return cls(product, index, gate.gather(1, index))
 
     @property
     def size(self) -> int:
@@ -86,7 +85,5 @@ def groups(W: ClosedForm) -> list[tuple[Tensor, Compact]]:
     for places in (few, rest):
         if places:
             rows = torch.tensor(places, device=W.gate.device)
-            part = ClosedForm(W.weight, W.gate[rows])
-            part.product = W.product  # the same for all
-            parts.append((rows, Compact._with(part, max(counts[b] for b in places))))
+            parts.append((rows, Compact._with(W.product, W.gate[rows], max(counts[b] for b in places))))
     return parts

@@ -1,4 +1,5 @@
-"""Small factorisations on a GPU, one program per sample (Triton, which comes with PyTorch for CUDA).
+"""Small factorisations on a GPU, one program per sample, and what lies between the products of a step (Triton, which
+comes with PyTorch for CUDA).
 
 A batch of k × k problems is too small for the libraries: a factorisation, two solves and what lies between them are a
 dozen kernels that each take as long to start as to run. Here a sample's matrix stays in registers from the gate to the

@@ -400,12 +400,10 @@ def steady_top_subspace(gram: Tensor, start: Tensor, k: int, degrees: Sequence[i
     Returns:
         as `chebyshev_top_subspace`.
     """
-    alone = kernels.usable(start, start.shape[-1])
     X = orthonormal_columns(start)
     for degree in degrees:
         GX = gram @ X
-        H = _symmetric(X.mT @ GX)
-        values, Z = kernels.eigh(H, ROUGH) if alone else torch.linalg.eigh(H)
+        values, Z = _small_eigh(_symmetric(X.mT @ GX), ROUGH)
         X, GX, G, widest = X @ Z, GX @ Z, gram, _widest(degree, X.dtype)
         _, edge = _ends(values, 1e-3 if degree > 2 else 1 / widest)
         if degree > 2:
@@ -415,8 +413,12 @@ def steady_top_subspace(gram: Tensor, start: Tensor, k: int, degrees: Sequence[i
         twice = G * (2 / half)
         twice.diagonal(dim1=-2, dim2=-1).sub_(2)
         X = _filtered(twice, X, GX, half, degree)
-    eigh = partial(kernels.eigh, sweeps=FINE) if alone else torch.linalg.eigh
-    return _ritz(X.mT, _symmetric(X.mT @ (gram @ X)), k, eigh)
+    return _ritz(X.mT, _symmetric(X.mT @ (gram @ X)), k, partial(_small_eigh, sweeps=FINE))
+
+
+def _small_eigh(H: Tensor, sweeps: int) -> tuple[Tensor, Tensor]:
+    """`torch.linalg.eigh`; on a GPU a kernel that does not wait, and makes so many sweeps."""
+    return kernels.eigh(H, sweeps) if kernels.usable(H, H.shape[-1]) else torch.linalg.eigh(H)
 
 
 def _ends(values: Tensor, least: float) -> tuple[Tensor, Tensor]:

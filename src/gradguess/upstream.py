@@ -88,13 +88,12 @@ class ClosedForm(Upstream):
         """`WᵀW`, (d, d), shared by the batch: per sample only the gate changes."""
         return self.weight.t() @ self.weight
 
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        """What it is made from."""
-        return (self.weight,) if self.gate is None else (self.weight, self.gate)
-
-    def first(self, samples: int) -> ClosedForm:
-        return ClosedForm(self.weight, None if self.gate is None else self.gate[:samples])
+    def of_batch(self) -> Tensor:
+        """`W diag(mean gate²)^½`, (m, d): one matrix for the batch as a whole."""
+        if self.gate is None:
+            return self.weight
+        moment = self.gate.square().mean(0) if self.moment is None else self.moment
+        return self.weight * moment.sqrt()
 
     def matrix(self) -> Tensor:
         if self.gate is None:
@@ -102,10 +101,7 @@ class ClosedForm(Upstream):
         return self.weight * self.gate[:, None, :]
 
     def shared_basis(self, k: int, noise: Noise, warm: Tensor | None = None) -> Tensor:
-        weight = self.weight
-        if self.gate is not None:
-            moment = self.gate.square().mean(0) if self.moment is None else self.moment
-            weight = weight * moment.sqrt()  # W diag(mean gate²)^½
+        weight = self.of_batch()
         if k == self.m < self.d:
             return orthonormal_columns(weight.t())  # the whole row space
         stale = warm is None or warm.shape[1] != k
@@ -129,13 +125,6 @@ class Dense(Upstream):
 
     def jvp(self, v: Tensor) -> Tensor:
         return (self.W @ v[..., None])[..., 0]
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        return (self.W,)
-
-    def first(self, samples: int) -> Dense:
-        return Dense(self.W[:samples])
 
     def matrix(self) -> Tensor:
         return self.W

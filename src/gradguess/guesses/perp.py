@@ -152,9 +152,7 @@ def _on_open_units(
 
 def _steep(W: ClosedForm, start: Tensor, k: int) -> Tensor:
     """Does the filter have to be careful? 0-dim. Asked of the batch as a whole: the spectra of samples are alike."""
-    assert W.gate is not None
-    moved = (W.weight * W.gate.square().mean(0).sqrt()) @ start
-    values = torch.linalg.vector_norm(moved, dim=0).square().sort(descending=True).values
+    values = torch.linalg.vector_norm(W.of_batch() @ start, dim=0).square().sort(descending=True).values
     return ((values[0] > STEEP * values[-1]) | (values[k - 1] > BULK * values[-1])).to(start.dtype)
 
 

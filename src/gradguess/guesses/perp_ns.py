@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -54,38 +53,38 @@ class WPerpNS(Guess):
         check_count("WPerpNS(refresh)", self.refresh)
 
     def phase(self, count: int) -> str | None:
-        return None  # Lanczos waits for the device
+        return None  # how many units are open is looked up on the host
 
     def frame(self, view: SiteView) -> Frame:
         W = view.W
         if not isinstance(W, ClosedForm) or W.gate is None:
-            dense = Dense(W.matrix().expand(view.output.shape[0], -1, -1))
-            scale, coefficients = self._fitted(view, dense)
-            return Matrix(torch.cat(list(self._dense(scale, coefficients, dense.W))))
+            dense = W.matrix().expand(view.output.shape[0], -1, -1)
+            return self._dense(*self._fitted(view, dense), dense)
         parts = groups(W)  # what waits for the device comes first
-        scale, coefficients = self._fitted(view, W)
+        scale, coefficients = self._fitted(view, W.weight, W.gate)
         if max(small.size for _, small in parts) > W.m:
-            return Matrix(torch.cat(list(self._dense(scale, coefficients, W.gate, W.weight))))
+            return self._dense(scale, coefficients, W.weight, W.gate)
         frames = [
             (rows, Polynomial(ClosedForm(W.weight, W.gate[rows]), small, scale[rows], coefficients, self.steps))
             for rows, small in parts
         ]
         return frames[0][1] if len(frames) == 1 else Grouped(frames)
 
-    def _dense(
-        self, scale: Tensor, coefficients: tuple[float, ...], of_samples: Tensor, *shared: Tensor
-    ) -> Iterator[Tensor]:
-        """`p^N(W̃/σ)`, a few samples at a time; `W̃` is given for each, or its gate for each and the weight for all."""
-        rows = max(1, CHUNK // (of_samples[0].numel() * (len(shared[0]) if shared else 1)))
-        for part, size in zip(of_samples.split(rows), scale.split(rows), strict=True):
-            yield _iterated(part, size, *shared, coefficients=coefficients, steps=self.steps)
+    def _dense(self, scale: Tensor, coefficients: tuple[float, ...], *tensors: Tensor) -> Frame:
+        """`p^N(W̃/σ)` written out, a few samples at a time; `tensors` as in `_upstream`."""
+        W, *shared, own = _upstream(*tensors), *tensors
+        rows = max(1, CHUNK // (W.m * W.d))
+        options = {"coefficients": coefficients, "steps": self.steps}
+        parts = zip(scale.split(rows), own.split(rows), strict=True)
+        return Matrix(torch.cat([_iterated(size, *shared, part, **options) for size, part in parts]))
 
-    def _fitted(self, view: SiteView, W: Dense | ClosedForm) -> tuple[Tensor, tuple[float, ...]]:
-        """What each sample's `W̃` is divided by, (batch,), and the coefficients."""
+    def _fitted(self, view: SiteView, *tensors: Tensor) -> tuple[Tensor, tuple[float, ...]]:
+        """What each sample's `W̃` is divided by, (batch,), and the coefficients; `tensors` as in `_upstream`."""
         if view.due or "scale" not in view.cache:
-            view.cache["scale"], view.cache["coefficients"] = self._fit(W.first(PROBE), view)
+            probe = _upstream(*tensors[:-1], tensors[-1][:PROBE])
+            view.cache["scale"], view.cache["coefficients"] = self._fit(probe, view)
         coefficients = tuple(view.cache["coefficients"].tolist())
-        own = _norms(_start(view), *W.parts) * MARGIN
+        own = _norms(_start(view), *tensors) * MARGIN
         # a sample above the probe's norm is scaled by its own, lest the iteration diverge
         return torch.maximum(own, view.cache["scale"]), coefficients
 
@@ -110,19 +109,21 @@ def _start(view: SiteView) -> Tensor:
     return known
 
 
+def _upstream(*tensors: Tensor) -> Upstream:
+    """`W̃` from one matrix for all and a gate for each sample, or from a matrix for each."""
+    return ClosedForm(*tensors) if len(tensors) == 2 else Dense(*tensors)
+
+
 @graphed
-def _norms(start: Tensor, *parts: Tensor) -> Tensor:
+def _norms(start: Tensor, *tensors: Tensor) -> Tensor:
     """Every sample's spectral norm, from below."""
-    W = ClosedForm(*parts) if len(parts) == 2 else Dense(*parts)
+    W = _upstream(*tensors)
     return largest_singular(W.jvp, W.vjp, start, LANCZOS)
 
 
 @graphed
-def _iterated(
-    of_samples: Tensor, scale: Tensor, weight: Tensor | None = None, *, coefficients: tuple[float, ...], steps: int
-) -> Tensor:
-    W = of_samples if weight is None else weight * of_samples[:, None, :]
-    return newton_schulz(W / scale[:, None, None], coefficients, steps)
+def _iterated(scale: Tensor, *tensors: Tensor, coefficients: tuple[float, ...], steps: int) -> Tensor:
+    return newton_schulz(_upstream(*tensors).matrix() / scale[:, None, None], coefficients, steps)
 
 
 class Polynomial(Frame):
