@@ -208,7 +208,9 @@ def bench(
 
     from gradguess.experiments.bench import bench_memory, bench_tasks, bench_time
     from gradguess.experiments.bench.rivals import Case, grid
+    from gradguess.experiments.environment import check_device
 
+    check_device(device)
     if threads:
         torch.set_num_threads(threads)
     batch, k, dtype = batch or [512], k or [10], dtype or ["float32"]

@@ -67,6 +67,13 @@ def test_tensorboard_without_a_directory_is_refused():
     assert "--tensorboard needs --out" in str(result.exception)
 
 
+@pytest.mark.parametrize("what", [[], ["--memory"], ["--task", "mlp-mnist"]])
+def test_a_benchmark_on_a_device_that_is_not_there_is_refused(what: list[str]):
+    result = invoke("bench", "--device", "nonsense", *what)
+    assert isinstance(result.exception, GradguessError)
+    assert "device 'nonsense' cannot be used" in str(result.exception)
+
+
 def test_reproduce_runs_what_is_missing_and_reports_failures(tmp_path: Path):
     pytest.importorskip("joblib")
     good = TrainConfig(method="wt", width=8, depth=1, epochs=2, batch=2000)

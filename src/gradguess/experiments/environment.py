@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from gradguess.errors import InputError
+
 STATUS = Path("/proc/self/status")
 
 
@@ -22,6 +24,14 @@ def package_version() -> str:
         return version("gradguess")
     except PackageNotFoundError:
         return "source"
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that this PyTorch does not have."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 def describe(device: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.errors import GradguessError, InputError
+from gradguess.errors import GradguessError
 from gradguess.experiments import checkpoint, environment, interrupts
 from gradguess.experiments.config import TrainConfig, differences
 from gradguess.experiments.data import Dataset, load
@@ -140,7 +140,7 @@ class _Run:
     def __init__(self, config: TrainConfig, directory: Path | None, ranks: World = ONE) -> None:
         self.config, self.ranks = config, ranks
         self.directory = directory if ranks.rank == 0 else None
-        _check_device(config.device)
+        environment.check_device(config.device)
         torch.set_float32_matmul_precision(config.matmul)
         self.data = load(config.data).first(config.samples).to(config.device, getattr(torch, config.dtype))
         ranks.check_batches(len(self.data.x_train), config.batch)
@@ -279,13 +279,6 @@ def _slots(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
         number, _, name = key.partition("/")
         slots.setdefault(int(number), {})[name] = value
     return slots
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 def result(config: TrainConfig, rows: list[Row], peak_mb: float) -> Row:
