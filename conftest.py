@@ -2,4 +2,4 @@
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("triton") else ["src/gradguess/_triton.py"]
+collect_ignore = [] if find_spec("triton") else ["src/gradguess/backends/triton_kernels.py"]

@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradguess.newton_schulz import BAND, STEPS, Coefficients, CoefficientSet, evaluate, measure, table
+from gradguess.linalg.step_polynomials import BAND, STEPS, Coefficients, CoefficientSet, evaluate, measure, table
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT / "src" / "gradguess" / "newton_schulz.json"
+DATA = ROOT / "src" / "gradguess" / "linalg" / "step_polynomials.json"
 FIGURE = ROOT / "docs" / "figures" / "newton_schulz"
 NARROW = 0.02  # half the band left out of the mean square error
 

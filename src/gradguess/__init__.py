@@ -1,21 +1,18 @@
 """Train PyTorch networks without backpropagation: gradients guessed from one forward pass."""
 
-from gradguess.capture import CapturedStep
-from gradguess.diagnostics import SiteReport, diagnose
+from gradguess.captured_step import CapturedStep
+from gradguess.diagnose import SiteReport, diagnose
 from gradguess.errors import ForwardModeError, GradguessError, InputError, NonFiniteError
 from gradguess.estimate import ForwardGradient, estimate
-from gradguess.feedback import Feedback
 from gradguess.guesses import (
     ActivationPerturbation,
-    Backprop,
-    Estimate,
     Guess,
-    WeightPerturbation,
     WPerp,
     WPerpNS,
     WPreconditioned,
     WTranspose,
 )
+from gradguess.methods import Backprop, Estimate, Feedback, WeightPerturbation
 
 __version__ = "0.1.0"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class GradguessError(Exception):
     """Base of every error that gradguess raises on purpose."""
@@ -17,3 +19,9 @@ class ForwardModeError(GradguessError, NotImplementedError):
 
 class NonFiniteError(GradguessError, ArithmeticError):
     """A loss or a directional derivative that is NaN or infinite."""
+
+
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Refuse anything but a whole number of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InputError(f"{name}: expected a whole number of at least {least}, found {value!r}.")

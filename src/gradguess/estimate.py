@@ -1,35 +1,29 @@
-"""`estimate`, which computes and writes nothing, and `ForwardGradient`, which writes `.grad` and keeps state.
-
-Both read: find the sites, draw directions, carry them to the losses, pull the estimates back to the parameters
-(`Method.run`; the passes are in `gradguess.step`).
-"""
+"""`estimate`, which computes and writes nothing, and `ForwardGradient`, which writes `.grad` and keeps state."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from gradguess.errors import InputError, NonFiniteError
-from gradguess.guesses import Estimate, Method
-from gradguess.guesses._base import check_count
-from gradguess.isolation import Snapshot, untouched
-from gradguess.layout import bare_layout, lay_out
-from gradguess.noise import Noise
-from gradguess.parts import Part, Pool, add_up, first_samples, gate_moments, pool_of, split
-from gradguess.scratch import Scratch
-from gradguess.sites import Layout, LayoutChanged, Sites
-from gradguess.step import PROBE_ROWS, Cache, Options, Step
-from gradguess.task import LossFn, Task, check_model
+from gradguess.errors import InputError, NonFiniteError, check_count
+from gradguess.guesses.base import Guess
+from gradguess.methods import Estimate, Guessed, Method
+from gradguess.methods.run import Plan, find_layout, run_step
+from gradguess.model.side_effects import Snapshot, untouched
+from gradguess.model.site import Layout, Sites
+from gradguess.model.task import LossFn, Task, check_model
+from gradguess.step.base import Kept, Options, State
+from gradguess.step.processes import pool_of
 
 
 def estimate(
     model: nn.Module,
-    guess: Method,
+    guess: Guess | Method,
     loss_fn: LossFn,
     inputs: Any,
     targets: Any,
@@ -63,17 +57,14 @@ def estimate(
     >>> sorted(est.grads), est.jvp.shape, est.site_grads["2"].shape
     (['0.bias', '0.weight', '2.bias', '2.weight'], torch.Size([1, 5]), torch.Size([5, 3]))
     """
-    _check_guess(guess)
+    plan = Plan(
+        as_method(guess), sites, Options(tangents, isolate, coupling=coupling, balance=balance), detail=True
+    )
     task = Task(model, loss_fn, inputs, targets)
-    options = Options(tangents=tangents, isolate=isolate, coupling=coupling, balance=balance)
-    if generator is None:
-        generator = torch.Generator()
-        generator.seed()
-    layout = _layout(guess, task, sites)
-    noise = Noise(generator)
-    with untouched(model) if layout.stochastic or layout.mutates else nullcontext():
-        result, _ = _settle(guess, task, sites, layout, noise, lambda layout: Step(task, layout, noise, options))
-    _check_finite(result, "this batch")
+    layout = find_layout(plan, task)
+    with untouched(model) if layout.leaves_traces else nullcontext():
+        result, _, _ = run_step(plan, task, layout, generator or fresh_generator(), State())
+    check_finite(result, "this batch")
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     result.grads = {name: result.grads.get(name, torch.zeros_like(p)) for name, p in parameters.items()}
     return result
@@ -111,7 +102,7 @@ class ForwardGradient:
     def __init__(
         self,
         model: nn.Module,
-        guess: Method,
+        guess: Guess | Method,
         tangents: int = 1,
         memory: Literal["store", "replay"] = "store",
         sites: Sites = "auto",
@@ -124,109 +115,82 @@ class ForwardGradient:
         chunk: int | None = None,
         group: Any = None,
     ) -> None:
-        _check_guess(guess)
+        method = as_method(guess)
         if nonfinite not in ("raise", "skip", "ignore"):
             raise InputError(f"nonfinite: expected 'raise', 'skip' or 'ignore', found {nonfinite!r}.")
         check_model(model)
         if next(model.parameters(), None) is None:
             raise InputError("The model has no parameters: there is nothing to train.")
-        self.model, self.guess, self.sites = model, guess, sites
-        self.options = Options(tangents=tangents, isolate=isolate, memory=memory, coupling=coupling, balance=balance)
-        self.nonfinite = nonfinite
-        self.generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
-        self.cache: Cache = {}
-        self.learned: Cache = {}
-        self.scratch = Scratch()
-        self.steps = 0
-        self.skipped = 0
-        self.layout: Layout | None = None
         if chunk is not None:
             check_count("chunk", chunk)
             if coupling == "batch":
                 raise InputError("chunk: samples that mix (coupling='batch') cannot be run in pieces.")
-        self.chunk = chunk
-        self.pool = pool_of(group, model)
-        self.pool.agree([t.data for t in (*model.parameters(), *model.buffers())])
+        options = Options(tangents, isolate, memory, coupling, balance)
+        self.model, self.guess, self.nonfinite = model, guess, nonfinite
+        self.plan = Plan(method, sites, options, chunk=chunk, pool=pool_of(group, model))
+        self.generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
+        self.state = State()
+        self.skipped = 0
+        self.layout: Layout | None = None
+        self.plan.pool.agree([t.data for t in (*model.parameters(), *model.buffers())])
+
+    @property
+    def steps(self) -> int:
+        """Steps that were made, skipped ones included."""
+        return self.state.count
+
+    @property
+    def kept(self) -> Kept:
+        """What the guess keeps between steps, by site: bases."""
+        return self.state.kept
+
+    @property
+    def learned(self) -> Kept:
+        """What feedback has learned, by site."""
+        return self.state.learned
 
     def __call__(self, loss_fn: LossFn, inputs: Any, targets: Any, *, place: tuple[int, int] | None = None) -> Tensor:
         """Estimate the gradient of the mean loss, add it to `.grad`, and return the mean loss.
 
-        `place` is (number of the first sample, number of all) in the batch that a group of processes shares. Without
-        it they ask each other for it at every step, 8 bytes each.
+        Args:
+            loss_fn: `loss_fn(outputs, targets)` returns one loss per sample.
+            inputs: of the model; a tuple is passed as arguments, a dict as keyword arguments.
+            targets: of the loss.
+            place: (number of the first sample, number of all) in the batch that a group of processes shares. Without
+                it they ask each other for it at every step, 8 bytes each.
         """
+        return self.step(loss_fn, inputs, targets, place, self.nonfinite)
+
+    def step(
+        self,
+        loss_fn: LossFn,
+        inputs: Any,
+        targets: Any,
+        place: tuple[int, int] | None = None,
+        nonfinite: str = "raise",
+    ) -> Tensor:
+        """The same, with another choice of what NaN does."""
         task = Task(self.model, loss_fn, inputs, targets)
         if self.layout is None or not self.layout.members.current():
-            self.layout = _layout(self.guess, task, self.sites)
-        undo = self._remember(self.layout)
+            self.layout = find_layout(self.plan, task)
+        buffers = Snapshot(self.model, random=False) if self.layout.mutates and nonfinite != "ignore" else None
         try:
-            result = self._run(task, self.layout, place)
+            result, state, self.layout = run_step(self.plan, task, self.layout, self.generator, self.state, place)
         except Exception:
-            undo()
-            raise
-        self.steps += 1
-        if self.nonfinite != "ignore" and not _is_finite(result):
-            undo()
-            if self.nonfinite == "raise":
-                _check_finite(result, f"step {self.steps - 1}")
-            self.skipped += 1
-            return result.loss
-        self._write(result.grads)
-        return result.loss
-
-    def _remember(self, layout: Layout) -> Callable[[], None]:
-        """A way back from a step that failed: its statistics and bases would spoil the next ones."""
-        if self.nonfinite == "ignore":
-            return lambda: None
-        kept = [(store, _copy(store)) for store in (self.cache, self.learned)]
-        buffers = Snapshot(self.model, random=False) if layout.mutates else None
-
-        def undo() -> None:
-            for store, copy in kept:
-                _put_back(store, copy)
             if buffers is not None:
                 buffers.restore_buffers()
-
-        return undo
-
-    def _run(self, task: Task, layout: Layout, place: tuple[int, int] | None) -> Estimate:
-        parts = split(task, layout, self.chunk, self.pool, place)
-        first = any(not self.cache.get(site.name) for site in layout.sites if site.linear is not None)
-        whole = parts[0].rows is not None and self.guess.pools_at(self.steps, first)
-        moments = gate_moments(parts, layout, self.pool) if whole else {}
-        probe = first_samples(task, layout, self.pool, PROBE_ROWS) if whole else task
-        start, fresh = Noise(self.generator), set[str]()
-        results: list[Estimate] = []
-        for part in parts:
-            if results:
-                start.rewind()
-            noise = Noise(self.generator, part.rows, part.total) if part.rows is not None else start
-            results.append(self._run_part(part, probe, noise, moments, fresh))
-        return _combined(results, parts, self.pool)
-
-    def _run_part(
-        self, part: Part, whole: Task, noise: Noise, moments: Mapping[str, Tensor], fresh: set[str]
-    ) -> Estimate:
-        def step(layout: Layout) -> Step:
-            return Step(
-                part.task,
-                layout,
-                noise,
-                self.options,
-                self.cache,
-                self.learned,
-                self.steps,
-                detail=False,
-                pool=self.pool,
-                share=part.share,
-                whole=whole,
-                moments=moments,
-                fresh=fresh,
-                scratch=self.scratch,
-            )
-
-        assert self.layout is not None
-        result, self.layout = _settle(self.guess, part.task, self.sites, self.layout, noise, step)
-        return result
+            raise
+        if nonfinite != "ignore" and not is_finite(result):
+            if buffers is not None:
+                buffers.restore_buffers()
+            self.state = State(self.state.kept, self.state.learned, state.count)
+            if nonfinite == "raise":
+                check_finite(result, f"step {self.steps - 1}")
+            self.skipped += 1
+            return result.loss
+        self.state = state
+        self._write(result.grads)
+        return result.loss
 
     def _write(self, grads: Mapping[str, Tensor]) -> None:
         taken: set[int] = set()  # two parameters may have got one tensor: x + (a + b)
@@ -246,9 +210,9 @@ class ForwardGradient:
             "steps": torch.tensor(self.steps),
             "skipped": torch.tensor(self.skipped),
         }
-        for kind, store in (("cache", self.cache), ("learned", self.learned)):
-            for site, entries in store.items():
-                state.update({f"{kind}/{site}/{key}": value.detach().clone() for key, value in entries.items()})
+        for kind, entries in (("cache", self.kept), ("learned", self.learned)):
+            for site, values in entries.items():
+                state.update({f"{kind}/{site}/{key}": value.detach().clone() for key, value in values.items()})
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -256,113 +220,45 @@ class ForwardGradient:
         missing = {"generator", "steps", "skipped"} - set(state)
         if missing:
             raise InputError(f"state: expected the keys of ForwardGradient.state_dict(), missing {sorted(missing)}.")
-        stores: dict[str, Cache] = {"cache": {}, "learned": {}}
+        found: dict[str, dict[str, dict[str, Tensor]]] = {"cache": {}, "learned": {}}
         for key, value in state.items():
             kind, _, rest = key.partition("/")
             if rest:
                 site, _, name = rest.rpartition("/")
-                stores[kind].setdefault(site, {})[name] = value.detach().clone().to(self.generator.device)
+                found[kind].setdefault(site, {})[name] = value.detach().clone().to(self.generator.device)
         self.generator.set_state(state["generator"].cpu().to(torch.uint8))
-        self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
-        self.cache, self.learned = stores["cache"], stores["learned"]
+        self.skipped = int(state["skipped"])
+        self.state = State(found["cache"], found["learned"], int(state["steps"]))
 
 
-def _copy(store: Cache) -> Cache:
-    return {site: {key: value.clone() for key, value in entries.items()} for site, entries in store.items()}
+def as_method(guess: Any) -> Method:
+    """A guess, or a method that needs none, as a method."""
+    if isinstance(guess, Guess):
+        return Guessed(guess)
+    if isinstance(guess, Method):
+        return guess
+    hint = " Write WPerp(), with parentheses." if isinstance(guess, type) else ""
+    raise InputError(f"guess: expected one of gradguess's methods, gg.WPerp() for instance, found {guess!r}.{hint}")
 
 
-def _put_back(store: Cache, copy: Cache) -> None:
-    """In place where possible: a captured step holds on to the tensors."""
-    for site in set(store) - set(copy):
-        del store[site]
-    for site, entries in copy.items():
-        now = store.setdefault(site, {})
-        for key in set(now) - set(entries):
-            del now[key]
-        for key, value in entries.items():
-            if key in now and now[key].shape == value.shape:
-                now[key].copy_(value)
-            else:
-                now[key] = value
+def fresh_generator() -> torch.Generator:
+    """A generator with a seed that nobody chose."""
+    generator = torch.Generator()
+    generator.seed()
+    return generator
 
 
-def _check_guess(guess: Any) -> None:
-    if not isinstance(guess, Method):
-        hint = " Write WPerp(), with parentheses." if isinstance(guess, type) else ""
-        raise InputError(f"guess: expected one of gradguess's methods, gg.WPerp() for instance, found {guess!r}.{hint}")
-
-
-def _layout(guess: Method, task: Task, sites: Sites) -> Layout:
-    return lay_out(task, sites) if guess.uses_sites else bare_layout(task)
-
-
-def _settle(
-    guess: Method, task: Task, sites: Sites, layout: Layout, noise: Noise, step: Callable[[Layout], Step]
-) -> tuple[Estimate, Layout]:
-    """Run. Where the model makes other calls than when it was laid out, lay it out anew; at last on the whole batch."""
-    before = Snapshot(task.model) if layout.stochastic or layout.mutates else None
-    for whole in (False, True):
-        try:
-            return _run(guess, step(layout)), layout
-        except LayoutChanged:  # control flow that depends on the data
-            noise.rewind()
-            if before is not None:
-                before.restore_random()
-                before.restore_buffers()
-            layout = lay_out(task, sites, whole=whole)
-    try:
-        return _run(guess, step(layout)), layout
-    except LayoutChanged:
-        raise InputError(
-            "The model called other modules each time it ran on the same batch. Make its control flow depend on its "
-            "inputs and on PyTorch's random numbers alone."
-        ) from None
-
-
-def _run(guess: Method, step: Step) -> Estimate:
-    """A factorisation that failed on NaN gives an estimate that says so."""
-    try:
-        return guess.run(step)
-    except torch.linalg.LinAlgError:
-        with untouched(step.task.model), torch.no_grad():
-            losses = step.task.losses(step.task.outputs())
-        if torch.isfinite(losses).all():
-            raise
-        return Estimate(losses.mean(), {}, losses.new_zeros(0, len(losses)), losses=losses)
-
-
-def _combined(results: list[Estimate], parts: list[Part], pool: Pool) -> Estimate:
-    """The estimate of the whole batch from those of its parts."""
-    if len(results) == 1 and pool.size == 1 and parts[0].rows is None:
-        return results[0]
-    grads: dict[str, Tensor] = {}
-    for result, part in zip(results, parts, strict=True):
-        for name, grad in result.grads.items():
-            weighted = grad if result.shared else grad * part.share
-            grads[name] = grads[name].add_(weighted) if name in grads else weighted
-    losses = torch.cat([result.losses for result in results if result.losses is not None])
-    jvp = torch.cat([result.jvp for result in results], 1)
-    whole = Estimate(losses.mean(), grads, jvp, losses=losses)
-    if results[0].shared:
-        whole.fine = torch.stack([result.fine for result in results if result.fine is not None]).all()
-    elif pool.size > 1:
-        whole.grads, whole.fine = add_up(pool, grads, torch.isfinite(losses).all() & torch.isfinite(jvp).all())
-    return whole
-
-
-def _is_finite(result: Estimate) -> bool:
-    assert result.losses is not None
-    if result.fine is not None:
-        return bool(result.fine)  # the processes must not differ in this
+def is_finite(result: Estimate) -> bool:
+    if result.all_finite is not None:
+        return bool(result.all_finite)  # the processes must not differ in this
     if math.isfinite(float(result.losses.sum() + result.jvp.sum())):  # else the sum itself may have overflowed
         return True
     return bool(torch.isfinite(result.losses).all() & torch.isfinite(result.jvp).all())
 
 
-def _check_finite(result: Estimate, where: str) -> None:
-    if _is_finite(result):
+def check_finite(result: Estimate, where: str) -> None:
+    if is_finite(result):
         return
-    assert result.losses is not None
     what = "loss" if not torch.isfinite(result.losses).all() else "directional derivative"
     values: Callable[[Tensor], int] = lambda t: int((~torch.isfinite(t)).sum())  # noqa: E731
     bad = values(result.losses) or values(result.jvp)

@@ -8,6 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gradguess.backends.random import generator_state
+
 
 class Noise:
     """Draws N(0, 1) numbers in a fixed order from one generator; `rewind` starts the order anew.
@@ -19,12 +21,18 @@ class Noise:
     def __init__(self, generator: torch.Generator, rows: slice | None = None, total: int | None = None) -> None:
         self.generator = generator
         self.rows, self.total = rows, total
-        capturing = generator.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        self._start = None if capturing else generator.get_state()
+        self._start = generator_state(generator)
 
     def rewind(self) -> None:
-        assert self._start is not None, "a step that is captured in a CUDA graph cannot be replayed"
+        """Start the order anew."""
+        assert self._start is not None, "a step that is recorded as a graph cannot draw its noise a second time"
         self.generator.set_state(self._start)
+
+    def first(self, count: int) -> Noise:
+        """The noise of the first `count` samples, from here on."""
+        if self.rows is None:
+            return Noise(self.generator)
+        return Noise(self.generator, slice(self.rows.start, self.rows.start + count), self.total)
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         z = torch.randn(shape, generator=self.generator, device=self.generator.device, dtype=dtype)
@@ -39,7 +47,7 @@ class Noise:
 
 
 class SketchNoise(Noise):
-    """Noise of its own for what is done now and then: a generator is made only when it is drawn from."""
+    """Noise with a seed of its own, for what is done now and then; its generator is made when it is drawn from."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self.device, self.seed = device, seed

@@ -1,25 +1,26 @@
-"""The guesses: one method, one file."""
+"""The guesses: one method, one file. `Guess`, `Frame` and `SiteView` are the bases for one of your own."""
 
-from gradguess.guesses._base import Estimate, Frame, Guess, Method, SiteView
 from gradguess.guesses.activation import ActivationPerturbation
-from gradguess.guesses.backprop import Backprop
+from gradguess.guesses.base import Guess, SiteView
+from gradguess.guesses.frames import Columns, Frame, GatedBasis, Identity, Matrix, OpenGate, Transposed
 from gradguess.guesses.perp import WPerp
 from gradguess.guesses.perp_ns import WPerpNS
 from gradguess.guesses.preconditioned import WPreconditioned
 from gradguess.guesses.transpose import WTranspose
-from gradguess.guesses.weight import WeightPerturbation
 
 __all__ = [
     "ActivationPerturbation",
-    "Backprop",
-    "Estimate",
+    "Columns",
     "Frame",
+    "GatedBasis",
     "Guess",
-    "Method",
+    "Identity",
+    "Matrix",
+    "OpenGate",
     "SiteView",
+    "Transposed",
     "WPerp",
     "WPerpNS",
     "WPreconditioned",
     "WTranspose",
-    "WeightPerturbation",
 ]

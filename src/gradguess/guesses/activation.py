@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradguess.guesses._base import Frame, Guess, Identity, SiteView
+from gradguess.guesses.base import Guess, SiteView
+from gradguess.guesses.frames import Frame, Identity
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gradguess.compact import Compact, groups
-from gradguess.graphs import graphed
-from gradguess.guesses._base import Frame, Grouped, Guess, Matrix, SiteView, check_count
+from gradguess.backends.cuda_graphs import graphed
+from gradguess.backends.policy import preferences
+from gradguess.errors import check_count
+from gradguess.guesses.base import Guess, SiteView
+from gradguess.guesses.frames import Frame, Grouped, Matrix
+from gradguess.jacobian import Dense, GatedLinear, Jacobian
+from gradguess.jacobian.open_units import OpenUnits, groups
 from gradguess.linalg import chebyshev_top_subspace, largest_singular, newton_schulz, polynomial
-from gradguess.upstream import ClosedForm, Dense, Upstream
+from gradguess.linalg.step_polynomials import coefficients as fitted_coefficients
 
 PROBE = 16  # samples whose singular values set the scale and the threshold
 LANCZOS = 8  # steps for the largest singular value of every sample
@@ -47,90 +51,89 @@ class WPerpNS(Guess):
     steps: int = 5
     refresh: int = 50
 
+    searches = True
+    steady = False  # how many units are open is looked up
+
     def __post_init__(self) -> None:
         check_count("WPerpNS(k)", self.k)
         check_count("WPerpNS(steps)", self.steps)
         check_count("WPerpNS(refresh)", self.refresh)
 
-    def phase(self, count: int) -> str | None:
-        return None  # how many units are open is looked up on the host
+    def search(self, view: SiteView) -> dict[str, Tensor]:
+        """The spectral norm of a few samples, and the coefficients for their mean `σ_k / σ_1`."""
+        probe, s = _jacobian(*_tensors(view, PROBE)), view.output[:PROBE]
+        k = min(self.k, probe.m, probe.d)
+        start = view.noise.normal((len(s), probe.d, min(probe.d, k + BLOCK)), s.dtype, s.device)
+        values = chebyshev_top_subspace(probe.gram_columns, start, k, degree=6, rounds=3)[1].sqrt()
+        scale = (values.max() * MARGIN).clamp_min(torch.finfo(values.dtype).tiny)
+        ratio = float(values[:, -1].mean() / scale)
+        return {
+            "scale": scale,
+            "coefficients": torch.tensor(fitted_coefficients(ratio), dtype=values.dtype, device=values.device),
+        }
 
     def frame(self, view: SiteView) -> Frame:
         W = view.W
-        if not isinstance(W, ClosedForm) or W.gate is None:
-            dense = W.matrix().expand(view.output.shape[0], -1, -1)
+        if not isinstance(W, GatedLinear) or W.gate is None:
+            (dense,) = _tensors(view)
             return self._dense(*self._fitted(view, dense), dense)
         parts = groups(W)  # what waits for the device comes first
         scale, coefficients = self._fitted(view, W.weight, W.gate)
         if max(small.size for _, small in parts) > W.m:
             return self._dense(scale, coefficients, W.weight, W.gate)
         frames = [
-            (rows, Polynomial(ClosedForm(W.weight, W.gate[rows]), small, scale[rows], coefficients, self.steps))
+            (rows, Polynomial(GatedLinear(W.weight, W.gate[rows]), small, scale[rows], coefficients, self.steps))
             for rows, small in parts
         ]
         return frames[0][1] if len(frames) == 1 else Grouped(frames)
 
     def _dense(self, scale: Tensor, coefficients: tuple[float, ...], *tensors: Tensor) -> Frame:
-        """`p^N(W̃/σ)` written out, a few samples at a time; `tensors` as in `_upstream`."""
-        W, *shared, own = _upstream(*tensors), *tensors
+        """`p^N(W̃/σ)` written out, a few samples at a time; `tensors` as in `_jacobian`."""
+        W, *shared, own = _jacobian(*tensors), *tensors
         rows = max(1, CHUNK // (W.m * W.d))
         options = {"coefficients": coefficients, "steps": self.steps}
         parts = zip(scale.split(rows), own.split(rows), strict=True)
         return Matrix(torch.cat([_iterated(size, *shared, part, **options) for size, part in parts]))
 
     def _fitted(self, view: SiteView, *tensors: Tensor) -> tuple[Tensor, tuple[float, ...]]:
-        """What each sample's `W̃` is divided by, (batch,), and the coefficients; `tensors` as in `_upstream`."""
-        if view.due or "scale" not in view.cache:
-            probe = _upstream(*tensors[:-1], tensors[-1][:PROBE])
-            view.cache["scale"], view.cache["coefficients"] = self._fit(probe, view)
-        coefficients = tuple(view.cache["coefficients"].tolist())
-        own = _norms(_start(view), *tensors) * MARGIN
+        """What each sample's `W̃` is divided by, (batch,), and the coefficients; `tensors` as in `_jacobian`."""
+        fixed, s = torch.Generator(view.output.device).manual_seed(0), view.output
+        start = torch.randn(s.shape, generator=fixed, dtype=s.dtype, device=s.device)  # a replay must see the same
+        own = _norms(start, *tensors) * MARGIN
         # a sample above the probe's norm is scaled by its own, lest the iteration diverge
-        return torch.maximum(own, view.cache["scale"]), coefficients
-
-    def _fit(self, probe: Upstream, view: SiteView) -> tuple[Tensor, Tensor]:
-        """The spectral norm of the probe and the coefficients for its mean `σ_k / σ_1`."""
-        from gradguess.newton_schulz import coefficients
-
-        k, s = min(self.k, probe.m, probe.d), view.output[:PROBE]
-        start = view.noise.normal((len(s), probe.d, min(probe.d, k + BLOCK)), s.dtype, s.device)
-        values = chebyshev_top_subspace(probe.gram_columns, start, k, degree=6, rounds=3)[1].sqrt()
-        scale = (values.max() * MARGIN).clamp_min(torch.finfo(values.dtype).tiny)
-        ratio = float(values[:, -1].mean() / scale)
-        return scale, torch.tensor(coefficients(ratio), dtype=values.dtype, device=values.device)
+        return torch.maximum(own, view.kept["scale"]), tuple(view.kept["coefficients"].tolist())
 
 
-def _start(view: SiteView) -> Tensor:
-    """Where Lanczos starts: noise, but the same in every step; a replay must see the same."""
-    s, known = view.output, view.memo.get("start")
-    if known is None or known.shape != s.shape:
-        fixed = torch.Generator(s.device).manual_seed(0)
-        known = view.memo["start"] = torch.randn(s.shape, generator=fixed, dtype=s.dtype, device=s.device)
-    return known
+def _tensors(view: SiteView, rows: int | None = None) -> tuple[Tensor, ...]:
+    """`W̃` of the first `rows` samples, or of all, as `_jacobian` takes it."""
+    W = view.W
+    if isinstance(W, GatedLinear) and W.gate is not None:
+        return W.weight, W.gate[:rows]
+    return (W.matrix().expand(len(view.output), -1, -1)[:rows],)
 
 
-def _upstream(*tensors: Tensor) -> Upstream:
+def _jacobian(*tensors: Tensor) -> Jacobian:
     """`W̃` from one matrix for all and a gate for each sample, or from a matrix for each."""
-    return ClosedForm(*tensors) if len(tensors) == 2 else Dense(*tensors)
+    return GatedLinear(*tensors) if len(tensors) == 2 else Dense(*tensors)
 
 
 @graphed
 def _norms(start: Tensor, *tensors: Tensor) -> Tensor:
     """Every sample's spectral norm, from below."""
-    W = _upstream(*tensors)
+    W = _jacobian(*tensors)
     return largest_singular(W.jvp, W.vjp, start, LANCZOS)
 
 
 @graphed
 def _iterated(scale: Tensor, *tensors: Tensor, coefficients: tuple[float, ...], steps: int) -> Tensor:
-    return newton_schulz(_upstream(*tensors).matrix() / scale[:, None, None], coefficients, steps)
+    return newton_schulz(_jacobian(*tensors).matrix() / scale[:, None, None], coefficients, steps)
 
 
 class Polynomial(Frame):
     """`A = p^N(W̃/σ)ᵀ` by the open units of each sample (`small`)."""
 
     def __init__(
-        self, W: ClosedForm, small: Compact, scale: Tensor, coefficients: tuple[float, ...], steps: int
+        self, W: GatedLinear, small: OpenUnits, scale: Tensor, coefficients: tuple[float, ...], steps: int
     ) -> None:
         self.W, self.scale = W, scale[:, None]
         self.batch, self.latent, self.dtype = len(scale), W.m, scale.dtype
@@ -143,7 +146,7 @@ class Polynomial(Frame):
         return self.W.jvp(self._filter(v)) / self.scale
 
     def _filter(self, v: Tensor) -> Tensor:
-        if v.is_cuda and v.dim() == 3 and len(v) == 1:  # as a step does it
+        if preferences(v).replays_functions and v.dim() == 3 and len(v) == 1:  # as a step does it
             small, options = self.filter.small, {"coefficients": self.filter.coefficients, "steps": self.filter.steps}
             return _filtered(v, small.product, small.index, small.gate, self.scale, **options)
         return self.filter(v)
@@ -160,7 +163,7 @@ def _filtered(
     coefficients: tuple[float, ...],
     steps: int,
 ) -> Tensor:
-    return _Filter(Compact(product, index, gate), scale, coefficients, steps)(v)
+    return _Filter(OpenUnits(product, index, gate), scale, coefficients, steps)(v)
 
 
 class _Filter:
@@ -169,7 +172,7 @@ class _Filter:
     four products of them a step, and none for the last two, which only meet vectors.
     """
 
-    def __init__(self, small: Compact, scale: Tensor, coefficients: tuple[float, ...], steps: int) -> None:
+    def __init__(self, small: OpenUnits, scale: Tensor, coefficients: tuple[float, ...], steps: int) -> None:
         self.small, self.scale, self.coefficients, self.steps = small, scale, coefficients, steps
 
     def __call__(self, v: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradguess.errors import InputError
-from gradguess.guesses._base import Columns, Frame, Guess, Identity, SiteView
+from gradguess.guesses.base import Guess, SiteView
+from gradguess.guesses.frames import Columns, Frame, Identity
 from gradguess.linalg import orthonormal_columns
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradguess.guesses._base import Frame, Guess, SiteView, Transposed
+from gradguess.guesses.base import Guess, SiteView
+from gradguess.guesses.frames import Frame, Transposed
 
 
 @dataclass(frozen=True)
@@ -25,4 +26,4 @@ class WTranspose(Guess):
     """
 
     def frame(self, view: SiteView) -> Frame:
-        return Transposed(view.W, view.output, view.binary)
+        return Transposed(view.W, view.output)

@@ -1,0 +1,53 @@
+"""Every line that knows a device, a stream, a CUDA graph or a kernel.
+
+The rest of gradguess calls the functions below and never asks where a tensor lies. Each function has one meaning on
+every device; only its speed, and its accuracy within the stated bounds, depend on the device.
+
+| file | what it does |
+|---|---|
+| `cholesky` | `GramRoot` (`C^{-½}` of every sample), factors of semi-definite matrices, triangular solves |
+| `small_cholesky` | the same for many small matrices on a CPU |
+| `orthonormal` | orthonormal bases of batched columns or rows |
+| `small_eigh` | eigenvalues and eigenvectors of small matrices |
+| `elementwise` | weighing directions, cross entropy with its derivative, Gram matrices of open units |
+| `streams` | independent jobs next to each other |
+| `cuda_graphs` | functions recorded once and replayed |
+| `policy` | the numbers by which other code chooses an algorithm |
+| `random` | the state of random generators |
+| `kernels`, `triton_kernels` | Triton kernels and the functions that launch them |
+
+This package imports nothing of gradguess but `gradguess.errors`.
+"""
+
+from gradguess.backends.cholesky import GramRoot, semidefinite_cholesky, triangular_apply
+from gradguess.backends.cuda_graphs import Recording, graphed, on_side_stream, recording, require
+from gradguess.backends.elementwise import cross_entropy, gram, positive, weigh
+from gradguess.backends.orthonormal import orthonormal_columns, orthonormal_rows
+from gradguess.backends.policy import Preferences, preferences
+from gradguess.backends.random import RandomState, generator_state
+from gradguess.backends.small_eigh import eigh, largest_eigenvalue
+from gradguess.backends.streams import side_by_side
+
+__all__ = [
+    "GramRoot",
+    "Preferences",
+    "RandomState",
+    "Recording",
+    "cross_entropy",
+    "eigh",
+    "generator_state",
+    "gram",
+    "graphed",
+    "largest_eigenvalue",
+    "on_side_stream",
+    "orthonormal_columns",
+    "orthonormal_rows",
+    "positive",
+    "preferences",
+    "recording",
+    "require",
+    "semidefinite_cholesky",
+    "side_by_side",
+    "triangular_apply",
+    "weigh",
+]

@@ -1,0 +1,129 @@
+"""Launching the Triton kernels: small factorisations on a GPU, one program per sample, and fused elementwise work.
+
+A batch of k × k problems is too small for the libraries: a factorisation, two solves and what lies between them are a
+dozen launches that each take as long to start as to run. Here a sample's matrix stays in registers. Triton comes with
+PyTorch for CUDA. Callers ask `usable` first. The slow twins are the other paths of `cholesky`, `orthonormal`,
+`small_eigh` and `elementwise`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["cholesky", "cross_entropy", "eigh", "gram", "orthonormal_rows", "solve", "tolerance", "usable", "weigh"]
+
+LARGEST = 32  # k; a larger matrix does not fit into the registers of a warp
+WIDE = 1024  # numbers that one program of an elementwise kernel works on
+CLASSES = 4096  # the most for which a cross entropy is one kernel
+SWEEPS = 8  # of Jacobi's method: these reach rounding
+PRECISION = "tf32x3"  # of products: three on the matrix units, as accurate as one in float32
+
+
+def usable(t: Tensor, k: int = 1) -> bool:
+    """Can these kernels work on tensors like `t` with matrices of this size? They run on the current device."""
+    if not t.is_cuda or t.dtype != torch.float32 or k > LARGEST:
+        return False
+    return t.device.index == torch.cuda.current_device() and _installed()
+
+
+def cholesky(C: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
+    """Lower factors of `C` (B, k, k), dropping pivots that are not above `floor` (B,); see `semidefinite_cholesky`."""
+    k = C.shape[-1]
+    L, alive = torch.empty_like(C, memory_format=torch.contiguous_format), C.new_empty(C.shape[:-1], dtype=torch.bool)
+    _jit().cholesky[(len(C),)](C.contiguous(), floor.contiguous(), L, alive, k, _padded(k), num_warps=1)
+    return L, alive
+
+
+def solve(C: Tensor, z: Tensor) -> Tensor:
+    """`C^{-½} z`, that is `L^{-T} z` with `L Lᵀ = C`: (batch, k, k), (..., batch, k) -> the same."""
+    batch, k = z.shape[-2:]
+    w = torch.empty_like(z, memory_format=torch.contiguous_format)
+    _jit().solve[(batch,)](
+        C.contiguous(), z.contiguous(), w, batch, tolerance(k), math.prod(z.shape[:-2]), k, _padded(k), num_warps=1
+    )
+    return w
+
+
+def tolerance(k: int) -> float:
+    """The relative size of a pivot that counts as zero, as in `semidefinite_cholesky`."""
+    return 100 * k * torch.finfo(torch.float32).eps
+
+
+def orthonormal_rows(R: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
+    """Rows (B, k, d) orthonormalised by three passes of Cholesky QR, and what was left of each (`orthonormal`).
+
+    A pass is two products and one small kernel, which works out the inverse factor of the Gram matrix of the rows.
+    """
+    k = R.shape[-2]
+    left = R.new_empty(R.shape[:-1])
+    for i in range(3):
+        C = R @ R.mT
+        M = torch.empty_like(C)
+        _jit().whiten[(len(C),)](C, left, M, rtol, tolerance(k), i == 0, i == 2, k, _padded(k), num_warps=1)
+        R = M @ R
+    return R, left[..., None]
+
+
+def eigh(H: Tensor, sweeps: int = SWEEPS) -> tuple[Tensor, Tensor]:
+    """`torch.linalg.eigh` of symmetric matrices (B, n, n), n up to `LARGEST`, that does not wait for the device.
+
+    Jacobi's method. Accuracy: rounding, some 1e-5 of the largest eigenvalue at n = 32; matrices that are far from
+    diagonal need 8 sweeps for that, three leave about a hundredth.
+    """
+    n = H.shape[-1]
+    values, Z = H.new_empty(H.shape[:-1]), torch.empty_like(H, memory_format=torch.contiguous_format)
+    _jit().eigh[(len(H),)](H.contiguous(), values, Z, sweeps, n, _padded(n), PRECISION, num_warps=1 if n <= 16 else 2)
+    return values, Z
+
+
+def weigh(y: Tensor, c: Tensor, share: float) -> Tensor:
+    """`share c_b y_b` for every row, in place: `y` (batch, n), contiguous, `c` (batch,)."""
+    _jit().weigh[(-(-y.numel() // WIDE),)](y, c.contiguous(), share, y.numel(), y.shape[1], WIDE)
+    return y
+
+
+def cross_entropy(x: Tensor, t: Tensor, target: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """Every row's cross entropy and its derivative along `t`: (rows, classes) twice, (rows,) -> (rows,) twice.
+
+    Up to `CLASSES` of them. NaN where a target is not a class.
+    """
+    rows, n = x.shape
+    loss, moved = x.new_empty(rows), x.new_empty(rows)
+    arguments = x.contiguous(), t.contiguous(), target.contiguous(), loss, moved, ignored, rows
+    block = 1 << max(0, n - 1).bit_length()
+    together = max(1, 256 // block)
+    _jit().cross_entropy[(-(-rows // together),)](*arguments, n, block, together)
+    return loss, moved
+
+
+def gram(product: Tensor, index: Tensor, gate: Tensor) -> Tensor:
+    """`gate_i product[index_i, index_j] gate_j` for every sample: (d, d), (batch, a), (batch, a) -> (batch, a, a)."""
+    batch, a = index.shape
+    G = gate.new_empty(batch, a, a)
+    grid = (batch, -(-a // 16), -(-a // 64))
+    _jit().gram[grid](product.contiguous(), index.contiguous(), gate.contiguous(), G, len(product), a, 16, 64)
+    return G
+
+
+def _padded(k: int) -> int:
+    """Products of blocks need at least 16 columns."""
+    return 16 if k <= 16 else 32
+
+
+@cache
+def _installed() -> bool:
+    return find_spec("triton") is not None
+
+
+@cache
+def _jit() -> Any:
+    """The kernels, compiled when they are first used; Triton is imported only where there is a GPU."""
+    from gradguess.backends import triton_kernels
+
+    return triton_kernels

@@ -1,0 +1,84 @@
+"""Orthonormal bases of many small sets of vectors; dependent vectors become zeros."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradguess.backends import kernels
+from gradguess.backends.cholesky import semidefinite_cholesky
+from gradguess.backends.elementwise import positive
+
+__all__ = ["cholesky_qr_rows", "orthonormal_columns", "orthonormal_rows"]
+
+
+def orthonormal_columns(A: Tensor, rtol: float | None = None) -> Tensor:
+    """Orthonormal bases of the column spans, in Gram–Schmidt order; zero columns where a column is dependent.
+
+    `QᵀA` is upper triangular with a positive diagonal, so that Gaussian columns give Haar-distributed ones. A
+    column is dropped when what is left of it after the columns before it is below `rtol` of the largest
+    column; the columns after it are not orthogonalised against rounding, as plain QR would do.
+
+    Accuracy: `|QᵀQ - I| ~ k eps`, and the span that of Gram–Schmidt without the dropped columns. `rtol` is
+    `10 (k + √d) eps` by default.
+    Cost: `4 d k²` operations by LAPACK on the CPU, where only matrices with a dropped column go on to Cholesky QR;
+    three passes of Cholesky QR, `12 d k²`, elsewhere, without waiting for the device.
+    Reference: Yamamoto et al. 2015, *Roundoff error analysis of the CholeskyQR2 algorithm*.
+
+    Args:
+        A: (B, d, k) or (d, k); fastest where it is the transpose of a contiguous (B, k, d).
+
+    Returns:
+        Q, of the shape of `A`, the transpose of a contiguous tensor.
+    """
+    if A.ndim == 2:
+        return orthonormal_columns(A[None], rtol)[0]
+    rows, _ = orthonormal_rows(A.mT.contiguous(), rtol)
+    return rows.mT
+
+
+def orthonormal_rows(R: Tensor, rtol: float | None = None) -> tuple[Tensor, Tensor]:
+    """`orthonormal_columns` of vectors that lie as rows.
+
+    Args:
+        R: (B, k, d).
+
+    Returns:
+        the orthonormal rows (B, k, d), and the norm of what was left of each row after the rows before it, as a
+        share of the largest row (B, k, 1).
+    """
+    k, d = R.shape[-2:]
+    rtol = 10 * (k + d**0.5) * torch.finfo(R.dtype).eps if rtol is None else rtol
+    if R.device.type != "cpu" or k > d:
+        return cholesky_qr_rows(R, rtol)
+    Q, T = torch.linalg.qr(R.mT)
+    diagonal = T.diagonal(dim1=-2, dim2=-1)[..., None]
+    left = diagonal.abs() / positive(torch.linalg.vector_norm(T, dim=-2).amax(-1)[:, None, None])
+    rows = Q.mT * diagonal.sign()
+    complete = (left > rtol).all(-2)[:, 0]
+    if not complete.all():
+        (rest,) = torch.where(~complete)
+        rows[rest], left[rest] = cholesky_qr_rows(R[rest], rtol)
+    return rows, left
+
+
+def cholesky_qr_rows(R: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
+    """`orthonormal_rows` by Cholesky QR of the unit-norm rows, three times; on any device.
+
+    A row that one pass finds dependent keeps its residual, is scaled to norm one and tried again in the next.
+    """
+    R = R / positive(R.abs().amax((-2, -1), keepdim=True))  # no overflow in the squares
+    if kernels.usable(R, R.shape[-2]):
+        return kernels.orthonormal_rows(R, rtol)
+    left = torch.linalg.vector_norm(R, dim=-1, keepdim=True)
+    left = left / positive(left.amax(-2, keepdim=True))
+    eye = torch.eye(R.shape[-2], dtype=R.dtype, device=R.device).expand(len(R), -1, -1)
+    alive = left > rtol
+    for _ in range(3):
+        R = R * (alive / positive(torch.linalg.vector_norm(R, dim=-1, keepdim=True)))
+        L, kept = semidefinite_cholesky(R @ R.mT)
+        R = torch.linalg.solve_triangular(L, eye, upper=False) @ R
+        size = torch.linalg.vector_norm(R, dim=-1, keepdim=True)
+        left = torch.where(kept[..., None], left, left * size)
+        alive = alive & (left > rtol)
+    return R * (alive & kept[..., None]), left

@@ -1,0 +1,44 @@
+"""Numbers by which code that knows no device chooses an algorithm or a size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["Preferences", "collective_device", "preferences"]
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """What is cheap on a device.
+
+    Attributes:
+        free_columns: a product of a matrix with a block of up to so many columns costs as much as with fewer, since the
+            time goes into reading the matrix. 0: every column costs.
+        dense_gram: a dense Gram matrix for every sample, of its open units, beats products with the one matrix that
+            all samples share.
+        size_step: sizes of matrices of open units are multiples of this. A larger step means fewer different sizes, and
+            so fewer recorded graphs; a smaller one less padding.
+        replays_functions: `cuda_graphs.graphed` records functions and replays them. A graphed function that computes an
+            intermediate result anew then beats one that keeps it outside.
+    """
+
+    free_columns: int
+    dense_gram: bool
+    size_step: int
+    replays_functions: bool
+
+
+_CPU = Preferences(free_columns=0, dense_gram=False, size_step=8, replays_functions=False)
+_CUDA = Preferences(free_columns=32, dense_gram=True, size_step=32, replays_functions=True)
+
+
+def preferences(t: Tensor) -> Preferences:
+    """What is cheap on the device of `t`. Any device but CUDA is treated as a CPU."""
+    return _CUDA if t.is_cuda else _CPU
+
+
+def collective_device(backend: str) -> str:
+    """Where the tensors of a collective of torch.distributed must lie."""
+    return "cuda" if backend == "nccl" else "cpu"

@@ -1,0 +1,44 @@
+"""The state of random generators: of one generator, and of the global ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from gradguess.backends.cuda_graphs import recording
+
+__all__ = ["RandomState", "generator_state"]
+
+
+def generator_state(generator: torch.Generator) -> Tensor | None:
+    """The state of a generator, or None while a CUDA graph is being recorded: there it cannot be read."""
+    if generator.device.type == "cuda" and recording():
+        return None
+    return generator.get_state()
+
+
+class RandomState:
+    """The state of the global generators at the moment of construction: the CPU's, and those of the CUDA devices given.
+
+    Args:
+        devices: where the model lies. Devices other than CUDA are passed over.
+    """
+
+    def __init__(self, devices: Iterable[torch.device] = ()) -> None:
+        self.cpu = torch.get_rng_state()
+        found = sorted({device for device in devices if device.type == "cuda"}, key=str)
+        self.cuda = {device: torch.cuda.get_rng_state(device) for device in found}
+
+    def drew(self) -> bool:
+        """Has one of these generators been used since?"""
+        if not torch.equal(self.cpu, torch.get_rng_state()):
+            return True
+        return any(not torch.equal(state, torch.cuda.get_rng_state(device)) for device, state in self.cuda.items())
+
+    def restore(self) -> None:
+        """Put all of them back."""
+        torch.set_rng_state(self.cpu)
+        for device, state in self.cuda.items():
+            torch.cuda.set_rng_state(state, device)

@@ -1,0 +1,181 @@
+"""The Triton kernels that `backends.kernels` launches.
+
+K is k, padded to a power of two. The padding is zero, and never a pivot.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _factor(C, floor, k: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Right-looking Cholesky of one symmetric (K, K) matrix; a pivot not above `floor` gives a zero column."""
+    i = tl.arange(0, K)
+    L = tl.zeros_like(C)
+    for j in range(k):
+        column = tl.sum(tl.where(i[None, :] == j, C, 0.0), 1)
+        row = tl.sum(tl.where(i[:, None] == j, C, 0.0), 0)  # the same numbers, laid out for the other side
+        pivot = tl.sum(tl.where(i == j, column, 0.0), 0)
+        scale = tl.where(pivot > floor, tl.rsqrt(tl.where(pivot > floor, pivot, 1.0)), 0.0)
+        column = tl.where(i >= j, column * scale, 0.0)
+        row = tl.where(i >= j, row * scale, 0.0)
+        C -= column[:, None] * row[None, :]
+        L = tl.where(i[None, :] == j, column[:, None], L)
+    return L
+
+
+@triton.jit
+def _whitening(C, floor, k: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`E` and `scale` with `diag(scale) E = L⁻¹` for `C = L Lᵀ`: Gauss elimination of `[C, I]`, in one loop.
+
+    `scale` is zero for a pivot not above `floor`; its row of `E` holds what is left of it.
+    """
+    i = tl.arange(0, K)
+    E = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+    scale = tl.zeros((K,), tl.float32)
+    for j in range(k):
+        row = tl.sum(tl.where(i[:, None] == j, C, 0.0), 0)
+        done = tl.sum(tl.where(i[:, None] == j, E, 0.0), 0)
+        column = tl.sum(tl.where(i[None, :] == j, C, 0.0), 1)
+        pivot = tl.sum(tl.where(i == j, column, 0.0), 0)
+        root = tl.where(pivot > floor, tl.rsqrt(tl.where(pivot > floor, pivot, 1.0)), 0.0)
+        scale = tl.where(i == j, root, scale)
+        column = tl.where(i > j, column * (root * root), 0.0)
+        C -= column[:, None] * row[None, :]
+        E -= column[:, None] * done[None, :]
+    return E, scale
+
+
+@triton.jit
+def cholesky(C, floor, L, alive, k: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    b = tl.program_id(0)
+    i = tl.arange(0, K)
+    at = b * k * k + i[:, None] * k + i[None, :]
+    inside = (i[:, None] < k) & (i[None, :] < k)
+    factor = _factor(tl.load(C + at, mask=inside, other=0.0), tl.load(floor + b), k, K)
+    diagonal = i[:, None] == i[None, :]
+    found = tl.sum(tl.where(diagonal, factor, 0.0), 1) > 0
+    tl.store(L + at, tl.where(diagonal & (factor == 0), 1.0, factor), mask=inside)
+    tl.store(alive + b * k + i, found, mask=i < k)
+
+
+@triton.jit
+def whiten(  # type: ignore[no-untyped-def]
+    C, left, M, rtol, floor, first: tl.constexpr, last: tl.constexpr, k: tl.constexpr, K: tl.constexpr
+):
+    b = tl.program_id(0)
+    i = tl.arange(0, K)
+    at = b * k * k + i[:, None] * k + i[None, :]
+    inside = (i[:, None] < k) & (i[None, :] < k)
+    diagonal = i[:, None] == i[None, :]
+    gram = tl.load(C + at, mask=inside, other=0.0)
+    size = tl.sqrt(tl.sum(tl.where(diagonal, gram, 0.0), 1))
+    remains = size
+    if first:
+        remains = remains / tl.where(tl.max(size, 0) > 0, tl.max(size, 0), 1.0)
+    else:  # a row that was kept has norm one; one that was dropped, what is left of it
+        remains = size * tl.load(left + b * k + i, mask=i < k, other=0.0)
+    tl.store(left + b * k + i, remains, mask=i < k)
+    scale = tl.where(remains > rtol, 1.0 / tl.where(size > 0, size, 1.0), 0.0)
+    E, root = _whitening(gram * scale[:, None] * scale[None, :], floor, k, K)
+    if not last:
+        root = tl.where(root > 0, root, 1.0)
+    tl.store(M + at, root[:, None] * E * scale[None, :], mask=inside)
+
+
+@triton.jit
+def solve(C, z, w, batch, tolerance, n: tl.constexpr, k: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    b = tl.program_id(0)
+    i = tl.arange(0, K)
+    inside = (i[:, None] < k) & (i[None, :] < k)
+    gram = tl.load(C + b * k * k + i[:, None] * k + i[None, :], mask=inside, other=0.0)
+    largest = tl.max(tl.sum(tl.where(i[:, None] == i[None, :], gram, 0.0), 1), 0)
+    E, scale = _whitening(gram, tolerance * largest, k, K)
+    for t in range(n):
+        at = (t * batch + b) * k + i
+        noise = tl.load(z + at, mask=i < k, other=0.0)
+        tl.store(w + at, tl.sum((noise * scale)[:, None] * E, 0), mask=i < k)
+
+
+@triton.jit
+def eigh(H, values, Z, sweeps, n: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Jacobi's method; every round turns K/2 planes at once, and K - 1 rounds meet every pair (a round robin)."""
+    b = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, K)
+    at = b * n * n + i[:, None] * n + i[None, :]
+    A = tl.load(H + at, mask=(i[:, None] < n) & (i[None, :] < n), other=0.0)
+    size = tl.max(tl.max(tl.abs(A), 1), 0)
+    size = tl.where(size > 0, size, 1.0)
+    A = A / size
+    diagonal = i[:, None] == i[None, :]
+    Q = tl.where(diagonal, 1.0, 0.0)
+    for round in range(sweeps * (K - 1)):
+        r = round % (K - 1)
+        other = (2 * r - i + 2 * (K - 1)) % (K - 1)
+        other = tl.where(i == K - 1, r, tl.where(i == r, K - 1, other))
+        partner = i[None, :] == other[:, None]
+        a = tl.sum(tl.where(partner, A, 0.0), 1)
+        own = tl.sum(tl.where(diagonal, A, 0.0), 1)
+        others = tl.sum(tl.where(partner, tl.sum(tl.where(diagonal, A, 0.0), 0)[None, :], 0.0), 1)
+        apart = others - own
+        sign = tl.where(apart == 0, tl.where(i < other, 1.0, -1.0), tl.where(apart > 0, 1.0, -1.0))
+        below = tl.abs(apart) + tl.sqrt(apart * apart + 4 * a * a)
+        tan = sign * 2 * a / tl.where(below > 0, below, 1.0)
+        cos = tl.rsqrt(1 + tan * tan)
+        J = tl.where(diagonal, cos[:, None], tl.where(partner, (tan * cos)[:, None], 0.0))
+        A = tl.dot(tl.trans(J), tl.dot(A, J, input_precision=PRECISION), input_precision=PRECISION)
+        A = tl.where(partner, 0.0, A)
+        Q = tl.dot(Q, J, input_precision=PRECISION)
+    found = tl.sum(tl.where(diagonal, A, 0.0), 0)
+    beside = tl.sum(tl.where(diagonal, A, 0.0), 1)
+    before = (beside[:, None] < found[None, :]) | ((beside[:, None] == found[None, :]) & (i[:, None] < i[None, :]))
+    rank = tl.sum(tl.where(before & (i[:, None] < n), 1, 0), 0)
+    tl.store(values + b * n + rank, found * size, mask=i < n)
+    where = b * n * n + i[:, None] * n + rank[None, :]
+    tl.store(Z + where, Q, mask=(i[:, None] < n) & (i[None, :] < n))
+
+
+@triton.jit
+def weigh(y, c, share, size, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    weight = tl.load(c + at // n, mask=at < size, other=0.0) * share
+    tl.store(y + at, tl.load(y + at, mask=at < size, other=0.0) * weight, mask=at < size)
+
+
+@triton.jit
+def cross_entropy(  # type: ignore[no-untyped-def]
+    x, t, target, loss, moved, ignored, rows, n: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr
+):
+    b = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    i = tl.arange(0, N)
+    inside = (b[:, None] < rows) & (i[None, :] < n)
+    s = tl.load(x + b[:, None] * n + i[None, :], mask=inside, other=float("-inf"))
+    u = tl.load(t + b[:, None] * n + i[None, :], mask=inside, other=0.0)
+    label = tl.load(target + b, mask=b < rows, other=0)
+    here = i[None, :] == label[:, None]
+    top = tl.where(b < rows, tl.max(s, 1), 0.0)
+    p = tl.exp(s - top[:, None])
+    total = tl.where(b < rows, tl.sum(p, 1), 1.0)
+    value = top + tl.log(total) - tl.sum(tl.where(here, s, 0.0), 1)
+    slope = tl.sum(p * u, 1) / total - tl.sum(tl.where(here, u, 0.0), 1)
+    off = (label < 0) | (label >= n)
+    value = tl.where(label == ignored, 0.0, tl.where(off, float("nan"), value))
+    slope = tl.where(label == ignored, 0.0, tl.where(off, float("nan"), slope))
+    tl.store(loss + b, value, mask=b < rows)
+    tl.store(moved + b, slope, mask=b < rows)
+
+
+@triton.jit
+def gram(  # type: ignore[no-untyped-def]
+    product, index, gate, G, d, a, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    b = tl.program_id(0).to(tl.int64)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    i = tl.load(index + b * a + rows, mask=rows < a, other=0)
+    j = tl.load(index + b * a + columns, mask=columns < a, other=0)
+    scale = tl.load(gate + b * a + rows, mask=rows < a, other=0.0)
+    scales = tl.load(gate + b * a + columns, mask=columns < a, other=0.0)
+    values = tl.load(product + i[:, None] * d + j[None, :]) * scale[:, None] * scales[None, :]
+    at = (b * a + rows[:, None]) * a + columns[None, :]
+    tl.store(G + at, values, mask=(rows[:, None] < a) & (columns[None, :] < a))

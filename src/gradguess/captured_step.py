@@ -1,0 +1,128 @@
+"""A whole training step, draw and update included, recorded once and launched at once from then on.
+
+A step of a small network is a few hundred kernels of a few microseconds: launched one by one they wait for Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from gradguess.backends.cuda_graphs import Recording, on_side_stream, require
+from gradguess.errors import InputError
+from gradguess.estimate import ForwardGradient
+from gradguess.model.task import LossFn
+from gradguess.step.base import Kept, State
+
+WARM_UP = 3  # steps before a recording: libraries set themselves up, optimisers make their state
+
+
+@dataclass
+class _Captured:
+    recording: Recording[Tensor]
+    inputs: Any
+    targets: Any
+
+
+class CapturedStep:
+    """`forward`, then `optimiser.step()`, replayed from a CUDA graph.
+
+    The result is that of the same calls made one by one. Gradients are set to None before each step; accumulate or
+    clip outside of it. NaN is not looked for, since that would wait for the device.
+
+    Args:
+        forward: on CUDA, `memory="store"`, a model without dropout or batch norm (their state cannot be replayed).
+        optimiser: made with `capturable=True`.
+        loss_fn: as in `ForwardGradient.__call__`.
+    """
+
+    def __init__(self, forward: ForwardGradient, optimiser: torch.optim.Optimizer, loss_fn: LossFn) -> None:
+        require(forward.generator.device, "CapturedStep")
+        if forward.plan.options.memory != "store":
+            raise InputError("CapturedStep needs memory='store': a replayed pass cannot be captured.")
+        if forward.plan.pool.size > 1 or forward.plan.chunk is not None:
+            raise InputError("CapturedStep needs one process and chunk=None: parts of a batch cannot be captured.")
+        if not all(group.get("capturable", False) for group in optimiser.param_groups):
+            raise InputError("CapturedStep needs an optimiser made with capturable=True.")
+        self.forward, self.optimiser, self.loss_fn = forward, optimiser, loss_fn
+        self.captured: dict[Hashable, _Captured] = {}
+        self.seen: dict[Hashable, int] = {}
+        self.state = forward.state  # its tensors are those that the recordings read and write
+
+    def __call__(self, inputs: Any, targets: Any) -> Tensor:
+        """One training step; returns the mean loss (valid until the next step)."""
+        if self.forward.state is not self.state:  # a state was loaded
+            self._settle(self.forward.state)
+        kind = self.forward.plan.method.kind(self.forward.steps)
+        if kind is None:
+            return on_side_stream(lambda: self._step(inputs, targets))
+        key = (kind, _shapes(inputs), _shapes(targets))
+        self.seen[key] = self.seen.get(key, 0) + 1
+        if self.seen[key] <= WARM_UP or self._is_fragile(kind):
+            return on_side_stream(lambda: self._step(inputs, targets))
+        if key not in self.captured:
+            self.captured[key] = self._capture(inputs, targets)
+        captured = self.captured[key]
+        tree_map(_copy, (captured.inputs, captured.targets), (inputs, targets))
+        loss = captured.recording.replay()
+        self._settle(State(self.state.kept, self.state.learned, self.state.count + 1))
+        return loss
+
+    def _is_fragile(self, kind: str) -> bool:
+        """Must this step run by itself? Global random state, buffers and sketches of a basis cannot be recorded."""
+        layout = self.forward.layout
+        if layout is None or (layout.sites and layout.leaves_traces):
+            return True
+        return kind == "refresh" and any(site.linear is None for site in layout.guessed)
+
+    def _step(self, inputs: Any, targets: Any) -> Tensor:
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = self.forward.step(self.loss_fn, inputs, targets, nonfinite="ignore")
+        self._settle(self.forward.state)
+        self.optimiser.step()
+        return loss
+
+    def _settle(self, new: State) -> None:
+        """Take over a state, in the memory of the one before where it fits: recordings hold on to that."""
+        kept, learned = _write_into(self.state.kept, new.kept), _write_into(self.state.learned, new.learned)
+        self.state = self.forward.state = State(kept, learned, new.count)
+
+    def _capture(self, inputs: Any, targets: Any) -> _Captured:
+        inputs, targets = tree_map(_own, (inputs, targets))
+        before = self.state
+        recording = Recording(lambda: self._step(inputs, targets), self.forward.generator)
+        self.state = self.forward.state = before  # recording computes nothing
+        return _Captured(recording, inputs, targets)
+
+
+def _write_into(old: Kept, new: Kept) -> Kept:
+    """The new values, in the old tensors where these have the shape."""
+
+    def place(entries: Mapping[str, Tensor], key: str, value: Tensor) -> Tensor:
+        there = entries.get(key)
+        fits = there is not None and there.shape == value.shape and there.dtype == value.dtype
+        return there.copy_(value) if fits and there is not value else value  # type: ignore[union-attr]
+
+    return {
+        site: {key: place(old.get(site, {}), key, value) for key, value in values.items()}
+        for site, values in new.items()
+    }
+
+
+def _shapes(tree: Any) -> Hashable:
+    leaves, spec = tree_flatten(tree)
+    return str(spec), tuple((tuple(t.shape), t.dtype) if isinstance(t, Tensor) else t for t in leaves)
+
+
+def _own(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _copy(old: Any, new: Any) -> None:
+    if isinstance(old, Tensor):
+        old.copy_(new)

@@ -1,0 +1,206 @@
+"""One batch with its true gradient, against which a method is held."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from gradguess.diagnose.covariance import distance, explicit, variances
+from gradguess.diagnose.moments import Errors, covariance_times, summary
+from gradguess.diagnose.report import SiteReport
+from gradguess.diagnose.spectrum import decompose
+from gradguess.estimate import check_finite
+from gradguess.guesses.base import Guess
+from gradguess.guesses.frames import Frame
+from gradguess.jacobian import CutGraph, Jacobian
+from gradguess.methods import Backprop, Estimate
+from gradguess.methods.run import Plan, find_layout, refreshed
+from gradguess.model.site import Site, at_least_float32
+from gradguess.model.task import Task
+from gradguess.noise import Noise
+from gradguess.passes import choose_pass
+from gradguess.step.base import State, Step
+from gradguess.step.draw import Drawing, jacobian_at
+
+PROBE = 32  # samples whose Jacobian is decomposed
+DENSE = 1 << 21  # numbers in the largest Jacobian (of one sample) that is decomposed
+WORK = PROBE * 512**3  # multiplications in all decompositions of a site; fewer samples above it
+
+Values = dict[str, Tensor]  # site name -> (batch, d)
+
+
+class Bench:
+    """The true gradient of one batch, and what is needed to hold estimates against it.
+
+    Inside, gradients are those of each sample's own loss; `moments.summary` divides by the batch.
+    """
+
+    def __init__(self, plan: Plan, task: Task, noise: Noise, state: State, draws: int) -> None:
+        self.plan, self.task, self.noise, self.draws = plan, task, noise, draws
+        self.options = plan.options
+        self.layout = find_layout(plan, task)
+        self.state = refreshed(plan, task, [task], self.layout, noise.generator.device, state)
+        self.step = self._step()
+        self.estimate = self._estimate(self.step)
+        self.batch = len(self.estimate.losses)
+        with torch.enable_grad():
+            self.truth, _ = Backprop().run(self.step)
+        self.g = self._at_sites(self.truth)
+        self.s: Values = {}
+        if self.layout.sites:  # clones: what follows may change an output in place
+            self.step.passes.plain(lambda site, x, s: self.s.update({site.name: s.clone()}))
+
+    def _step(self) -> Step:
+        passes = choose_pass(self.task, self.layout)
+        return Step(self.task, self.layout, passes, self.noise, self.options, self.state)
+
+    def _estimate(self, step: Step) -> Estimate:
+        found, _ = self.plan.method.run(step)
+        check_finite(found, "this batch")
+        return found
+
+    def _at_sites(self, estimate: Estimate) -> Values:
+        return {site.name: site.flat(estimate.site_grads[site.name]).double() for site in self.layout.sites}
+
+    # --- guesses: closed forms -------------------------------------------------------------------------------
+
+    def by_frames(self, guess: Guess) -> dict[str, SiteReport]:
+        """Moments from each site's frame."""
+        estimate, drawing = self._at_sites(self.estimate), Drawing(self.step, guess)
+        frames = {site.name: self._frame(drawing, site) for site in self.layout.sites}
+        expected = {name: covariance_times(frame, self.g[name]) for name, frame in frames.items()}
+        energy = self._energies({name: (self.g[name] * expected[name]).sum(-1) for name in frames})
+        reports = {}
+        for name, frame in frames.items():
+            g, mean, s = self.g[name], expected[name], self._flat(self.layout[name])
+            diagonal = variances(frame, s, self.noise, self.draws).double()
+            square = diagonal * energy[name][:, None] + 2 * mean.square()
+            error = g.square() - 2 * g * mean + square  # E (g - ĝ)²
+            bias = (mean - g).mean(0)
+            norm = distance(frame, s, self.noise, self.draws).mean().item() / g.shape[1]
+            variance = error.mean(0) - bias.square()
+            reports[name] = summary(g, estimate[name], mean, bias.norm().item(), variance, norm, self.batch)
+        return reports
+
+    def _flat(self, site: Site) -> Tensor:
+        return at_least_float32(site.flat(self.s[site.name]))
+
+    def _frame(self, drawing: Drawing, site: Site) -> Frame:
+        s = self.s[site.name]
+        return explicit(drawing.frame(site, s, site.gate_at(s)), self._flat(site))
+
+    def _energies(self, own: Values) -> Values:
+        """`E c²` for the `c` that weighs each site's directions, from each site's own `gᵀ Cov(y) g`."""
+        shared = {site.name for site in self.layout.sites if site.batch_dim is None}
+        alone = self.options.isolate
+        from_shared = self._shared_energy() if shared and not alone and self.options.coupling == "sample" else 0.0
+
+        def energy(name: str) -> Tensor:
+            counted = [name] if alone else list(own)
+            if name in shared or self.options.coupling == "batch":  # c is summed over the batch
+                return torch.stack([own[other].sum() for other in counted]).sum().expand_as(own[name])
+            return torch.stack([own[other] for other in counted if other not in shared]).sum(0) + from_shared
+
+        return {name: energy(name) for name in own}
+
+    def _shared_energy(self) -> Tensor:
+        """`Σ |g|²` per sample over the outputs that the batch shares: from `draws` tangents, unbiased, (batch,)."""
+
+        def draw(site: Site, x: Any, s: Tensor) -> Tensor | None:
+            return self.noise.normal(s.shape, s.dtype, s.device) if site.batch_dim is None else None
+
+        squares = [self.step.passes.tangent(draw).jvp.double().square() for _ in range(self.draws)]
+        return torch.stack(squares).mean(0)
+
+    # --- other methods: draws ------------------------------------------------------------------------------
+
+    def by_draws(self) -> dict[str, SiteReport]:
+        """Moments from several estimates; two are enough to see that a method is deterministic."""
+        first = self._at_sites(self.estimate)
+        totals = {name: Errors(g) for name, g in self.g.items()}
+        drawn = first
+        for draw in range(self.draws):
+            for name, values in drawn.items():
+                totals[name].add(values)
+            if draw + 1 == self.draws:
+                break
+            drawn = self._at_sites(self._estimate(self._step()))
+            if draw == 0 and all(torch.equal(drawn[name], value) for name, value in first.items()):
+                break
+        reports = {}
+        for name, g in self.g.items():
+            mean, bias, variance = totals[name].moments()
+            reports[name] = summary(g, first[name], mean, bias, variance, None, self.batch)
+        return reports
+
+    # --- weight perturbation ---------------------------------------------------------------------------------
+
+    def by_parameter(self) -> dict[str, SiteReport]:
+        """Directions are N(0, I) on the parameters, one for the whole batch: the closed form with a batch of one."""
+        gradients = {name: grad.double().reshape(1, -1) for name, grad in self.truth.grads.items()}
+        energy = sum(g.square().sum() for g in gradients.values())
+        reports = {}
+        for name, g in gradients.items():
+            y = self.estimate.directions[name][0]
+            estimate = self.estimate.grads[name].double().reshape(1, -1)
+            diagonal = (y != 0).double().reshape(1, -1)  # an embedding's padding row is not perturbed
+            norm = (1 - diagonal).sum().sqrt().item() / g.shape[1]
+            reports[name] = summary(g, estimate, g, 0.0, (diagonal * energy + g.square())[0], norm, 1)
+        return reports
+
+    # --- the Jacobian above ----------------------------------------------------------------------------------
+
+    def spectrum(self, name: str) -> dict[str, Any]:
+        """Rank, singular values and overlap from a dense decomposition for a few samples."""
+        site = self.layout[name]
+        if site.top or site.batch_dim is None:
+            return {}
+        W, rows = self._probe_jacobian(site)
+        size = W.m * W.d
+        if size > DENSE or size * len(rows) > PROBE * DENSE:
+            return {}
+        count = min(PROBE, max(1, WORK // (size * min(W.m, W.d))))
+        matrices = W.matrix().expand(len(rows), -1, -1)
+        chosen = torch.isin(rows, self.probe[:count])
+        return decompose(matrices[chosen], self.g[name][rows[chosen]])
+
+    @cached_property
+    def probe(self) -> Tensor:
+        """The first samples that have a gradient at every site with something above, then those that lack some."""
+        silent = [
+            (self.g[site.name] == 0).all(1) for site in self.layout.sites if site.batch_dim is not None and site.above
+        ]
+        return torch.argsort(torch.stack(silent).sum(0), stable=True)[:PROBE]
+
+    def _probe_jacobian(self, site: Site) -> tuple[Jacobian, Tensor]:
+        """`W̃` on the probe samples, and which samples of the batch its rows are."""
+        if site.linear is not None:
+            s = self._flat(site)[self.probe]
+            return jacobian_at(site, s, None if site.gate is None else site.gate(s), None), self.probe
+        graph, rows = self._probe_graph
+        return graph.jacobian(site), rows
+
+    @cached_property
+    def _probe_graph(self) -> tuple[CutGraph, Tensor]:
+        """A cut graph of the probe samples; of the whole batch where a part of it would behave otherwise."""
+        apart = self.layout.sliceable and not self.layout.leaves_traces
+        if not apart or self.options.coupling == "batch":
+            return self.step.passes.cut(), torch.arange(self.batch, device=self.probe.device)
+        picked = _pick(self.task, self.probe, self.batch)
+        return self.step.passes.aside(picked).cut(), self.probe
+
+
+def _pick(task: Task, rows: Tensor, batch: int) -> Task:
+    """The same task on some of its samples."""
+
+    def pick(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == batch:
+            return leaf[rows.to(leaf.device)]
+        return leaf
+
+    return replace(task, inputs=tree_map(pick, task.inputs), targets=tree_map(pick, task.targets))

@@ -1,0 +1,123 @@
+"""What is known in closed form of the covariance `Cov(y) = A Aᵀ` of a guess, per kind of frame.
+
+`variances` is its diagonal and `distance` is `‖Cov(y) - I‖_F`, both per sample. Neither builds a `batch × d × d` array.
+Where a frame is known only by products that are too many to make, both fall back on `draws` random vectors and are then
+unbiased estimates (of the diagonal, and of the squared distance), with a relative error of about `√(2 / draws)`.
+
+`s` is the output of the site as (batch, d): its shape, dtype and device are those of the directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from gradguess.guesses.frames import Columns, Frame, Identity, Matrix, Transposed
+from gradguess.jacobian import GatedLinear
+from gradguess.noise import Noise
+
+CHUNK = 1 << 24  # numbers in a temporary array
+COLUMNS = 256  # products with a general Jacobian that are still worth an exact answer
+
+
+def explicit(frame: Frame, s: Tensor) -> Frame:
+    """The same frame, as a dense matrix where it is known by products alone and these are few."""
+    by_products = isinstance(frame, Transposed) and not isinstance(frame.W, GatedLinear)
+    if by_products and frame.latent <= COLUMNS and frame.latent * s.numel() <= CHUNK:
+        return Matrix(torch.cat(list(_columns(frame, s))).movedim(0, 1))
+    return frame
+
+
+def _columns(frame: Frame, s: Tensor) -> Iterator[Tensor]:
+    """The columns of every sample's `A`, a few at a time: (n, batch, d)."""
+    eye = torch.eye(frame.latent, dtype=s.dtype, device=s.device)
+    for rows in eye.split(max(1, CHUNK // (len(s) * max(s.shape[1], frame.latent)))):
+        yield frame.apply(rows[:, None].expand(-1, len(s), -1))
+
+
+@singledispatch
+def variances(frame: Frame, s: Tensor, noise: Noise, draws: int) -> Tensor:
+    """`diag Cov(y)`, (batch, d)."""
+    total = torch.zeros_like(s)
+    if frame.orthonormal:
+        for part in _columns(frame, s):
+            total += part.square().sum(0)
+        return total
+    for _ in range(draws):
+        total += frame.apply(_white(frame.latent, s, noise)).square()
+    return total / draws
+
+
+@variances.register
+def _(frame: Identity, s: Tensor, noise: Noise, draws: int) -> Tensor:
+    return torch.ones_like(s)
+
+
+@variances.register
+def _(frame: Columns, s: Tensor, noise: Noise, draws: int) -> Tensor:
+    return frame.Q.square().sum(-1)
+
+
+@variances.register
+def _(frame: Matrix, s: Tensor, noise: Noise, draws: int) -> Tensor:
+    return frame.P.square().sum(-2)
+
+
+@variances.register
+def _(frame: Transposed, s: Tensor, noise: Noise, draws: int) -> Tensor:
+    W = frame.W
+    if not isinstance(W, GatedLinear):
+        return variances.dispatch(Frame)(frame, s, noise, draws)
+    lengths = W.weight.square().sum(0)  # squared, of the columns of W
+    return lengths.expand_as(s) if W.gate is None else lengths * W.gate.square()
+
+
+@singledispatch
+def distance(frame: Frame, s: Tensor, noise: Noise, draws: int) -> Tensor:
+    """`‖Cov(y) - I‖_F`, (batch,)."""
+    if frame.orthonormal:  # a projector: √(d - rank)
+        rank = variances(frame, s, noise, draws).sum(-1).round()
+        return (s.shape[1] - rank).clamp_min(0).sqrt()
+    total = s.new_zeros(len(s))
+    for _ in range(draws):
+        v = _white(s.shape[1], s, noise)
+        total += (frame.covariance_times(v) - v).square().sum(-1)
+    return (total / draws).sqrt()
+
+
+@distance.register
+def _(frame: Identity, s: Tensor, noise: Noise, draws: int) -> Tensor:
+    return s.new_zeros(len(s))
+
+
+@distance.register
+def _(frame: Matrix, s: Tensor, noise: Noise, draws: int) -> Tensor:
+    """`‖PᵀP - I_d‖² = ‖PPᵀ - I_m‖² + d - m`: the smaller product is built, for a few samples at a time."""
+    m, d = frame.P.shape[-2:]
+    eye = torch.eye(min(m, d), dtype=s.dtype, device=s.device)
+    squares = []
+    for P in frame.P.split(max(1, CHUNK // eye.numel())):
+        gram = P @ P.mT if m < d else P.mT @ P
+        squares.append((gram - eye).square().sum((-2, -1)))
+    return (torch.cat(squares) + max(d - m, 0)).sqrt()
+
+
+@distance.register
+def _(frame: Transposed, s: Tensor, noise: Noise, draws: int) -> Tensor:
+    """`Cov = D G D` with one `G = WᵀW` for the batch: `Σ_jk (D_j G_jk D_k - δ_jk)²`, its diagonal apart."""
+    W = frame.W
+    if not isinstance(W, GatedLinear):
+        return distance.dispatch(Frame)(frame, s, noise, draws)
+    weight = W.weight.double()
+    gram = weight.mT @ weight
+    q = torch.ones_like(s).double() if W.gate is None else W.gate.square().double()
+    on_diagonal = (q * gram.diagonal() - 1).square().sum(-1)
+    off_diagonal = ((q @ gram.fill_diagonal_(0).square()) * q).sum(-1)
+    return (on_diagonal + off_diagonal).sqrt()
+
+
+def _white(size: int, s: Tensor, noise: Noise) -> Tensor:
+    return noise.normal((len(s), size), s.dtype, s.device)

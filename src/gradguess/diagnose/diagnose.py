@@ -1,0 +1,72 @@
+"""`diagnose`: how good a guess is, per site."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from gradguess.diagnose.bench import Bench
+from gradguess.diagnose.report import Report
+from gradguess.errors import InputError, check_count
+from gradguess.estimate import ForwardGradient, as_method, fresh_generator
+from gradguess.guesses.base import Guess
+from gradguess.methods import Method, WeightPerturbation
+from gradguess.methods.run import Plan
+from gradguess.model.side_effects import untouched
+from gradguess.model.site import Sites
+from gradguess.model.task import LossFn, Task
+from gradguess.noise import Noise
+from gradguess.step.base import Options, State
+
+
+def diagnose(
+    model: nn.Module,
+    guess: Guess | Method,
+    loss_fn: LossFn,
+    inputs: Any,
+    targets: Any,
+    generator: torch.Generator | None = None,
+    *,
+    sites: Sites = "auto",
+    draws: int = 32,
+    curve: bool = True,
+    isolate: bool = False,
+    coupling: Literal["sample", "batch"] = "sample",
+    forward: ForwardGradient | None = None,
+) -> Report:
+    """Bias, variance and more of one step of `guess` with one tangent, at every site. Writes nothing, holds no state.
+
+    Args:
+        model, guess, loss_fn, inputs, targets, generator, sites, isolate, coupling: as in `estimate`; `cosine` is
+            that of the estimate which `estimate` returns for the same generator.
+        draws: random vectors or estimates where there is no closed form: for methods that draw no directions at
+            sites, for W^T above a large layer that is not linear, and for outputs that the batch shares.
+        curve: decompose the Jacobian above each site, for rank, singular values and overlap.
+        forward: take over what this one has cached and learned (bases, feedback matrices): the report is then of the
+            step that it would make next.
+
+    Returns:
+        a mapping from site name to `SiteReport`; from parameter name for weight perturbation, which has no sites.
+
+    >>> import torch, gradguess as gg
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> x, t = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    >>> report = gg.diagnose(model, gg.WPerp(k=2), torch.nn.CrossEntropyLoss(reduction="none"), x, t)
+    >>> report["2"].bias, len(report["0"].overlap)  # nothing above the last layer: white noise, no bias
+    (0.0, 8)
+    """
+    check_count("draws", draws, least=2)
+    plan = Plan(as_method(guess), sites, Options(isolate=isolate, coupling=coupling), detail=True)
+    task = Task(model, loss_fn, inputs, targets)
+    with untouched(model), torch.no_grad():
+        state = State() if forward is None else forward.state
+        bench = Bench(plan, task, Noise(generator or fresh_generator()), state, draws)
+        if isinstance(guess, WeightPerturbation):
+            return Report(bench.by_parameter())
+        if not plan.method.uses_sites:
+            raise InputError(f"{guess!r} has neither sites nor a known covariance: there is nothing to diagnose.")
+        found = bench.by_frames(guess) if isinstance(guess, Guess) else bench.by_draws()
+        return Report({name: replace(site, **bench.spectrum(name)) for name, site in found.items()} if curve else found)

@@ -1,0 +1,76 @@
+"""The result of a diagnosis: numbers per site, as objects, as JSON and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """One site (one parameter, for weight perturbation). See `gradguess.diagnose` for the definitions.
+
+    Attributes:
+        d: numbers per sample at the site.
+        bias, variance: as in the paper, with the gradient of the mean loss.
+        covariance_norm: `‖Cov(y) - I‖_F / d`, averaged over the batch; None for a method without a covariance.
+        cosine: between one estimate and the true gradient, over the whole batch at once (saturated samples have a
+            gradient of zero); 0 if either is zero.
+        mean_cosine: the same for the estimate's expectation.
+        gradient_norm: `‖d(mean loss)/ds‖_F` over the whole batch.
+        rank: numerical rank of `W̃`, averaged over the probe samples.
+        singular_values: of `W̃`, d of them with zeros at the end, averaged over the probe samples.
+        overlap: `overlap[k - 1]` is the part of the true gradient's norm that lies in the top-k right singular vectors
+            of `W̃`, averaged over the probe samples with a gradient; beyond the rank the curve is flat.
+
+    `rank`, `singular_values` and `overlap` are None where `W̃` is not defined (nothing above the site, or an output that
+    the batch shares), where it is too large to decompose (above 2²¹ entries per sample), and with `curve=False`.
+    """
+
+    d: int
+    bias: float
+    variance: float
+    covariance_norm: float | None
+    cosine: float
+    mean_cosine: float
+    gradient_norm: float
+    rank: float | None = None
+    singular_values: tuple[float, ...] | None = None
+    overlap: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Report(Mapping[str, SiteReport]):
+    """A `SiteReport` for every site, by name, in the order of the forward pass."""
+
+    sites: dict[str, SiteReport]
+
+    def __getitem__(self, name: str) -> SiteReport:
+        return self.sites[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sites)
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Numbers, lists and None alone, for JSON."""
+        return {
+            name: {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(site).items()}
+            for name, site in self.items()
+        }
+
+    def table(self) -> str:
+        """All numbers but the curves, as plain text."""
+        columns = [f.name for f in fields(SiteReport) if f.name not in ("singular_values", "overlap")]
+        rows = [["site", *(name.replace("_", " ") for name in columns)]]
+        rows += [[name, *(_shown(getattr(site, key)) for key in columns)] for name, site in self.items()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
+        return "\n".join("  ".join(cells) for cells in lines)
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"

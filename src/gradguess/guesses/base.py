@@ -1,0 +1,82 @@
+"""What a guess is.
+
+A guess is a random map from a site to a direction `y` of the shape of the site's output. Every guess of the paper
+is linear in white noise, `y = A z` with `z ~ N(0, I)`, so it is given by its `Frame`, the map `A` of every sample:
+
+    covariance of y    Cov(y) = A Aᵀ
+    bias               E[c y] - g = (Cov(y) - I) g         (eq. 5 of the paper)
+
+To add one: subclass `Guess`, implement `frame`, and return one of the frames of `gradguess.guesses.frames`, or your
+own. A guess that looks for something now and then, such as a basis, also implements `search`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from gradguess.guesses.frames import Frame
+from gradguess.jacobian import Jacobian
+from gradguess.noise import Noise
+
+SIZED = ("basis", "start")  # names under which `search` keeps tensors with one row for each number of the site
+
+
+@dataclass(frozen=True)
+class SiteView:
+    """What a guess may look at: one site with something above it, on one batch.
+
+    Attributes:
+        name: of the site.
+        output: `s`, (batch, d).
+        gate: the derivative of the elementwise function that follows, (batch, d); None where there is none.
+        binary: the gate is zero or one.
+        kept: what `search` found last.
+        noise: for `search`; it does not shift the numbers that directions are drawn from.
+        jacobian: makes `W`.
+    """
+
+    name: str
+    output: Tensor
+    gate: Tensor | None
+    binary: bool
+    kept: Mapping[str, Tensor]
+    noise: Noise
+    jacobian: Callable[[], Jacobian] = field(repr=False)
+
+    @property
+    def W(self) -> Jacobian:
+        """The Jacobian above, `W̃`."""
+        return self.jacobian()
+
+
+class Guess(ABC):
+    """A way to draw a direction at every site. Subclasses implement `frame`, and `search` where something is kept.
+
+    Attributes:
+        reads: when the Jacobian `view.W` is looked at: "never", in "search" alone, or in "frame".
+        searches: does `search` find anything?
+        refresh: steps between two searches.
+        steady: does every step do the same operations on the same shapes, whatever the numbers are? Such steps can be
+            recorded once and replayed.
+    """
+
+    reads: ClassVar[Literal["never", "search", "frame"]] = "frame"
+    searches: ClassVar[bool] = False
+    steady: ClassVar[bool] = True
+    refresh: int = 1
+
+    @abstractmethod
+    def frame(self, view: SiteView) -> Frame:
+        """The map from white noise to this guess's directions at a site."""
+
+    def search(self, view: SiteView) -> dict[str, Tensor]:
+        """What is found every `refresh` steps and kept until then; `view` shows a few samples of the batch.
+
+        `view.W.shared_basis` speaks for the whole batch.
+        """
+        return {}

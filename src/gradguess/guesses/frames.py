@@ -1,0 +1,169 @@
+"""Frames: linear maps from white noise to directions, one matrix `A` per sample.
+
+Tensors carry the batch in their second to last dimension: noise is (..., batch, latent), directions (..., batch, d).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gradguess.backends.cholesky import GramRoot
+from gradguess.jacobian import Jacobian
+
+
+class Frame(ABC):
+    """`A`, one matrix per sample, seen through its products."""
+
+    batch: int
+    latent: int  # length of z per sample
+    dtype: torch.dtype
+    orthonormal: bool = False  # columns of A are orthonormal (or zero): several tangents are drawn orthonormal
+
+    @abstractmethod
+    def apply(self, z: Tensor) -> Tensor:
+        """`A z`: (..., batch, latent) -> (..., batch, d)."""
+
+    @abstractmethod
+    def adjoint(self, v: Tensor) -> Tensor:
+        """`Aᵀ v`: (..., batch, d) -> (..., batch, latent)."""
+
+    def covariance_times(self, v: Tensor) -> Tensor:
+        """`Cov(y) v = A Aᵀ v`."""
+        return self.apply(self.adjoint(v))
+
+
+class Identity(Frame):
+    """`A = I`: what the paper draws at the top of the network."""
+
+    def __init__(self, output: Tensor) -> None:
+        self.batch, self.latent = output.shape
+        self.dtype = output.dtype
+
+    def apply(self, z: Tensor) -> Tensor:
+        return z
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        return v
+
+
+class OpenGate(Frame):
+    """`A` is the projector on the units whose gate is open: (batch, d), bool."""
+
+    def __init__(self, open_: Tensor, dtype: torch.dtype) -> None:
+        self.mask = open_.to(dtype)
+        self.batch, self.latent = open_.shape
+        self.dtype = dtype
+
+    def apply(self, z: Tensor) -> Tensor:
+        return z * self.mask
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        return v * self.mask
+
+
+class Columns(Frame):
+    """`A = Q`, orthonormal columns for each sample (zero columns allowed): (batch, d, k)."""
+
+    orthonormal = True
+
+    def __init__(self, Q: Tensor) -> None:
+        self.Q = Q
+        self.batch, _, self.latent = Q.shape
+        self.dtype = Q.dtype
+
+    def apply(self, z: Tensor) -> Tensor:
+        return (self.Q @ z[..., None])[..., 0]
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        return (self.Q.mT @ v[..., None])[..., 0]
+
+
+class Matrix(Frame):
+    """`A = Pᵀ` for a dense matrix per sample: (batch, m, d)."""
+
+    def __init__(self, P: Tensor) -> None:
+        self.P = P
+        self.batch, self.latent, _ = P.shape
+        self.dtype = P.dtype
+
+    def apply(self, z: Tensor) -> Tensor:
+        return (self.P.mT @ z[..., None])[..., 0]
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        return (self.P @ v[..., None])[..., 0]
+
+
+class Grouped(Frame):
+    """Groups of samples, each with a frame of its own: (their places in the batch, the frame)."""
+
+    def __init__(self, groups: Sequence[tuple[Tensor, Frame]]) -> None:
+        self.groups = groups
+        self.batch = sum(frame.batch for _, frame in groups)
+        self.latent, self.dtype = groups[0][1].latent, groups[0][1].dtype
+        self.orthonormal = all(frame.orthonormal for _, frame in groups)
+        self.back = torch.argsort(torch.cat([rows for rows, _ in groups]))
+
+    def apply(self, z: Tensor) -> Tensor:
+        parts = [frame.apply(z.index_select(-2, rows)) for rows, frame in self.groups]
+        return torch.cat(parts, -2).index_select(-2, self.back)
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        parts = [frame.adjoint(v.index_select(-2, rows)) for rows, frame in self.groups]
+        return torch.cat(parts, -2).index_select(-2, self.back)
+
+
+class Transposed(Frame):
+    """`A = W̃ᵀ`, through products alone."""
+
+    def __init__(self, W: Jacobian, output: Tensor) -> None:
+        self.W = W
+        self.batch, self.latent, self.dtype = output.shape[0], W.m, output.dtype
+
+    def apply(self, z: Tensor) -> Tensor:
+        return self.W.vjp(z)
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        return self.W.jvp(v)
+
+
+class GatedBasis(Frame):
+    """`A_b = D_b V C_b^{-½}` with one basis `V` (d, k) for the batch and each sample's gate `D_b`.
+
+    `C_b = Vᵀ D_b² V`, so the columns are orthonormal: `Cov(y)` is an exact projector of rank k (less where `D_b V`
+    has less) inside the image of the gate. Any square root of `C_b⁻¹` gives the same law; a Cholesky factor is the
+    cheapest. All `C_b` come from one product of the squared gates with the row-wise outer products of `V`.
+
+    Args:
+        V: (d, k), orthonormal columns; zero columns are allowed.
+        gate: (batch, d), or None for the identity.
+        batch: the number of samples.
+        binary: the gate is zero or one, so it is its own square.
+    """
+
+    orthonormal = True
+
+    def __init__(self, V: Tensor, gate: Tensor | None, batch: int, binary: bool = False) -> None:
+        self.V, self.gate, self.binary = V, gate, binary
+        self.batch, self.latent, self.dtype = batch, V.shape[1], V.dtype
+
+    @cached_property
+    def root(self) -> GramRoot | None:
+        """`C^{-½}` of every sample; None where it is the identity."""
+        if self.gate is None:
+            return None
+        return GramRoot(self.V, self.gate if self.binary else self.gate.square())
+
+    def apply(self, z: Tensor) -> Tensor:
+        u = z if self.root is None else self.root.solve(z)
+        y = (u[0] @ self.V.t())[None] if u.dim() == 3 and len(u) == 1 else u @ self.V.t()
+        return y if self.gate is None else y.mul_(self.gate)
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        if self.root is None or self.gate is None:
+            return v @ self.V
+        return self.root.solve_transposed((v * self.gate) @ self.V)

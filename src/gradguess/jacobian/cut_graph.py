@@ -1,0 +1,119 @@
+"""The Jacobian above a site of any model, by products with a reverse graph that is cut at every site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradguess.jacobian.base import Jacobian
+from gradguess.linalg import top_right_singular_vectors
+from gradguess.model.hooks import Visit
+from gradguess.model.site import Layout, Site, at_least_float32
+from gradguess.model.task import tensors
+from gradguess.noise import Noise
+
+SKETCH = 8  # random vectors per probe sample when a basis is sketched
+
+Run = Callable[[Visit], tuple[Any, Tensor]]  # a pass with a reverse graph: (outputs, losses)
+
+
+class CutGraph:
+    """One pass with a reverse graph that is cut at every site.
+
+    Attributes:
+        below: site name -> `s` with the graph that leads to it.
+        above: site name -> the leaf from which the graph goes on.
+        outputs, losses: of the pass.
+        ends: the outputs' tensors that the graph reaches.
+    """
+
+    def __init__(self, layout: Layout, run: Run) -> None:
+        self.layout = layout
+        self.below: dict[str, Tensor] = {}
+        self.above: dict[str, Tensor] = {}
+        self._sketch: dict[str, Tensor] = {}
+        self.outputs, self.losses = run(self._cut)
+        self.ends = [out for out in tensors(self.outputs) if out.requires_grad]
+
+    def _cut(self, site: Site, x: Any, s: Tensor) -> Tensor:
+        leaf = s.detach().requires_grad_()
+        self.below[site.name], self.above[site.name] = s, leaf
+        return leaf.clone()
+
+    def jacobian(self, site: Site) -> GraphJacobian:
+        """The Jacobian above a site."""
+        return GraphJacobian(self, site)
+
+    def sketch(self, site: Site, count: int, noise: Noise) -> Tensor:
+        """Rows `W̃ᵀ ε` for every sample of the pass, `count` each: (rows, d). One cut backward serves all sites."""
+        if not self._sketch:
+            self._sketch = self._sketch_all(count, noise)
+        return self._sketch[site.name]
+
+    def _sketch_all(self, count: int, noise: Noise) -> dict[str, Tensor]:
+        sites = self.layout.guessed
+        ends = [self.below[name] for name in self.below]
+        if any(site.reaches_output for site in sites):
+            ends = ends + self.ends
+        leaves = [self.above[site.name] for site in sites]
+        rows: dict[str, list[Tensor]] = {site.name: [] for site in sites}
+        for _ in range(count):
+            eps = [noise.normal(end.shape, end.dtype, end.device) for end in ends]
+            grads = torch.autograd.grad(ends, leaves, eps, retain_graph=True)
+            for site, grad in zip(sites, grads, strict=True):
+                rows[site.name].append(at_least_float32(site.flat(grad)))
+        return {name: torch.cat(parts) for name, parts in rows.items()}
+
+
+class GraphJacobian(Jacobian):
+    """`W̃` of one site through a cut graph, over its whole frontier (and the output, where it reaches that)."""
+
+    def __init__(self, graph: CutGraph, site: Site) -> None:
+        self.graph, self.site = graph, site
+        self.leaf = graph.above[site.name]
+        self.targets = [graph.layout[name] for name in site.above]
+        self.ends = [graph.below[name] for name in site.above]
+        if site.reaches_output:
+            self.ends += graph.ends
+        self.batch, self.d = site.flat(self.leaf).shape
+        self.sizes = [end.numel() // self.batch for end in self.ends]
+        self.m = sum(self.sizes)
+        self._linear: tuple[Tensor, Tensor] | None = None
+
+    def _pull(self, eps: Tensor, create_graph: bool = False) -> Tensor:
+        pieces = eps.split(self.sizes, dim=-1)
+        shaped = [
+            self.targets[i].unflat(piece, end) if i < len(self.targets) else piece.reshape(end.shape)
+            for i, (piece, end) in enumerate(zip(pieces, self.ends, strict=True))
+        ]
+        (grad,) = torch.autograd.grad(self.ends, self.leaf, shaped, retain_graph=True, create_graph=create_graph)
+        return self.site.flat(grad)
+
+    def vjp(self, eps: Tensor) -> Tensor:
+        if eps.dim() == 2:
+            return at_least_float32(self._pull(eps.to(self.leaf.dtype)))
+        return torch.stack([self.vjp(part) for part in eps])
+
+    def jvp(self, v: Tensor) -> Tensor:
+        if v.dim() > 2:
+            return torch.stack([self.jvp(part) for part in v])
+        if self._linear is None:  # W̃ᵀ ε is linear in ε: its own transpose is W̃
+            with torch.enable_grad():
+                eps = torch.zeros(
+                    self.batch, self.m, dtype=self.leaf.dtype, device=self.leaf.device, requires_grad=True
+                )
+                self._linear = eps, self._pull(eps, create_graph=True)
+        eps, pulled = self._linear
+        (out,) = torch.autograd.grad(pulled, eps, v.to(pulled.dtype), retain_graph=True)
+        return at_least_float32(out)
+
+    def matrix(self) -> Tensor:
+        rows = torch.eye(self.m, dtype=self.leaf.dtype, device=self.leaf.device)
+        return torch.stack([self.vjp(row.expand(self.batch, -1)) for row in rows], dim=1)
+
+    def shared_basis(self, k: int, noise: Noise, warm: Tensor | None = None) -> Tensor:
+        count = max(SKETCH, -(-2 * k // self.batch))
+        return top_right_singular_vectors(self.graph.sketch(self.site, count, noise), k)

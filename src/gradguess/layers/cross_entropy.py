@@ -1,0 +1,36 @@
+"""The cross entropy of each sample and its derivative, where a device has one kernel for both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.autograd.forward_ad as fwAD
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradguess.backends import elementwise
+from gradguess.layers.entry import Layer, unpack
+
+
+def tangent(
+    function: Any,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
+    """For classes as targets and one loss for each row."""
+    p, t = unpack(x)
+    if t is None or p.dim() != 2 or target.shape != p.shape[:1] or target.is_floating_point():
+        return None
+    if weight is not None or size_average is not None or reduce is not None or label_smoothing or reduction != "none":
+        return None
+    found = elementwise.cross_entropy(p, t, target, ignore_index)
+    return None if found is None else fwAD.make_dual(*found)
+
+
+LAYER = Layer(functions=(F.cross_entropy,), tangent=tangent)

@@ -1,0 +1,72 @@
+"""Gates: derivatives of the elementwise functions that follow a site (a ReLU's is the mask `M` of the paper).
+
+The function is read off the autograd node that PyTorch records for it. So it does not matter whether a model calls
+`nn.ReLU()`, `F.relu`, `torch.relu` or the in-place form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradguess.layers.entry import Gate, Layer
+
+_aten = torch.ops.aten
+
+
+def mask(s: Tensor) -> Tensor:
+    """The gate of a ReLU, written as floats at once: going over bool takes eight times as long on a CPU."""
+    return torch.gt(s, 0, out=torch.empty_like(s, requires_grad=False))
+
+
+def _leaky_relu(node: Any) -> Gate:
+    slope = node._saved_negative_slope
+    return lambda s: torch.where(s > 0, torch.ones_like(s), slope)
+
+
+def _gelu(node: Any) -> Gate:
+    approximate = node._saved_approximate
+    return lambda s: _aten.gelu_backward(torch.ones_like(s), s, approximate=approximate)
+
+
+def _sigmoid(s: Tensor) -> Tensor:
+    p = torch.sigmoid(s)
+    return p * (1 - p)
+
+
+def _elu(node: Any) -> Gate:
+    alpha, scale, input_scale = node._saved_alpha, node._saved_scale, node._saved_input_scale
+    return lambda s: _aten.elu_backward(torch.ones_like(s), alpha, scale, input_scale, False, s)
+
+
+def _softplus(node: Any) -> Gate:
+    beta, threshold = node._saved_beta, node._saved_threshold
+    return lambda s: _aten.softplus_backward(torch.ones_like(s), s, beta, threshold)
+
+
+def _hardtanh(node: Any) -> Gate:
+    low, high = node._saved_min_val, node._saved_max_val
+    return lambda s: ((s > low) & (s < high)).to(s.dtype)
+
+
+def _always(gate: Gate) -> Callable[[Any], Gate]:
+    """For functions without settings."""
+    return lambda node: gate
+
+
+LAYERS = (
+    Layer(nodes=("ReluBackward0",), gate=_always(mask)),
+    Layer(nodes=("LeakyReluBackward0", "LeakyReluBackward1"), gate=_leaky_relu),  # the second is the in-place form
+    Layer(nodes=("GeluBackward0",), gate=_gelu),
+    Layer(nodes=("TanhBackward0",), gate=_always(lambda s: 1 - torch.tanh(s).square())),
+    Layer(nodes=("SigmoidBackward0",), gate=_always(_sigmoid)),
+    Layer(nodes=("SiluBackward0",), gate=_always(lambda s: _aten.silu_backward(torch.ones_like(s), s))),
+    Layer(nodes=("EluBackward0", "EluBackward1"), gate=_elu),
+    Layer(nodes=("SoftplusBackward0",), gate=_softplus),
+    Layer(nodes=("HardtanhBackward0",), gate=_hardtanh),
+    Layer(nodes=("MishBackward0",), gate=_always(lambda s: _aten.mish_backward(torch.ones_like(s), s))),
+    Layer(nodes=("HardswishBackward0",), gate=_always(lambda s: _aten.hardswish_backward(torch.ones_like(s), s))),
+)

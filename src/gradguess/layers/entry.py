@@ -1,0 +1,61 @@
+"""One line of the table of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.autograd.forward_ad as fwAD
+from torch import Tensor, nn
+
+Gate = Callable[[Tensor], Tensor]  # from the input of an elementwise function to its derivative there
+TangentRule = Callable[..., Tensor | None]  # (function, *arguments) -> the dual output, or None: use PyTorch's formula
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What is known of one kind of layer. Everything is optional.
+
+    Attributes:
+        modules: the module types that it covers.
+        functions: the functions of PyTorch that these modules call; keys of `tangent`.
+        nodes: the names of the autograd nodes that these functions record; keys of `gate`.
+        gradient: `(module, x, g) -> {parameter: gradient}`, from the input and the cotangent of the output.
+        holds_for: whether `gradient` holds for the settings of a module.
+        tangent: the output with its tangent, for a dual input.
+        gate: from the autograd node to the derivative of an elementwise function.
+        channels_first: the features of the output lie in its first dimension after the batch.
+    """
+
+    modules: tuple[type[nn.Module], ...] = ()
+    functions: tuple[Callable[..., Any], ...] = ()
+    nodes: tuple[str, ...] = ()
+    gradient: Callable[[Any, Tensor, Tensor], dict[str, Tensor]] | None = None
+    holds_for: Callable[[Any], bool] = lambda module: True
+    tangent: TangentRule | None = None
+    gate: Callable[[Any], Gate] | None = None
+    channels_first: bool = False
+
+
+def unpack(x: Any) -> tuple[Tensor, Tensor | None]:
+    """Value and tangent of a dual number; no tangent for anything else."""
+    return fwAD.unpack_dual(x) if type(x) is Tensor else (x, None)
+
+
+def is_constant(*others: Any) -> bool:
+    """Does none of these carry a tangent?"""
+    return all(
+        other is None or type(other) is nn.Parameter or (type(other) is Tensor and unpack(other)[1] is None)
+        for other in others
+    )
+
+
+def apply_linear(
+    function: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, **options: Any
+) -> Tensor | None:
+    """The tangent rule of `W x + b` of any kind, convolutions included: the tangent is `W t`."""
+    p, t = unpack(x)
+    if t is None or not is_constant(weight, bias):
+        return None
+    return fwAD.make_dual(function(p, weight, bias, *rest, **options), function(t, weight, None, *rest, **options))

@@ -1,0 +1,152 @@
+"""Layer norm, RMS norm, group norm and batch norm: scale and shift of a normalised input.
+
+The tangent of `n = (p - mean p) / √(var p + eps)` is `(t - mean t - n mean(n t)) / √(var p + eps)`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as fwAD
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gradguess.layers.entry import Layer, is_constant, unpack
+
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+
+# --- parameter gradients -------------------------------------------------------------------------------------
+
+
+def layer_norm_gradient(layer: nn.LayerNorm, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+    normal = F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+    return _affine(layer, normal, g, list(range(g.dim() - len(layer.normalized_shape), g.dim())))
+
+
+def rms_norm_gradient(layer: nn.RMSNorm, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+    normal = F.rms_norm(x, list(layer.normalized_shape), None, layer.eps)
+    return _affine(layer, normal, g, list(range(g.dim() - len(layer.normalized_shape), g.dim())))
+
+
+def group_norm_gradient(layer: nn.GroupNorm, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+    return _affine(layer, F.group_norm(x, layer.num_groups, None, None, layer.eps), g, [1])
+
+
+def batch_norm_gradient(layer: BatchNorm, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+    if layer.training or layer.running_mean is None:
+        normal = F.batch_norm(x, None, None, training=True, eps=layer.eps)
+    else:
+        normal = F.batch_norm(x, layer.running_mean, layer.running_var, training=False, eps=layer.eps)
+    return _affine(layer, normal, g, [1])
+
+
+def _affine(layer: nn.Module, normal: Tensor, g: Tensor, own: list[int]) -> dict[str, Tensor]:
+    """Gradients of scale and shift; `own` are the dimensions that have a parameter for each entry."""
+    others = [dim for dim in range(g.dim()) if dim not in own]
+    grads = {}
+    weight, bias = layer.weight, getattr(layer, "bias", None)
+    if isinstance(weight, Tensor) and weight.requires_grad:
+        grads["weight"] = _sum(g * normal, others).reshape(weight.shape)
+    if isinstance(bias, Tensor) and bias.requires_grad:
+        grads["bias"] = _sum(g, others).reshape(bias.shape)
+    return grads
+
+
+def _sum(t: Tensor, dims: list[int]) -> Tensor:
+    return t.sum(dims) if dims else t
+
+
+# --- tangents ------------------------------------------------------------------------------------------------
+
+
+def layer_norm_tangent(
+    function: Any, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor | None:
+    p, t = unpack(x)
+    if t is None or not is_constant(weight, bias):
+        return None
+    return _normalised(function(p, shape, weight, bias, eps), p, t, math.prod(shape), weight, eps)
+
+
+def group_norm_tangent(
+    function: Any, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor | None:
+    p, t = unpack(x)
+    if t is None or not is_constant(weight, bias):
+        return None
+    out, size = function(p, groups, weight, bias, eps), p[0].numel() // groups
+    return _normalised(out, p, t, size, None if weight is None else _of_channels(weight, p), eps)
+
+
+def batch_norm_tangent(
+    function: Any,
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    p, t = unpack(x)
+    if t is None or not is_constant(weight, bias, running_mean, running_var):
+        return None
+    out = function(p, running_mean, running_var, weight, bias, training, momentum, eps)
+    if training:
+        rows = p.transpose(0, 1)
+        moved = _through_normal(rows.flatten(1), t.transpose(0, 1).flatten(1), eps).reshape(rows.shape).transpose(0, 1)
+    else:
+        assert running_var is not None
+        moved = t * _of_channels((running_var + eps).rsqrt().to(t.dtype), p)
+    return fwAD.make_dual(out, moved if weight is None else moved * _of_channels(weight, p))
+
+
+def rms_norm_tangent(
+    function: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor | None:
+    p, t = unpack(x)
+    if t is None or not is_constant(weight):
+        return None
+    dims = list(range(-len(shape), 0))
+    scale = (p.square().mean(dims, keepdim=True) + (torch.finfo(p.dtype).eps if eps is None else eps)).rsqrt()
+    moved = scale * (t - p * scale.square() * (p * t).mean(dims, keepdim=True))
+    return fwAD.make_dual(function(p, shape, weight, eps), moved if weight is None else moved * weight)
+
+
+def _normalised(out: Tensor, p: Tensor, t: Tensor, size: int, weight: Tensor | None, eps: float) -> Tensor:
+    """`out`, which is `p` normalised over runs of `size` numbers, with its tangent."""
+    moved = _through_normal(p.reshape(-1, size), t.reshape(-1, size), eps).reshape(p.shape)
+    return fwAD.make_dual(out, moved if weight is None else moved * weight)
+
+
+def _through_normal(p: Tensor, t: Tensor, eps: float) -> Tensor:
+    """The tangent of `n`, normalised over the last dimension."""
+    normal, _, inverse = torch.native_layer_norm(p, p.shape[1:], None, None, eps)
+    along = torch.linalg.vecdot(normal, t)[:, None] / p.shape[1]
+    return torch.addcmul(t - t.mean(1, keepdim=True), normal, along, value=-1).mul_(inverse)
+
+
+def _of_channels(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(-1, *[1] * (like.dim() - 2))
+
+
+LAYERS = (
+    Layer((nn.LayerNorm,), (F.layer_norm,), gradient=layer_norm_gradient, tangent=layer_norm_tangent),
+    Layer((nn.RMSNorm,), (F.rms_norm,), gradient=rms_norm_gradient, tangent=rms_norm_tangent),
+    Layer(
+        (nn.GroupNorm,), (F.group_norm,), gradient=group_norm_gradient, tangent=group_norm_tangent, channels_first=True
+    ),
+    Layer(
+        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+        (F.batch_norm,),
+        gradient=batch_norm_gradient,
+        tangent=batch_norm_tangent,
+        channels_first=True,
+    ),
+    Layer(
+        (nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), channels_first=True
+    ),  # positions alone
+)

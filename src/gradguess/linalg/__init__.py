@@ -1,0 +1,30 @@
+"""Bases, triangular factors and matrix polynomials: pure functions on tensors, batched.
+
+Everything here is deterministic given its arguments, writes to none of them, and keeps their dtype and
+device. Dependent, zero and missing directions never raise and never give NaN: they come back as zero
+columns, so that a caller who draws `V z` draws from the directions that exist.
+
+A function that waits for the device (an eigenvalue routine does) says so; the others can be captured in a
+CUDA graph.
+
+This package imports `gradguess.backends` and `gradguess.errors` alone. The coefficients of W⊥-NS are in
+`linalg.step_polynomials`.
+"""
+
+from gradguess.backends import orthonormal_columns, semidefinite_cholesky, triangular_apply
+from gradguess.linalg.chebyshev import chebyshev_top_subspace, steady_top_subspace
+from gradguess.linalg.newton_schulz import newton_schulz, polynomial
+from gradguess.linalg.subspaces import batched_top_subspace, largest_singular, top_right_singular_vectors
+
+__all__ = [
+    "batched_top_subspace",
+    "chebyshev_top_subspace",
+    "largest_singular",
+    "newton_schulz",
+    "orthonormal_columns",
+    "polynomial",
+    "semidefinite_cholesky",
+    "steady_top_subspace",
+    "top_right_singular_vectors",
+    "triangular_apply",
+]

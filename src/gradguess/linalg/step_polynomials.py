@@ -1,0 +1,132 @@
+"""Coefficients that turn repeated Newton–Schulz steps into a step function of the singular values.
+
+`p(x) = a0 x + a1 x³ + a2 x⁵ + a3 x⁷`, applied five times, approximates `f_σ(x) = 0` on `[0, σ]` and `1` on `(σ, 1]`
+for σ = 0.1, 0.2, ..., 0.9. `scripts/fit_newton_schulz.py` fits the nine sets and writes `step_polynomials.json`,
+with the error that each reaches; `docs/figures/newton_schulz.svg` shows them.
+
+How it works: σ is near an unstable fixed point of `p` and 1 near an attracting one, so every step drives values
+away from σ by the slope `p'(σ)`. A small σ caps that slope, because `p` must stay near 1 on all of `[σ, 1]`: hence
+the larger errors of the first two sets. The sets are fitted for five steps; for σ = 0.1 zero itself repels
+(`a0 > 1`), and more steps would raise small values instead of lowering them.
+
+Which threshold: W⊥ keeps the k largest singular values, σ_k included, so the step must fall just under σ_k,
+ideally halfway to σ_{k+1}. `coefficients` takes the nearest set, as the paper does: the step is then up to 0.05
+off, and more or fewer than k directions are kept. `matched` shrinks the matrix a little instead, so that the step
+falls where it should.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["BAND", "STEPS", "CoefficientSet", "coefficients", "evaluate", "matched", "measure", "nearest", "table"]
+
+Coefficients = tuple[float, float, float, float]
+
+STEPS = 5
+"""How often `p` is applied; the sets are fitted for this number."""
+
+BAND = 0.05
+"""Half the width of the transition around σ in which the largest errors are not counted."""
+
+
+@dataclass(frozen=True)
+class CoefficientSet:
+    """One set and the error it reaches, measured every 1e-4.
+
+    Attributes:
+        sigma: the step's nominal place.
+        coefficients: `a0, a1, a2, a3`.
+        low: largest `|p^5|` on `[0, σ - BAND]`.
+        high: largest `|p^5 - 1|` on `[σ + BAND, 1]`.
+        rms: root mean square of `p^5 - f_σ` over all of `[0, 1]`, the transition included.
+        overshoot: largest `|p^5 - 1|` on `[1, 1.1]`, for norms that were underestimated.
+        crossing: where `p^5` first reaches one half.
+        width: how far the rise from 0.1 to 0.9 around the crossing stretches.
+    """
+
+    sigma: float
+    coefficients: Coefficients
+    low: float
+    high: float
+    rms: float
+    overshoot: float
+    crossing: float
+    width: float
+
+
+@cache
+def table() -> tuple[CoefficientSet, ...]:
+    """The nine sets, by ascending σ.
+
+    >>> [entry.sigma for entry in table()]
+    [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+    """
+    stored = json.loads(files("gradguess.linalg").joinpath("step_polynomials.json").read_text(encoding="utf-8"))
+    return tuple(CoefficientSet(**{**s, "coefficients": tuple(s["coefficients"])}) for s in stored["sets"])
+
+
+def nearest(sigma: float) -> CoefficientSet:
+    """The set whose σ is nearest to the ratio `sigma` = σ_k / σ_1."""
+    return min(table(), key=lambda entry: abs(entry.sigma - sigma))
+
+
+def coefficients(sigma: float) -> Coefficients:
+    """`a0, a1, a2, a3` of the set whose σ is nearest to the ratio `sigma` = σ_k / σ_1.
+
+    >>> coefficients(0.52) == coefficients(0.5)
+    True
+    """
+    return nearest(sigma).coefficients
+
+
+def matched(sigma: float) -> tuple[CoefficientSet, float]:
+    """A set, and a factor for the matrix of unit norm, that put the step exactly at the ratio `sigma`.
+
+    The set is the one with the highest crossing not above `sigma`, the factor is crossing over `sigma`, at most 1: no
+    singular value leaves `[0, 1]`. Below the lowest crossing the factor is 1, and the step is too high.
+
+    >>> entry, factor = matched(0.75)
+    >>> entry.sigma, round(factor * 0.75 - entry.crossing, 12)
+    (0.7, 0.0)
+    """
+    below = [entry for entry in table() if entry.crossing <= sigma]
+    if not below:
+        return table()[0], 1.0
+    return below[-1], below[-1].crossing / sigma
+
+
+def evaluate(x: ArrayLike, a: Coefficients, steps: int = STEPS) -> NDArray[np.float64]:
+    """`p` applied `steps` times to numbers: what `linalg.newton_schulz` does to singular values."""
+    y = np.asarray(x, dtype=np.float64)
+    for _ in range(steps):
+        square = y * y
+        y = y * (a[0] + square * (a[1] + square * (a[2] + square * a[3])))
+    return y
+
+
+def measure(sigma: float, a: Coefficients) -> CoefficientSet:
+    """The errors of a set, on a grid of spacing 1e-4."""
+    x = np.arange(11001) / 10000
+    y = evaluate(x, a)
+    inside = x <= 1
+    error = np.abs(y - (x > sigma + 1e-9))
+    crossing = int(np.argmax(y >= 0.5))
+    start = crossing - int(np.argmax(y[crossing::-1] < 0.1))
+    end = crossing + int(np.argmax(y[crossing:] > 0.9))
+    return CoefficientSet(
+        sigma=sigma,
+        coefficients=a,
+        low=float(error[x <= sigma - BAND + 1e-9].max()),
+        high=float(error[inside & (x >= sigma + BAND - 1e-9)].max()),
+        rms=float(np.sqrt(np.mean(error[inside] ** 2))),
+        overshoot=float(np.abs(y[x >= 1] - 1).max()),
+        crossing=float(x[crossing]),
+        width=float(x[end] - x[start]),
+    )

@@ -1,0 +1,146 @@
+"""Top singular subspaces of one matrix, or of many that are known by their products."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradguess.backends import largest_eigenvalue, orthonormal_columns, orthonormal_rows, positive
+from gradguess.linalg.ritz import Product, pad_columns, ritz_pairs
+
+__all__ = ["batched_top_subspace", "largest_singular", "top_right_singular_vectors"]
+
+
+def top_right_singular_vectors(A: Tensor, k: int) -> Tensor:
+    """The right singular vectors of the `k` largest singular values of one matrix, largest first.
+
+    Exact, from the eigenvectors of the smaller of `AᵀA` and `AAᵀ`, scaled and in float64.
+    Directions beyond `min(m, d)` or the numerical rank are zero columns. The rank counts the singular values
+    above `max(m, d) eps` of the largest, and never below 1e-7 of it.
+
+    Accuracy: float64 rounding over the relative gap to the next squared singular value.
+    Cost: `m d min(m, d)` and an `eigh` of size `min(m, d)`. Waits for the device.
+
+    Args:
+        A: (m, d).
+        k: how many directions, at least 1.
+
+    Returns:
+        V: (d, k).
+    """
+    m, d = A.shape
+    rtol = max(max(m, d) * torch.finfo(A.dtype).eps, 1e-7)
+    S = (A / positive(A.abs().amax())).double()
+    if m < d:
+        values, U = torch.linalg.eigh(S @ S.mT)
+        V = orthonormal_columns(S.mT @ U.flip(-1)[:, :k])
+    else:
+        values, V = torch.linalg.eigh(S.mT @ S)
+        V = V.flip(-1)[:, :k]
+    top = values.flip(-1)[:k]
+    V = V * (top > rtol**2 * top[0])
+    return pad_columns(V, k).to(A.dtype)
+
+
+def largest_singular(matmul: Product, rmatmul: Product, start: Tensor, steps: int) -> Tensor:
+    """The largest singular value of different matrices, known only by their products: (B,).
+
+    Lanczos on `AᵀA` without reorthogonalisation: what comes of that are copies of the largest value.
+
+    Accuracy: too small, never too large but for rounding. A 512 × 512 matrix of independent entries, half of its
+    columns masked, which leaves no gap: up to 3e-2 after 8 steps, 2e-3 after 20. With a gap less.
+    Cost: `steps` products with each of `A`, `Aᵀ`, and `B` eigenvalue problems of size `steps`.
+
+    Args:
+        matmul, rmatmul: (B, d) -> (B, m), (B, m) -> (B, d).
+        start: (B, d), random.
+        steps: how many Lanczos steps.
+    """
+    steps = min(steps, start.shape[-1])
+    v, before = start / torch.linalg.vector_norm(start, dim=-1, keepdim=True), torch.zeros_like(start)
+    beta = start.new_zeros(len(start), 1)
+    diagonal, beside = [], []
+    for _ in range(steps):
+        w = rmatmul(matmul(v))
+        alpha = (w * v).sum(-1, keepdim=True)
+        w = w - alpha * v - beta * before
+        beta = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
+        before, v = v, w / positive(beta)
+        diagonal.append(alpha)
+        beside.append(beta)
+    T = torch.diag_embed(torch.cat(diagonal, -1))
+    T.diagonal(-1, -2, -1).copy_(torch.cat(beside, -1)[:, :-1])
+    return largest_eigenvalue(T).clamp_min(0).sqrt()
+
+
+def batched_top_subspace(gram_product: Product, start: Tensor, k: int, iterations: int) -> tuple[Tensor, Tensor]:
+    """Top-k eigenvectors of `B` positive semi-definite matrices, known only by their products.
+
+    Rayleigh–Ritz in the block Krylov space `[X, G X, ..., G^(iterations - 1) X]`, its basis fully
+    orthogonalised (block Lanczos). Where the space ends early (low rank, repeated eigenvalues, a start that
+    has converged) fixed random directions continue it.
+
+    Accuracy, `‖P - P*‖₂` for k = 10 and `p = 2` random columns: on weights at initialisation with half the
+    units masked, which have no gap, about `5.6 d^(1/3)` iterations give a median below 1e-3 and a 90 %
+    quantile below 5e-3 (28 at d = 128, 44 at 512, 56 at 1024); on weights with a rank-10 part whose
+    eigenvalues are five times those of the noise 10 iterations give 2e-4. Narrow blocks need the fewest
+    products: at equal error, `p = 10` takes 1.5 times as many columns, a Chebyshev-filtered block of 20 six
+    times and plain subspace iteration ten. From an old basis with little drift, `p = 2 k` columns and 3 to
+    4 iterations do; two random combinations of a basis shared by the batch, gated, start a little better than noise.
+    Cost: one product of `p` columns an iteration; `4 d p² iterations²` operations to orthogonalise;
+    `B` eigenvalue problems of size `s = p iterations`; `B s (d + s)` numbers of memory. Waits for the device.
+    Reference: Golub and Underwood 1977, *The block Lanczos method for computing eigenvalues*.
+
+    Args:
+        gram_product: (B, d, p) -> (B, d, p), `X -> W̃ᵀ W̃ X` with each sample's own `W̃`.
+        start: (B, d, p), columns to start from: random, or the basis of an earlier step.
+        k: how many directions, at least 1.
+        iterations: products with a block of `p` columns; `p * iterations` should be well above `k`.
+
+    Returns:
+        V (B, d, k), orthonormal, largest eigenvalue first, and the eigenvalues (B, k); zero beyond the rank.
+    """
+    batch, d, p = start.shape
+    iterations = min(iterations, -(-d // p))
+    X, _ = orthonormal_rows(start.mT.contiguous())  # (B, p, d): vectors are rows throughout
+    noise = _fixed_noise(iterations, p, start)
+    Q = X.new_zeros(batch, p * iterations, d)
+    H = X.new_zeros(batch, p * iterations, p * iterations)
+    for j in range(iterations):
+        new = slice(j * p, (j + 1) * p)
+        Q[:, new] = X
+        Y = gram_product(X.mT).mT
+        # once along the two last blocks, where all but rounding lies, and once along all of them
+        for old in (slice(max(j - 1, 0) * p, (j + 1) * p), slice(0, (j + 1) * p)):
+            along = Y @ Q[:, old].mT
+            H[:, new, old] += along
+            Y = Y - along @ Q[:, old]
+        if j + 1 < iterations:
+            scale = H.diagonal(dim1=-2, dim2=-1).amax(-1)[:, None, None]
+            X = _next_block(Y, Q[:, old], scale, noise[j + 1])
+    return ritz_pairs(Q, H, k)
+
+
+def _fixed_noise(blocks: int, p: int, like: Tensor) -> Tensor:
+    """White noise (blocks, p, d), the same in every call and for every sample."""
+    generator = torch.Generator(like.device).manual_seed(0)
+    return torch.randn(blocks, p, like.shape[-2], generator=generator, dtype=like.dtype, device=like.device)
+
+
+def _next_block(residual: Tensor, basis: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
+    """Orthonormal rows (B, p, d) that continue the basis (B, j, d): the residual, or noise where it vanished.
+
+    It has vanished when it is rounding against the `scale` (B, 1, 1) of the operator. Scaling up what little
+    is left of a vector scales up its rounding along the basis: then that is removed again.
+    """
+    tiny = 10 * basis.shape[-1] ** 0.5 * torch.finfo(basis.dtype).eps
+    size = torch.linalg.vector_norm(residual, dim=-1, keepdim=True)
+    rows = torch.where(size > tiny * scale, residual / positive(size), noise / noise.shape[-1] ** 0.5)
+    rows, left = orthonormal_rows(rows)
+    if (torch.minimum(left, size / positive(scale)) > 1e-2).all():
+        return rows
+    for least in (tiny, 0.5):  # what loses half its norm the second time was rounding the first time
+        rows = rows - (rows @ basis.mT) @ basis
+        rows = rows * (torch.linalg.vector_norm(rows, dim=-1, keepdim=True) > least)
+        rows, _ = orthonormal_rows(rows)
+    return rows

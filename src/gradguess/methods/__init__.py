@@ -1,0 +1,9 @@
+"""Methods: how directions and measurements become an estimate of the gradient."""
+
+from gradguess.methods.backprop import Backprop
+from gradguess.methods.base import Draws, Estimate, Method
+from gradguess.methods.feedback import Feedback
+from gradguess.methods.guessed import Guessed
+from gradguess.methods.weight import WeightPerturbation
+
+__all__ = ["Backprop", "Draws", "Estimate", "Feedback", "Guessed", "Method", "WeightPerturbation"]

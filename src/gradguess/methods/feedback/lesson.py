@@ -1,0 +1,125 @@
+"""One measurement, and what it teaches the predictor."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gradguess.layers.positions import coded
+from gradguess.methods.feedback.error import OutputError, flatten_outputs
+from gradguess.methods.feedback.predictor import Predictor
+from gradguess.methods.feedback.rules import Rule
+from gradguess.model.site import Site, at_least_float32
+from gradguess.step.measure import Measurement
+
+
+class Lesson:
+    """A regression of the outputs' tangents `u` on the gated directions `φ_i = D_i y_i`.
+
+    `observe` every direction of a pass, `conclude` when the outputs are known, then correct and learn site by site.
+    Of the batch it keeps the residuals alone, (batch, C) per pass.
+
+    Args:
+        rate: step size, relative to the largest that is stable.
+        tangents: how many there are in this step.
+    """
+
+    def __init__(self, predictor: Predictor, rule: Rule, rate: float, tangents: int) -> None:
+        self.predictor, self.pool = predictor, predictor.pool
+        self.rule, self.rate, self.count = rule, rate, tangents
+        self.explained: dict[int, Tensor] = {}  # per pass: Σ_i σ_i B_iᵀ φ_i, (batch, C)
+        self.traces: dict[int, Tensor] = {}  # per pass: Σ_i mean |φ_i|²
+        self.largest: dict[int, Tensor] = {}  # per pass: the largest λ of its sites
+        self.tangents: list[Tensor] = []  # per pass: u, (batch, C)
+        self.residuals: list[Tensor] = []  # per pass: u - Σ_i σ_i B_iᵀ φ_i
+        self.sizes: dict[int, Tensor] = {}  # per pass: the step size μ
+        self.rows: dict[str, int] = {}  # per site: samples, or positions where each has its own error
+        self.fewest = self.own = 0  # the fewest of them: of all processes, and of this one
+
+    def observe(self, p: int, site: Site, y: Tensor, gate: Tensor | None, scale: Tensor) -> None:
+        """`y` was carried by pass `p`, scaled by σ."""
+        entries = self.predictor.at(site)
+        flat = gated(site, y, gate)
+        phi = site.pattern.fold(flat)  # (rows, features)
+        B = entries.get("B")
+        if B is not None and B.shape[0] == phi.shape[1]:
+            _add_to(self.explained, p, scale * (phi.to(B.dtype) @ B).reshape(len(flat), -1))
+        rows = self.rows[site.name] = sum(self.pool.counts(len(phi)))
+        self.fewest, self.own = min((rows, len(phi)), (self.fewest, self.own) if self.fewest else (rows, len(phi)))
+        _add_to(self.traces, p, phi.square().sum() / rows)
+        largest = self._largest(site, phi, rows)
+        self.largest[p] = torch.maximum(self.largest[p], largest) if p in self.largest else largest
+
+    def conclude(self, seen: Measurement, error: OutputError) -> None:
+        """The outputs are known: what did the predictor not explain?"""
+        self.seen, self.error = seen, error
+        for p, tangents in enumerate(seen.output_tangents):
+            u, explained = flatten_outputs([coded(part) for part in tangents]), self.explained.get(p)
+            self.tangents.append(u)
+            self.residuals.append(u if explained is None or explained.shape != u.shape else u - explained)
+        self.sizes = {p: self._step_size(p) for p in self.traces}
+
+    def correction(self, site: Site, y: Tensor) -> Tensor:
+        """`r y` averaged over tangents, with `r = c - Σ_i <y_i, h_i>` of each sample."""
+        e = self.error.flat
+        total = [
+            (self.residuals[p] * e).sum(1, keepdim=True) / scale * gated(site, y[tangent], None).to(e.dtype)
+            for p, tangent, scale in self._passes(site)
+        ]
+        return torch.stack(total).mean(0) if len(total) > 1 else total[0]
+
+    def learn(self, site: Site, y: Tensor, gate: Tensor | None) -> None:
+        """Change `B` of a site as the rule says."""
+        e = self.error.flat
+        for p, tangent, scale in self._passes(site):
+            flat = gated(site, y[tangent], gate).to(e.dtype)
+            B = self.predictor.matrix(site, flat.shape[1], e)
+            self.predictor.at(site)["B"] = self.rule.update(self, site, p, site.pattern.fold(flat), scale, B)
+
+    def power(self, rows: int) -> Tensor:
+        """`|e|²` of every sample, or of every position."""
+        return self.error.flat.reshape(rows, -1).square().sum(1)
+
+    @cached_property
+    def total(self) -> Tensor:
+        """The sum of `|e|²` over the whole batch."""
+        return self.pool.sum(self.power(self.own).sum()).clamp_min(torch.finfo(self.error.flat.dtype).tiny)
+
+    def passes_of(self, site: Site) -> int:
+        """How many passes carried a site's directions."""
+        return len(self.seen.rows(site))
+
+    def _passes(self, site: Site) -> list[tuple[int, int, Tensor]]:
+        """(pass, tangent, σ) of the passes that carried a site's directions."""
+        scales = self.seen.scales[site.name]
+        return [(p, self.seen.passes[p][0], scales[self.seen.passes[p][0]]) for p in self.seen.rows(site)]
+
+    def _step_size(self, p: int) -> Tensor:
+        """`μ`, see `rules.LeastMeanSquares`."""
+        trace, tiny = self.pool.sum(self.traces[p]), torch.finfo(self.error.flat.dtype).tiny
+        bound = self.largest[p] + trace / (self.rule.samples(self) * self.count)
+        return self.rate / bound.clamp_min(tiny) / self.count
+
+    def _largest(self, site: Site, phi: Tensor, samples: int) -> Tensor:
+        """Largest eigenvalue of `φᵀφ / b`, by power iteration that goes on from step to step."""
+        entries = self.predictor.at(site)
+        v = entries.get("v")
+        if v is None or v.shape[0] != phi.shape[1]:
+            v = self.pool.sum(phi.abs().sum(0)) + 1e-6
+        for _ in range(2):
+            v = v / torch.linalg.vector_norm(v).clamp_min(torch.finfo(phi.dtype).tiny)
+            v = self.pool.sum(phi.t() @ (phi @ v)) / samples
+        entries["v"] = v
+        return torch.linalg.vector_norm(v)
+
+
+def gated(site: Site, y: Tensor, gate: Tensor | None) -> Tensor:
+    """`φ = D y`, (batch, d)."""
+    flat = at_least_float32(site.flat(y))
+    return flat if gate is None else flat * gate
+
+
+def _add_to(sums: dict[int, Tensor], key: int, value: Tensor) -> None:
+    sums[key] = sums[key] + value if key in sums else value

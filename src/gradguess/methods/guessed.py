@@ -1,0 +1,51 @@
+"""The estimate of a guess: `ĝ = c y` at every site, pulled back to the parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradguess.guesses.base import Guess
+from gradguess.methods.base import Draws, Estimate, Method
+from gradguess.model.site import Site
+from gradguess.step.base import State, Step
+from gradguess.step.draw import Drawing
+from gradguess.step.measure import measure
+from gradguess.step.pull_back import pull_back
+from gradguess.step.weigh import weigh
+
+
+@dataclass(frozen=True)
+class Guessed(Method):
+    """Directions of `guess` at every site, one tangent pass for each, and the layers' own chain rule."""
+
+    guess: Guess
+
+    def draws(self, count: int) -> Draws:
+        return Draws(self.guess, count)
+
+    def run(self, step: Step) -> tuple[Estimate, State]:
+        drawing = Drawing(step, self.guess)
+        seen = measure(drawing)
+        share = 1 / len(seen.losses)  # of a sample in the mean loss
+
+        def cotangent(site: Site, s: Tensor | None) -> Tensor:
+            record = seen.records.get(site.name)
+            y = None if record is None else record.y
+            if y is None:  # nothing was kept: the same directions are drawn again
+                assert s is not None
+                y = drawing.directions(site, s, site.gate_at(s))
+            return weigh(step, site, seen.of(site), y, share)
+
+        if not step.keeps:
+            step.noise.rewind()
+        grads = pull_back(step, cotangent, seen.records)
+        result = Estimate(seen.losses.mean(), grads, seen.jvp, losses=seen.losses)
+        if step.detail:
+            for site in step.layout.sites:
+                record, injected = seen.records[site.name], seen.injected(site)
+                assert record.y is not None and injected is not None
+                result.directions[site.name] = injected
+                result.site_grads[site.name] = weigh(step, site, seen.of(site), record.y)
+        return result, step.state

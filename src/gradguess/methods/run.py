@@ -1,0 +1,161 @@
+"""A step as a function: (model, batch, noise, state) -> (estimate, state).
+
+The batch may be split into chunks and shared by processes, and the sites may have to be found again on the way; the
+methods know nothing of either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gradguess.errors import InputError
+from gradguess.methods.base import Estimate, Method
+from gradguess.model.find_sites import bare_layout, lay_out
+from gradguess.model.side_effects import Snapshot
+from gradguess.model.site import Layout, LayoutChanged, Sites
+from gradguess.model.task import Task
+from gradguess.noise import Noise
+from gradguess.passes import choose_pass
+from gradguess.step.base import Options, State, Step
+from gradguess.step.draw import StaleBasis
+from gradguess.step.processes import ALONE, Pool, add_up
+from gradguess.step.refresh import PROBE_ROWS, Search, refresh
+from gradguess.step.split import Part, first_rows, first_samples, split
+
+@dataclass(frozen=True)
+class Plan:
+    """How steps are made; the same for all of them."""
+
+    method: Method
+    sites: Sites
+    options: Options
+    detail: bool = False
+    chunk: int | None = None
+    pool: Pool = ALONE
+
+
+def find_layout(plan: Plan, task: Task) -> Layout:
+    """The sites of the task's model, or an empty layout for methods that need none."""
+    return lay_out(task, plan.sites) if plan.method.uses_sites else bare_layout(task)
+
+
+def run_step(
+    plan: Plan,
+    task: Task,
+    layout: Layout,
+    generator: torch.Generator,
+    state: State,
+    place: tuple[int, int] | None = None,
+) -> tuple[Estimate, State, Layout]:
+    """One step. Neither `state` nor `layout` is written: what they are afterwards is returned.
+
+    Args:
+        layout: the sites as they were found last; they are found anew where the model makes other calls.
+        place: (number of the first sample, number of all) in the batch that processes share.
+    """
+    walk = _Walk(plan, task, layout, generator, state)
+    parts = split(task, layout, plan.chunk, plan.pool, place)
+    start, results = Noise(generator), []
+    for part in parts:
+        if results:
+            start.rewind()
+        noise = Noise(generator, part.rows, part.total) if part.rows is not None else start
+        results.append(walk.settle(parts, part, noise))
+    return _combined(results, parts, plan.pool), replace(walk.state, count=state.count + 1), walk.layout
+
+
+class _Walk:
+    """A step on its way through the parts of the batch: the layout and the state as they are by now."""
+
+    def __init__(self, plan: Plan, task: Task, layout: Layout, generator: torch.Generator, state: State) -> None:
+        self.plan, self.task, self.generator = plan, task, generator
+        self.layout, self.state = layout, state
+        self.refreshed = False
+
+    def settle(self, parts: Sequence[Part], part: Part, noise: Noise) -> Estimate:
+        """The estimate of a part. Where the model makes other calls than are known, its sites are found again; at
+        last on all samples.
+        """
+        before = Snapshot(part.task.model) if self.layout.leaves_traces else None
+        for full_batch in (False, True):
+            try:
+                return self.estimate(parts, part, noise)
+            except LayoutChanged as changed:  # control flow that depends on the data, or inputs of another size
+                noise.rewind()
+                if before is not None:
+                    before.restore_random()
+                    before.restore_buffers()
+                if isinstance(changed, StaleBasis):
+                    self.state, self.refreshed = replace(self.state, kept={}), False
+                self.layout = lay_out(part.task, self.plan.sites, full_batch=full_batch)
+        try:
+            return self.estimate(parts, part, noise)
+        except LayoutChanged:
+            raise InputError(
+                "The model called other modules each time it ran on the same batch. Make its control flow depend on "
+                "its inputs and on PyTorch's random numbers alone."
+            ) from None
+
+    def estimate(self, parts: Sequence[Part], part: Part, noise: Noise) -> Estimate:
+        plan, task, layout = self.plan, part.task, self.layout
+        if not self.refreshed:
+            tasks, device = [each.task for each in parts], self.generator.device
+            self.state, self.refreshed = refreshed(plan, self.task, tasks, layout, device, self.state), True
+        passes = choose_pass(task, layout, keep=plan.detail or plan.options.memory == "store")
+        step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, part.share)
+        try:
+            result, self.state = plan.method.run(step)
+        except torch.linalg.LinAlgError:  # a factorisation that failed on NaN gives an estimate that says so
+            losses = passes.aside().graph()[1].detach()
+            if torch.isfinite(losses).all():
+                raise
+            return Estimate(losses.mean(), {}, losses.new_zeros(0, len(losses)), losses=losses)
+        return result
+
+
+def refreshed(
+    plan: Plan, task: Task, parts: Sequence[Task], layout: Layout, device: torch.device, state: State
+) -> State:
+    """Let the guess search where it is time to, on the samples that will carry its directions.
+
+    Args:
+        task: this process's whole batch.
+        parts: the parts of it, one after the other.
+        device: of the noise.
+    """
+    drawn = plan.method.draws(state.count)
+    if drawn is None:
+        return state
+    search = Search(
+        drawn.guess,
+        drawn.count,
+        parts=[first_rows(part, drawn.fraction) for part in parts],
+        probe=lambda: first_samples(task, layout, plan.pool, PROBE_ROWS),
+        mixes=plan.options.coupling == "batch",
+        device=device,
+    )
+    return replace(state, kept=refresh(search, layout, state.kept, plan.pool))
+
+
+def _combined(results: list[Estimate], parts: Sequence[Part], pool: Pool) -> Estimate:
+    """The estimate of the whole batch from those of its parts."""
+    if len(results) == 1 and pool.size == 1 and parts[0].rows is None:
+        return results[0]
+    grads: dict[str, Tensor] = {}
+    for result, part in zip(results, parts, strict=True):
+        for name, grad in result.grads.items():
+            weighted = grad if result.pooled else grad * part.share
+            grads[name] = grads[name].add_(weighted) if name in grads else weighted
+    losses = torch.cat([result.losses for result in results])
+    jvp = torch.cat([result.jvp for result in results], 1)
+    whole = Estimate(losses.mean(), grads, jvp, losses=losses)
+    if results[0].pooled:
+        whole.all_finite = torch.stack([result.all_finite for result in results if result.all_finite is not None]).all()
+    elif pool.size > 1:
+        fine = torch.isfinite(losses).all() & torch.isfinite(jvp).all()
+        whole.grads, whole.all_finite = add_up(pool, grads, fine)
+    return whole

@@ -1,0 +1,91 @@
+"""A pass with a reverse graph that is cut where sites may be, before it is known which of them are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from gradguess.model.hooks import CallHooks
+from gradguess.model.task import Task, tensors
+
+Want = Callable[[nn.Module, int], bool]  # (module, number of the call): is this call a site?
+
+
+@dataclass(eq=False)
+class Call:
+    """One call that was cut: its input, and per returned tensor the value below and the leaf above the cut."""
+
+    name: str
+    module: nn.Module
+    index: int
+    x: Any
+    slots: dict[int, tuple[Tensor, Tensor]]  # slot -> (s with the graph below it, leaf above the cut)
+
+
+class CutPass:
+    """One pass over a task, cut at every call that `want` names; by default at every innermost module that owns
+    trainable parameters.
+
+    Attributes:
+        calls: what was cut, in call order.
+        counts: how often each watched module was called.
+        ends: the model's outputs.
+        losses: one per sample.
+    """
+
+    def __init__(self, task: Task, want: Want | None) -> None:
+        names = {module: name for name, module in candidates(task.model, want is not None)}
+        self.calls: list[Call] = []
+        open_modules: list[bool] = []  # for each module that is running: was a site met inside?
+
+        def after(module: nn.Module, index: int, x: Any, output: Any) -> Any:
+            container = open_modules.pop()
+            wanted = not container if want is None else want(module, index)
+            if open_modules and (wanted or container):
+                open_modules[-1] = True
+            return self._cut(names[module], module, index, x, output) if wanted else output
+
+        hooks = CallHooks(names, after, before=lambda module: open_modules.append(False))
+        with hooks:
+            outputs, self.losses = watched_run(task, grad=True)
+        self.counts = hooks.calls
+        self.ends = tensors(outputs)
+
+    def _cut(self, name: str, module: nn.Module, index: int, x: Any, output: Any) -> Any:
+        leaves, spec = tree_flatten(output)
+        slots = {}
+        for slot, s in enumerate(leaves):
+            if isinstance(s, Tensor) and s.is_floating_point() and s.requires_grad:
+                leaf = s.detach().requires_grad_()
+                slots[slot] = (s, leaf)
+                leaves[slot] = leaf.clone()  # a leaf must not be changed in place, a clone may
+        if slots:
+            self.calls.append(Call(name, module, index, x, slots))
+        return tree_unflatten(leaves, spec)
+
+
+def watched_run(task: Task, grad: bool) -> tuple[Any, Tensor]:
+    """Run the model once to learn about it: its outputs and losses."""
+    with torch.enable_grad() if grad else torch.no_grad():
+        outputs = task.outputs()
+        return outputs, task.losses(outputs)
+
+
+def candidates(model: nn.Module, explicit: bool) -> Iterator[tuple[str, nn.Module]]:
+    """Modules that own trainable parameters themselves; with `explicit`, every module."""
+    inside: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        if module in inside:
+            continue
+        parametrized = parametrize.is_parametrized(module)
+        if parametrized:
+            inside.update(module.parametrizations.modules())
+        owned = module.parameters(recurse=parametrized)
+        if (explicit and module is not model) or any(p.requires_grad for p in owned):
+            yield name, module

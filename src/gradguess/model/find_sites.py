@@ -1,0 +1,281 @@
+"""Finding the sites of a model, and what follows each of them, from the graph of one small pass.
+
+The graph is the same whether a model is written with modules or with functions, and it needs no tracing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from gradguess.errors import InputError
+from gradguess.layers.entry import Gate
+from gradguess.layers.positions import pattern_of
+from gradguess.layers.table import gate_of, has_closed_gradient
+from gradguess.model.autograd_graph import AutogradGraph
+from gradguess.model.bottlenecks import bottleneck_calls
+from gradguess.model.cut_pass import Call, CutPass, Want, candidates, watched_run
+from gradguess.model.hooks import CallHooks
+from gradguess.model.side_effects import untouched
+from gradguess.model.site import Layout, Members, Site, Sites
+from gradguess.model.task import Task, check_model
+
+PROBE = 3  # samples in the pass that finds the sites
+
+
+def lay_out(task: Task, sites: Sites = "auto", *, full_batch: bool = False) -> Layout:
+    """Find the sites of `task.model` from a cut graph on a few samples. Leaves no trace in the model.
+
+    With `full_batch` all samples are used: for models whose calls depend on all of them.
+    """
+    _check_trainable(task.model)
+    with untouched(task.model) as traces:
+        probe, sliceable, shapes = (task, False, {}) if full_batch else _probe(task)
+        want = _among(bottleneck_calls(probe, sites)) if isinstance(sites, int) else _wanted(task.model, sites)
+        cut = CutPass(probe, want)
+        stochastic, mutates = traces()
+        if not cut.calls:
+            raise InputError(_no_site_message(sites))
+        if sites in ("auto", "branch"):
+            chosen = _branch_calls(cut)
+            if chosen:
+                cut = CutPass(probe, _among(chosen))
+    return _read(task.model, cut, shapes, sliceable=sliceable, stochastic=stochastic, mutates=mutates)
+
+
+def _among(chosen: set[tuple[nn.Module, int]]) -> Want:
+    return lambda module, index: (module, index) in chosen
+
+
+Shapes = dict[tuple[nn.Module, int], list[torch.Size | None]]  # of the tensors that each call returned
+
+
+def _probe(task: Task) -> tuple[Task, bool, Shapes]:
+    """A few samples of the task if it can be cut along the first dimension, else all of it.
+
+    Also the shapes that its modules return on fewer samples: the dimension that changes is the batch.
+    """
+    found = [t for t in tree_leaves(task.inputs) if isinstance(t, Tensor) and t.dim() > 0]
+    batch = found[0].shape[0] if found else 0
+    if batch == 0:
+        return task, False, {}
+    rows = min(PROBE, batch)
+    fewer = task.rows(max(1, rows - 1), batch)
+    shapes: Shapes = {}
+
+    def note(module: nn.Module, call: int, x: Any, output: Any) -> Any:
+        leaves = tree_leaves(output)
+        shapes[module, call] = [leaf.shape if isinstance(leaf, Tensor) else None for leaf in leaves]
+        return output
+
+    try:
+        with CallHooks(list(task.model.modules()), note):
+            sliceable = watched_run(fewer, grad=False)[1].shape[0] == max(1, rows - 1)
+    except Exception:
+        sliceable = False
+    if not sliceable:
+        return task, False, {}
+    return task.rows(rows, batch), True, shapes if rows > 1 else {}
+
+
+def _wanted(model: nn.Module, sites: str | Sequence[str]) -> Want | None:
+    if isinstance(sites, str):
+        if sites not in ("auto", "leaf", "branch"):
+            raise InputError(
+                f"sites: expected 'auto', 'leaf', 'branch', a number or a list of module names, found {sites!r}. "
+                f"For one module write sites=[{sites!r}]."
+            )
+        return None
+    modules = dict(model.named_modules())
+    for name in sites:
+        if name not in modules or name == "":
+            near = difflib.get_close_matches(name, [key for key in modules if key], n=3, cutoff=0.3)
+            raise InputError(f"sites: the model has no module named {name!r}. Nearest: {near}.")
+    chosen = {modules[name] for name in sites}
+    if not chosen:
+        raise InputError("sites: the list of module names is empty. Name at least one, or use sites='auto'.")
+    return lambda module, index: module in chosen
+
+
+def _no_site_message(sites: Sites) -> str:
+    if isinstance(sites, str | int):
+        return (
+            "No module with trainable parameters was called in the forward pass, so there is no site. Call layers "
+            "as modules (self.fc(x), not F.linear(x, self.fc.weight)), name containers with sites=[...], or use "
+            "gg.WeightPerturbation(), which needs no sites."
+        )
+    return f"None of the modules {list(sites)} was called in the forward pass, or none gave a differentiable tensor."
+
+
+def _is_data_addition(node: Any, graph: AutogradGraph, cut_leaves: set[int]) -> bool:
+    """An addition of two activations that come from different sites: a residual connection or a merge."""
+    if node.name() != "AddBackward0":
+        return False
+    below = [n for n, _ in node.next_functions if n is not None]
+    if len(below) != 2:
+        return False
+    left, right = (graph.leaves(n) & cut_leaves for n in below)
+    return bool(left) and bool(right) and left != right
+
+
+def _branch_calls(cut: CutPass) -> set[tuple[nn.Module, int]]:
+    """The calls that feed an addition directly, and those above which there is no other; none without additions."""
+    owner = {id(leaf): call for call in cut.calls for _, leaf in call.slots.values()}
+    graph = AutogradGraph([cut.losses, *(s for call in cut.calls for s, _ in call.slots.values())])
+    inside = AutogradGraph([*cut.ends, *(s for call in cut.calls for s, _ in call.slots.values())])
+    additions = {node for node in inside.nodes if _is_data_addition(node, graph, set(owner))}  # none of the loss's
+    if not additions:
+        return set()
+    feeding: set[int] = set()
+    for node in additions:
+        for below, _ in node.next_functions:
+            if below is not None and below not in additions:
+                feeding |= graph.leaves(below, stop=lambda n: n in additions)
+    below_sites = set().union(*(graph.leaves(s) for call in cut.calls for s, _ in call.slots.values()))
+    tops = graph.leaves(cut.losses) - below_sites
+    return {(owner[key].module, owner[key].index) for key in feeding | tops if key in owner}
+
+
+def _read(
+    model: nn.Module, cut: CutPass, shapes: Shapes, *, sliceable: bool, stochastic: bool, mutates: bool
+) -> Layout:
+    """Turn the cut graph into a layout."""
+    names = {id(leaf): (call, slot) for call in cut.calls for slot, (_, leaf) in call.slots.items()}
+    parameters = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    roots = {(call, slot): s for call in cut.calls for slot, (s, _) in call.slots.items()}
+    graph = AutogradGraph([cut.losses, *roots.values()])
+    reach = {key: graph.leaves(s) for key, s in roots.items()}
+    at_output = graph.leaves(cut.losses)
+    used = _used(names, reach, at_output)
+    title = {(call, slot): _title(call, slot, used) for call, slot in used}
+    nodes = graph.leaf_nodes()
+    found = []
+    for call, slot in used:
+        s, leaf = call.slots[slot]
+        above = [key for key in used if id(leaf) in reach[key]]
+        gate, end = _follower(graph, nodes[id(leaf)])
+        fewer = shapes.get((call.module, call.index), [])
+        batch_dim = _batch_dim(s, cut.losses.shape[0], fewer[slot] if slot < len(fewer) else None)
+        plain = s.dim() == 2 and batch_dim == 0 and id(leaf) not in at_output
+        found.append(
+            Site(
+                name=title[call, slot],
+                module=call.module,
+                call=call.index,
+                slot=slot,
+                batch_dim=batch_dim,
+                gate=gate,
+                above=tuple(title[key] for key in above),
+                reaches_output=id(leaf) in at_output,
+                is_output=gate is None and len(cut.ends) == 1 and cut.ends[0].grad_fn is end,
+                linear=_linear_above(above, end, graph) if plain else None,
+                parameters=tuple(name for key, name in parameters.items() if key in reach[call, slot]),
+                pattern=pattern_of(call.module, s, batch_dim, cut.ends),
+            )
+        )
+    tail = tuple(name for key, name in parameters.items() if key in at_output)
+    reached = set(tail).union(*(site.parameters for site in found))
+    return Layout(
+        sites=tuple(found),
+        has_closed_gradients=not tail and _all_closed(found, reached, graph, nodes, model),
+        tail=tail,
+        reached=tuple(name for name in parameters.values() if name in reached),
+        sliceable=sliceable,
+        stochastic=stochastic,
+        mutates=mutates,
+        members=Members(model),
+        calls=cut.counts,
+        idle=tuple(module for _, module in candidates(model, False) if module not in cut.counts),
+    )
+
+
+def _check_trainable(model: nn.Module) -> None:
+    check_model(model)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InputError(
+            "The model has no parameter that requires a gradient: there is nothing to estimate. "
+            "Set requires_grad_(True) on what should be trained."
+        )
+
+
+def bare_layout(task: Task) -> Layout:
+    """No sites: for methods that need none."""
+    _check_trainable(task.model)
+    with untouched(task.model) as traces:
+        watched_run(task, grad=False)
+        stochastic, mutates = traces()
+    return Layout((), False, (), (), False, stochastic, mutates, Members(task.model), {})
+
+
+def _used(
+    names: dict[int, tuple[Call, int]], reach: dict[tuple[Call, int], set[int]], at_output: set[int]
+) -> list[tuple[Call, int]]:
+    """The cut tensors on which the loss depends, in call order."""
+    key_of = {key: leaf for leaf, key in names.items()}
+    todo = [names[leaf] for leaf in at_output if leaf in names]
+    seen: set[tuple[Call, int]] = set()
+    while todo:
+        key = todo.pop()
+        if key not in seen:
+            seen.add(key)
+            todo.extend(names[leaf] for leaf in reach[key] if leaf in names)
+    return [key for key in key_of if key in seen]
+
+
+def _title(call: Call, slot: int, used: Sequence[tuple[Call, int]]) -> str:
+    """The module's name; `#1` for its second call; `[2]` for a further tensor that the call returned."""
+    name = call.name or type(call.module).__name__
+    name += f"#{call.index}" if call.index else ""
+    return name if slot == min(s for c, s in used if c is call) else f"{name}[{slot}]"
+
+
+def _batch_dim(s: Tensor, batch: int, fewer: torch.Size | None) -> int | None:
+    """The dimension of the batch: of its size, and smaller in the shape that `fewer` samples gave."""
+    dims = [dim for dim in (0, 1) if dim < s.dim() and s.shape[dim] == batch]
+    if fewer is not None and len(fewer) == s.dim():
+        dims = [dim for dim in dims if fewer[dim] != s.shape[dim]]
+    return dims[0] if dims else None
+
+
+def _follower(graph: AutogradGraph, leaf: Any) -> tuple[Gate | None, Any]:
+    """The gate of a site, and the node whose output is all that the rest of the graph sees of it."""
+    node = leaf
+    consumers = graph.consumers.get(node, [])
+    if len(consumers) == 1 and consumers[0].name() == "CloneBackward0":
+        node = consumers[0]
+        consumers = graph.consumers.get(node, [])
+    if len(consumers) == 1:
+        gate = gate_of(consumers[0])
+        if gate is not None:
+            return gate, consumers[0]
+    return None, node
+
+
+def _linear_above(above: Sequence[tuple[Call, int]], end: Any, graph: AutogradGraph) -> nn.Linear | None:
+    """The linear layer above, if all paths are elementwise -> that layer and nothing else."""
+    if len(above) != 1 or len(graph.consumers.get(end, [])) != 1:
+        return None
+    call = above[0][0]
+    plain = type(call.module) is nn.Linear and isinstance(call.x, Tensor) and call.x.dim() == 2
+    return call.module if plain and call.x.grad_fn is end else None  # type: ignore[return-value]
+
+
+def _all_closed(
+    sites: Sequence[Site], reached: set[str], graph: AutogradGraph, nodes: dict[int, Any], model: nn.Module
+) -> bool:
+    """Is every parameter used by its own site's layer alone, and does that layer have a closed form?"""
+    uses: dict[int, int] = {}
+    for site in sites:
+        if not has_closed_gradient(site.module):
+            return False
+        for p in site.module.parameters(recurse=False):
+            uses[id(p)] = uses.get(id(p), 0) + 1
+    for name, p in model.named_parameters():
+        if name in reached and len(graph.consumers.get(nodes.get(id(p)), [])) != uses.get(id(p), 0):
+            return False
+    return True

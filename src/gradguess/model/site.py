@@ -1,0 +1,150 @@
+"""Sites: the places where a gradient is guessed.
+
+A *site* is one call of a module, together with one tensor that it returns. Which sites there are, what follows each of
+them and which parameters lie below it is read off the autograd graph of one small pass that is cut at every site
+(`find_sites.lay_out`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from gradguess.layers.entry import Gate
+from gradguess.layers.positions import FULL, Pattern
+
+Sites = str | int | Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One call of one module, and what the cut graph says about its output `s`."""
+
+    name: str
+    module: nn.Module
+    call: int
+    slot: int  # which tensor of the module's output
+    batch_dim: int | None  # None: the output is shared by the batch (a position embedding)
+    gate: Gate | None  # derivative of the one elementwise function that consumes the output
+    above: tuple[str, ...]  # the sites that its output reaches without crossing another
+    reaches_output: bool  # its output reaches the loss without crossing another site
+    is_output: bool  # its output is the model's output, unchanged
+    linear: nn.Linear | None  # set where the whole path above is elementwise -> this linear layer
+    parameters: tuple[str, ...]  # parameters on the paths that end here and cross no other site
+    pattern: Pattern = FULL  # its positions, and how feedback is shared over them
+
+    @cached_property
+    def top(self) -> bool:
+        """No site lies above: the paper draws N(0, I) here."""
+        return not self.above
+
+    @cached_property
+    def guessed(self) -> bool:
+        """Is there a Jacobian above from which directions can be guessed? Else they are N(0, I)."""
+        return not self.top and self.batch_dim is not None
+
+    def flat(self, s: Tensor) -> Tensor:
+        """`s` as (batch, d); (1, d) where it is shared by the batch."""
+        if self.batch_dim == 0 and s.dim() == 2:
+            return s
+        if self.batch_dim is None:
+            return s.reshape(1, -1)
+        return s.movedim(self.batch_dim, 0).flatten(1) if s.dim() > 1 else s.unsqueeze(1)
+
+    def unflat(self, v: Tensor, like: Tensor) -> Tensor:
+        """The inverse of `flat`, in the shape and dtype of `like`."""
+        if self.batch_dim:
+            shape = like.movedim(self.batch_dim, 0).shape
+            return v.reshape(shape).movedim(0, self.batch_dim).to(like.dtype)
+        return v.reshape(like.shape).to(like.dtype)
+
+    def gate_at(self, s: Tensor) -> Tensor | None:
+        """The gate `D` where the output is `s`: (batch, d), at least float32."""
+        return None if self.gate is None else self.gate(at_least_float32(self.flat(s)))
+
+
+class LayoutChanged(Exception):
+    """The model made other calls than when its sites were found: they must be found again."""
+
+
+class Members:
+    """The modules and parameters of a model, listed once: walking over a model takes as long as a small layer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.parameters = dict(model.named_parameters())
+        self.name_of = {id(p): name for name, p in self.parameters.items()}
+        self.modules = [(module, module.training) for module in model.modules()]
+        self._slots = [
+            (module, name, p, p.requires_grad)
+            for module, _ in self.modules
+            for name, p in module._parameters.items()
+            if p is not None
+        ]
+
+    def current(self) -> bool:
+        """Are training mode, parameters and what is frozen still the same?"""
+        return all(module.training == mode for module, mode in self.modules) and all(
+            module._parameters.get(name) is p and p.requires_grad == free for module, name, p, free in self._slots
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The sites of a model in call order, and what a pass over it has to watch for."""
+
+    sites: tuple[Site, ...]
+    has_closed_gradients: bool  # every parameter's gradient has a closed form at its own site
+    tail: tuple[str, ...]  # parameters between the last sites and the loss
+    reached: tuple[str, ...]  # parameters that the loss depends on
+    sliceable: bool  # the first dimension of the inputs is the batch
+    stochastic: bool  # a pass draws from the global generators (dropout)
+    mutates: bool  # a pass writes buffers (batch norm)
+    members: Members  # what the layout depends on besides the model's code
+    calls: Mapping[nn.Module, int]  # how often each watched module was called
+    idle: tuple[nn.Module, ...] = ()  # modules with trainable parameters that were not called
+
+    @property
+    def leaves_traces(self) -> bool:
+        """Does a pass draw random numbers or write buffers?"""
+        return self.stochastic or self.mutates
+
+    @cached_property
+    def at(self) -> Mapping[tuple[nn.Module, int], tuple[Site, ...]]:
+        """The sites of each call, one per tensor that it returns."""
+        table: dict[tuple[nn.Module, int], tuple[Site, ...]] = {}
+        for site in self.sites:
+            key = (site.module, site.call)
+            table[key] = (*table.get(key, ()), site)
+        return table
+
+    @cached_property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return tuple(dict.fromkeys(site.module for site in self.sites))
+
+    @cached_property
+    def guessed(self) -> tuple[Site, ...]:
+        """The sites with a Jacobian above."""
+        return tuple(site for site in self.sites if site.guessed)
+
+    @cached_property
+    def below_tops(self) -> tuple[str, ...]:
+        """Parameters whose gradient follows from that at the top alone."""
+        others = {name for site in self.sites if not site.top for name in site.parameters}.union(self.tail)
+        return tuple(name for site in self.sites if site.top for name in site.parameters if name not in others)
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Site]:
+        return {site.name: site for site in self.sites}
+
+    def __getitem__(self, name: str) -> Site:
+        return self._by_name[name]
+
+
+def at_least_float32(t: Tensor) -> Tensor:
+    """Half precision as float32: factorisations and sums over the batch need it."""
+    return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t

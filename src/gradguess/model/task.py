@@ -1,0 +1,124 @@
+"""What is differentiated: a model, a loss and one batch, checked once so that the rest need not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from gradguess.errors import InputError
+
+LossFn = Callable[[Any, Any], Tensor]
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """The floating-point tensors in a nest of tuples, lists, dicts and model outputs."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no module, or one whose parameters cannot carry a tangent."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, found {type(model).__name__}.")
+    if any(p.is_inference() for p in model.parameters()):
+        raise InputError(
+            "The model was made under torch.inference_mode(): its parameters can never be trained. Make it outside."
+        )
+
+
+@dataclass(frozen=True)
+class Task:
+    """One batch through `model` and `loss_fn`; the loss is one number per sample."""
+
+    model: nn.Module
+    loss_fn: LossFn
+    inputs: Any
+    targets: Any
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            check_model(self.model)
+        if not callable(self.loss_fn):
+            raise InputError(
+                f"loss_fn: expected a function of (outputs, targets) that returns one loss per sample, "
+                f"found {type(self.loss_fn).__name__}."
+            )
+        if torch.is_inference_mode_enabled():
+            raise InputError(
+                "Tangents vanish without a word under torch.inference_mode(). Use torch.no_grad() or no "
+                "context at all: gradguess records no reverse graph by itself."
+            )
+        leaves = tree_leaves((self.inputs, self.targets))
+        if any(isinstance(leaf, Tensor) and leaf.is_inference() for leaf in leaves):
+            raise InputError(
+                "inputs or targets were made under torch.inference_mode(); tangents cannot pass through such "
+                "tensors. Make them outside of it, or pass a .clone() made outside of it."
+            )
+
+    def outputs(self, parameters: Mapping[str, Tensor] | None = None) -> Any:
+        """Call the model: a tuple is several arguments, a dict is keyword arguments.
+
+        With `parameters`, these take the place of the model's own.
+        """
+        if isinstance(self.inputs, Mapping):
+            args, kwargs = (), dict(self.inputs)
+        else:
+            args, kwargs = self.inputs if isinstance(self.inputs, tuple) else (self.inputs,), {}
+        if parameters is None:
+            return self.model(*args, **kwargs)
+        return torch.func.functional_call(self.model, dict(parameters), args, kwargs)
+
+    @property
+    def batch(self) -> int:
+        """The number of samples, read off the first input."""
+        leaves = tree_leaves(self.inputs)
+        return next(int(leaf.shape[0]) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0)
+
+    def losses(self, outputs: Any) -> Tensor:
+        """One loss per sample, shape (batch,)."""
+        losses = self.loss_fn(outputs, self.targets)
+        if not isinstance(losses, Tensor):
+            raise InputError(f"loss_fn must return a tensor, found {type(losses).__name__}.")
+        if losses.dim() == 0:
+            raise InputError(
+                "loss_fn must return one loss per sample, shape (batch,), found a scalar. "
+                "Use nn.CrossEntropyLoss(reduction='none'), or reduce all but the first dimension: "
+                "loss.flatten(1).mean(1)."
+            )
+        if losses.dim() > 1:
+            raise InputError(
+                f"loss_fn must return one loss per sample, shape (batch,), found shape {tuple(losses.shape)}. "
+                "Reduce all but the batch dimension: loss.flatten(1).mean(1)."
+            )
+        self._check_batch(outputs, losses)
+        return losses
+
+    def _check_batch(self, outputs: Any, losses: Tensor) -> None:
+        found = tensors(outputs)
+        batch = losses.shape[0]
+        if batch == 0:
+            raise InputError("The batch is empty: loss_fn returned no loss. Pass at least one sample.")
+        if found and not any(batch in out.shape[:2] for out in found):
+            raise InputError(
+                f"The outputs have shape {tuple(found[0].shape)} but loss_fn returned {batch} losses: expected "
+                "one loss per sample of the batch. If the loss is per token or per pixel, average it over each "
+                "sample: loss.view(batch, -1).mean(1)."
+            )
+
+    def rows(self, count: int, batch: int) -> Task:
+        """The same task on the first `count` samples."""
+        return self.part(slice(count), batch)
+
+    def part(self, rows: slice, batch: int) -> Task:
+        """The same task on some of its samples (tensors whose first dimension is the batch)."""
+
+        def cut(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == batch:
+                return leaf[rows]
+            return leaf
+
+        return replace(self, inputs=tree_map(cut, self.inputs), targets=tree_map(cut, self.targets))

@@ -1,0 +1,147 @@
+"""Forward mode: dual numbers on kernels that have a formula for them, and clear errors where there is none.
+
+No reverse graph is ever recorded: a stray one costs more memory than backpropagation itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as fwAD
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from gradguess.errors import ForwardModeError, InputError
+from gradguess.layers.tangents import TangentRules
+from gradguess.model.hooks import CallHooks
+from gradguess.model.task import Task
+
+
+@contextmanager
+def forward_mode(model: nn.Module) -> Iterator[None]:
+    """Dual numbers under `no_grad`, on kernels that have a forward-mode formula."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(formula_kernels(model))
+        stack.enter_context(dual_numbers())
+        if any(torch.is_autocast_enabled(device.type) for device in {p.device for p in model.parameters()}):
+            stack.enter_context(_TangentsKeepDtype())
+        else:
+            stack.enter_context(TangentRules())
+        yield
+
+
+def dual_numbers() -> AbstractContextManager[Any]:
+    """A level of dual numbers, the only one."""
+    if fwAD._current_level >= 0:
+        raise InputError(
+            "gradguess was called inside torch.autograd.forward_ad.dual_level(); PyTorch has no nested levels. "
+            "Call it outside."
+        )
+    return fwAD.dual_level()
+
+
+def unpack_dual(t: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and tangent of a dual number; the tangent is zero where none arrived."""
+    primal, tangent = fwAD.unpack_dual(t)
+    return primal, torch.zeros_like(primal) if tangent is None else tangent
+
+
+class _TangentsKeepDtype(TorchFunctionMode):
+    """Under autocast a norm with float32 weights returns a half-precision output with a float32 tangent: cast it."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.is_floating_point():
+            primal, tangent = fwAD.unpack_dual(out)
+            if tangent is not None and tangent.dtype != primal.dtype:
+                return fwAD.make_dual(primal, tangent.to(primal.dtype))
+        return out
+
+
+@contextmanager
+def formula_kernels(model: nn.Module) -> Iterator[None]:
+    """Keep away from the fused attention and recurrent kernels that cannot carry a tangent."""
+    before = [(switch, is_on()) for switch, is_on, _ in _SWITCHES]
+    try:
+        for switch, _, wanted in _SWITCHES:
+            switch(wanted)
+        with _plain_recurrence() if any(isinstance(m, nn.RNNBase) for m in model.modules()) else nullcontext():
+            yield
+    finally:
+        for switch, was_on in before:
+            switch(was_on)
+
+
+# The same as `sdpa_kernel(MATH)`, at a tenth of its cost.
+_SWITCHES: list[tuple[Callable[[bool], Any], Callable[[], bool], bool]] = [
+    (torch.backends.cuda.enable_math_sdp, torch.backends.cuda.math_sdp_enabled, True),
+    (torch.backends.cuda.enable_flash_sdp, torch.backends.cuda.flash_sdp_enabled, False),
+    (torch.backends.cuda.enable_mem_efficient_sdp, torch.backends.cuda.mem_efficient_sdp_enabled, False),
+    (torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled, False),
+    (torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled, False),
+]
+
+
+@contextmanager
+def _plain_recurrence() -> Iterator[None]:
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with torch.backends.cudnn.flags(enabled=False):
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
+@contextmanager
+def named_failures(task: Task) -> Iterator[None]:
+    """Turn PyTorch's complaint about a missing formula into an error that names the module."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError) as error:
+        if not _is_missing_formula(error):
+            raise
+        where = _culprit(task)
+        raise ForwardModeError(
+            f"{where} has no forward-mode formula in PyTorch, so no tangent can pass through it "
+            f"({str(error).splitlines()[0][:160]}). Replace it by a layer made of differentiable functions, "
+            "give a custom autograd Function a jvp, or keep it below the first site with frozen parameters."
+        ) from None
+
+
+def _is_missing_formula(error: BaseException) -> bool:
+    text = str(error)
+    return any(mark in text for mark in ("forward AD", "forward mode AD", "jvp", "forward-mode"))
+
+
+def _culprit(task: Task) -> str:
+    """Run the pass once more with tangents on all parameters, and name the innermost module that fails."""
+    names = {module: name for name, module in task.model.named_modules()}
+    running: list[str] = []
+
+    def leave(module: nn.Module, call: int, x: Any, output: Any) -> Any:
+        running.pop()
+        return output
+
+    def enter(module: nn.Module) -> None:
+        running.append(f"{names[module] or 'the model'} ({type(module).__name__})")
+
+    try:
+        with CallHooks(names, leave, before=enter), forward_mode(task.model):
+            duals = {
+                name: fwAD.make_dual(p.detach(), torch.ones_like(p))
+                for name, p in task.model.named_parameters()
+                if p.is_floating_point()
+            }
+            outputs = task.outputs(duals)
+            running.append("loss_fn")
+            task.losses(outputs)
+    except Exception:
+        return running[-1] if running else "the model"
+    return "the model"

@@ -1,0 +1,111 @@
+"""Passes over any `nn.Module`, by calling it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as fwAD
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from gradguess.errors import InputError
+from gradguess.model.hooks import SiteHooks, Visit
+from gradguess.model.side_effects import Snapshot, untouched
+from gradguess.model.site import Layout, Site
+from gradguess.model.task import Task, tensors
+from gradguess.passes.base import Carried, Draw, Observe, Pass, Scale
+from gradguess.passes.forward_mode import formula_kernels, forward_mode, named_failures, unpack_dual
+
+
+class ModulePass(Pass):
+    """Calls the model, with hooks at its sites."""
+
+    def __init__(self, task: Task, layout: Layout) -> None:
+        self.task, self.layout = task, layout
+        self._before: Snapshot | None = None  # random state before the first pass
+
+    def plain(self, observe: Observe) -> Any:
+        def visit(site: Site, x: Any, s: Tensor) -> Tensor:
+            observe(site, x, s)
+            return s
+
+        with self._one_pass(), torch.no_grad(), formula_kernels(self.task.model):
+            return self._run(visit)
+
+    def tangent(self, draw: Draw, scale: Scale | None = None) -> Carried:
+        def inject(site: Site, x: Any, s: Tensor) -> Tensor:
+            primal, tangent = fwAD.unpack_dual(s)
+            if isinstance(x, Tensor):
+                x = x.detach()  # not the primal view: that would keep the tangent alive
+            with torch._C.DisableTorchFunction():  # no dual numbers in there
+                y = draw(site, x, primal)
+                if y is not None and scale is not None:
+                    y = scale(site, y, tangent)
+            if y is None:
+                return s
+            return fwAD.make_dual(primal, y if tangent is None else y + tangent)
+
+        with self._one_pass(), named_failures(self.task), forward_mode(self.task.model):
+            outputs = self._run(inject)
+            losses, jvp = unpack_dual(self.task.losses(outputs))
+            tangents = [unpack_dual(out)[1] for out in tensors(outputs)]
+            return Carried(losses, jvp, tree_map_only(Tensor, lambda t: unpack_dual(t)[0], outputs), tangents)
+
+    def parameter_tangent(self, directions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        with self._one_pass(), named_failures(self.task), forward_mode(self.task.model):
+            own = self.layout.members.parameters
+            duals = {name: fwAD.make_dual(own[name].detach(), y) for name, y in directions.items()}
+            primal, tangent = fwAD.unpack_dual(self.task.losses(self._run(None, duals)))
+            if tangent is None:
+                raise InputError(
+                    "The loss does not depend on any trainable parameter: its directional derivative is missing. "
+                    "Is part of the model run under torch.inference_mode() or detached?"
+                )
+            return primal, tangent
+
+    def graph(self, visit: Visit | None = None, *, fused: bool = False) -> tuple[Any, Tensor]:
+        kernels = nullcontext() if fused else formula_kernels(self.task.model)
+        with self._one_pass(), torch.enable_grad(), kernels:
+            outputs = self._run(visit)
+            return outputs, self.task.losses(outputs)
+
+    def aside(self, task: Task | None = None) -> ModulePass:
+        return _AsidePass(task or self.task, self.layout)
+
+    def _run(self, visit: Visit | None, parameters: Mapping[str, Tensor] | None = None) -> Any:
+        with nullcontext() if visit is None else SiteHooks(self.layout, visit):
+            return self.task.outputs(parameters)
+
+    @contextmanager
+    def _one_pass(self) -> Iterator[None]:
+        """The first pass writes buffers; the others repeat its random numbers and put buffers back."""
+        if not self.layout.leaves_traces:
+            yield
+        elif self._before is None:
+            self._before = Snapshot(self.task.model, buffers=False)
+            yield
+        else:
+            now = Snapshot(self.task.model, random=False)
+            self._before.restore_random()
+            yield
+            now.restore_buffers()
+
+
+class _AsidePass(ModulePass):
+    """Passes that leave no trace; all of them start from the random state of now."""
+
+    def __init__(self, task: Task, layout: Layout) -> None:
+        super().__init__(task, layout)
+        self._before = Snapshot(task.model, buffers=False) if layout.leaves_traces else None
+
+    @contextmanager
+    def _one_pass(self) -> Iterator[None]:
+        if self._before is None:
+            yield
+            return
+        with untouched(self.task.model):
+            self._before.restore_random()
+            yield

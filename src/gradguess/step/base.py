@@ -1,0 +1,80 @@
+"""What a step is given: the batch, how the model is run, the noise, the options and the state. Nothing of it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gradguess.errors import InputError, check_count
+from gradguess.model.site import Layout
+from gradguess.model.task import Task
+from gradguess.noise import Noise
+from gradguess.passes import Pass
+from gradguess.step.processes import ALONE, Pool
+
+Kept = Mapping[str, Mapping[str, Tensor]]  # site name -> name -> tensor
+
+
+@dataclass(frozen=True)
+class Options:
+    """How directions are measured and turned into gradients; the same for every guess.
+
+    Attributes:
+        tangents: directions per step.
+        isolate: one tangent per site, so that sites cause each other no noise.
+        memory: keep what a pass saw ("store"), or run it again ("replay").
+        coupling: "batch" for layers that mix the samples of a batch.
+        balance: scale each site's directions to the tangent that arrives from below.
+    """
+
+    tangents: int = 1
+    isolate: bool = False
+    memory: Literal["store", "replay"] = "store"
+    coupling: Literal["sample", "batch"] = "sample"
+    balance: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("tangents", self.tangents)
+        if self.memory not in ("store", "replay"):
+            raise InputError(f"memory: expected 'store' or 'replay', found {self.memory!r}.")
+        if self.coupling not in ("sample", "batch"):
+            raise InputError(f"coupling: expected 'sample' or 'batch', found {self.coupling!r}.")
+
+
+@dataclass(frozen=True)
+class State:
+    """What lives from step to step. A step returns a new one and never writes to the old one."""
+
+    kept: Kept = field(default_factory=dict)  # what guesses keep between two searches
+    learned: Kept = field(default_factory=dict)  # what feedback has learned
+    count: int = 0  # steps that were made
+
+
+@dataclass(frozen=True)
+class Step:
+    """Everything one step may use."""
+
+    task: Task
+    layout: Layout
+    passes: Pass
+    noise: Noise
+    options: Options
+    state: State
+    detail: bool = True  # keep directions and site gradients for the caller
+    pool: Pool = ALONE  # adds up what the parts of a batch measured
+    share: float = 1.0  # of this part in the whole batch
+
+    @property
+    def keeps(self) -> bool:
+        """Is what the tangent pass saw kept until the derivative is known?"""
+        return self.detail or self.options.memory == "store"
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """No autocast; nothing at all where there is none."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()

@@ -1,0 +1,165 @@
+"""The tangent passes: directions are drawn at the sites and carried to the losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradguess.errors import InputError
+from gradguess.model.site import Site
+from gradguess.step.base import Step
+from gradguess.step.draw import Drawing
+from gradguess.step.processes import Pool
+
+Watch = Callable[[int, Site, Tensor, Tensor | None, Tensor], None]  # pass, site, direction y, gate, scale σ
+
+
+@dataclass
+class Record:
+    """What a pass keeps of a site until the directional derivative is known."""
+
+    x: Any  # the input of the layer, where its parameter gradient has a closed form
+    version: int  # of x, to notice that it was changed in place
+    s: Tensor | None  # the output, where the method asked for it
+    gate: Tensor | None = None  # with s; computed at once, since an in-place activation changes s
+    y: Tensor | None = None  # (tangents, *s.shape)
+
+    def input(self, site: Site) -> Any:
+        if isinstance(self.x, Tensor) and self.x._version != self.version:
+            raise InputError(
+                f"The input of {site.name!r} was changed in place after the layer had read it. Write x = x + y "
+                "instead of x += y, or use memory='replay'."
+            )
+        return self.x
+
+
+Records = dict[str, Record]
+
+
+def record(step: Step, x: Any, s: Tensor | None, gate: Tensor | None = None, y: Tensor | None = None) -> Record:
+    """Keep what `pull_back` will need: the input only where gradients have a closed form."""
+    x = x if step.layout.has_closed_gradients else None
+    return Record(x, x._version if isinstance(x, Tensor) else 0, s, gate, y)
+
+
+@dataclass
+class Measurement:
+    """What the tangent passes saw. `jvp` is (passes, batch): one pass per tangent, or per tangent and site."""
+
+    losses: Tensor
+    jvp: Tensor
+    records: Records
+    outputs: Any
+    output_tangents: list[list[Tensor]]  # per pass
+    passes: list[tuple[int, str | None]]  # per pass: the tangent, and the one site it was for (None: all)
+    scales: dict[str, list[Tensor]]  # per site and tangent: the σ by which the direction was scaled, if any
+
+    def rows(self, site: Site) -> list[int]:
+        """The passes that carried the directions of a site."""
+        return [i for i, (_, name) in enumerate(self.passes) if name in (None, site.name)]
+
+    def of(self, site: Site) -> Tensor:
+        """The directional derivatives that concern a site, (tangents, batch): `c/σ`, so that `ĝ = (c/σ) y`."""
+        rows = self.rows(site)
+        c = self.jvp if len(rows) == len(self.passes) else torch.stack([self.jvp[row] for row in rows])
+        return c / torch.stack(self.scales[site.name])[:, None] if site.name in self.scales else c
+
+    def injected(self, site: Site) -> Tensor | None:
+        """The directions as they were carried, `σ y`: (tangents, *s.shape)."""
+        y = self.records[site.name].y
+        if y is None or site.name not in self.scales:
+            return y
+        return y * torch.stack(self.scales[site.name]).reshape(-1, *[1] * (y.dim() - 1)).to(y.dtype)
+
+
+def measure(
+    drawing: Drawing,
+    only: Callable[[Site], bool] = lambda site: True,
+    *,
+    balance: bool = False,
+    keep_outputs: bool = False,
+    watch: Watch | None = None,
+) -> Measurement:
+    """Draw directions at the sites for which `only` holds, and carry them to the losses.
+
+    With `keep_outputs` the records hold every site's output and gate as well. With `balance` every site's direction is
+    scaled (one number for the batch) so that it weighs as much in the derivative as those of the sites below; `watch`
+    sees each direction that is so carried, with its σ.
+    """
+    step = drawing.step
+    passes = _schedule(step, only)
+    meter = _Meter(drawing, only, keep_outputs or step.detail, watch)
+    balance = balance or step.options.balance
+    seen = []
+    for number, (tangent, chosen) in enumerate(passes):
+        if not step.keeps:
+            step.noise.rewind()
+        draw = partial(meter.draw, tangent, chosen)
+        seen.append(step.passes.tangent(draw, partial(meter.scale, number, tangent) if balance else None))
+    jvp = torch.stack([one.jvp for one in seen]) if len(seen) > 1 else seen[0].jvp[None]
+    first, tangents = seen[0], [one.output_tangents for one in seen]
+    return Measurement(first.losses, jvp, meter.records, first.outputs, tangents, passes, meter.scales)
+
+
+def _schedule(step: Step, only: Callable[[Site], bool]) -> list[tuple[int, str | None]]:
+    """(tangent, the one site it is for, or None for all)."""
+    tangents = range(step.options.tangents)
+    if not step.options.isolate:
+        return [(t, None) for t in tangents]
+    return [(t, site.name) for t in tangents for site in step.layout.sites if only(site)]
+
+
+class _Meter:
+    """Meets every site of the tangent passes."""
+
+    def __init__(
+        self, drawing: Drawing, only: Callable[[Site], bool], keep_outputs: bool, watch: Watch | None
+    ) -> None:
+        self.drawing, self.step = drawing, drawing.step
+        self.only, self.keep_outputs, self.watch = only, keep_outputs, watch
+        self.records: Records = {}
+        self.scales: dict[str, list[Tensor]] = {}
+        self.gate: Tensor | None = None  # of the site that was drawn from last
+
+    def draw(self, tangent: int, chosen: str | None, site: Site, x: Any, s: Tensor) -> Tensor | None:
+        """The direction that this pass carries; all directions of a site are drawn when it is first met."""
+        known = self.records.get(site.name)
+        if known is not None:
+            y = known.y
+        else:
+            wanted = self.only(site)
+            self.gate = gate = site.gate_at(s) if wanted or self.keep_outputs else None
+            y = self.drawing.directions(site, s, gate) if wanted else None
+            if self.step.keeps:
+                kept = (s, gate) if self.keep_outputs else (None, None)
+                self.records[site.name] = record(self.step, x, *kept, y)
+        return None if y is None or chosen not in (None, site.name) else y[tangent]
+
+    def scale(self, number: int, tangent: int, site: Site, y: Tensor, t: Tensor | None) -> Tensor:
+        """`σ y`, see `_match`."""
+        below = sum(len(done) > tangent for done in self.scales.values())
+        scale = _match(y, t, below, self.step.pool)
+        self.scales.setdefault(site.name, []).append(scale)
+        if self.watch is not None:
+            self.watch(number, site, y, self.gate, scale)
+        return y * scale.to(y.dtype)
+
+
+def _match(y: Tensor, t: Tensor | None, sites_below: int, pool: Pool) -> Tensor:
+    """The σ that makes `σ y` as long as one site's share of the tangent `t` that arrives from below.
+
+    Derivatives shrink or grow from layer to layer. Without this, the sites nearest to the loss drown the others: a
+    site's estimate has relative variance `Σ_j |g_j|² / |g_i|²`; when all weigh the same it is the number of sites.
+    σ depends on the noise of the sites below alone, so the estimate stays as unbiased as it was.
+    """
+    wide = torch.promote_types(y.dtype, torch.float32)
+    if t is None or sites_below == 0:
+        return y.new_ones((), dtype=wide)
+    own, arriving = pool.norm(y, wide), pool.norm(t, wide)
+    good = (own > 0) & (arriving > 0)
+    return torch.where(good, arriving / (torch.where(good, own, 1.0) * sites_below**0.5), 1.0)

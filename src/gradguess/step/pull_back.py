@@ -1,0 +1,94 @@
+"""From estimates at the sites to gradients of the parameters: the local chain rule of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradguess.backends.streams import side_by_side
+from gradguess.layers.table import parameter_gradients
+from gradguess.model.site import Layout, Site
+from gradguess.step.base import Step
+from gradguess.step.measure import Records
+
+Cotangent = Callable[[Site, Tensor | None], Tensor]  # (site, output s if it is known) -> estimate at the site
+
+
+def pull_back(step: Step, cotangent: Cotangent, records: Records) -> dict[str, Tensor]:
+    """Parameter gradients from `cotangent(site, s)`, the estimate at each site (of the batch's mean loss).
+
+    With `records` and closed forms no further pass is needed. Otherwise the pass is run again, and each site's
+    own piece of the graph is differentiated as soon as it is complete, then freed.
+    """
+    gradients = Gradients(step.layout)
+    if records and step.layout.has_closed_gradients:
+        _from_records(step, cotangent, records, gradients)
+    elif step.layout.has_closed_gradients:
+        step.passes.plain(lambda site, x, s: gradients.add_closed(site, x, cotangent(site, s)))
+    else:
+        _from_pieces(step, cotangent, gradients)
+    return gradients.by_name
+
+
+def _from_records(step: Step, cotangent: Cotangent, records: Records, gradients: Gradients) -> None:
+    def at_site(site: Site) -> dict[str, Tensor]:
+        record = records[site.name]
+        return parameter_gradients(site.module, record.input(site), cotangent(site, record.s))
+
+    sites = step.layout.sites
+    with torch.no_grad():  # layers do not wait for each other
+        found = side_by_side(step.noise.generator.device, [partial(at_site, site) for site in sites])
+    for site, grads in zip(sites, found, strict=True):
+        gradients.add_own(site, grads)
+
+
+def _from_pieces(step: Step, cotangent: Cotangent, gradients: Gradients) -> None:
+    def visit(site: Site, x: Any, s: Tensor) -> Tensor:
+        with torch.no_grad():
+            g = cotangent(site, s.detach())
+        gradients.add_vjp(site.parameters, s, g)
+        return s.detach()
+
+    _, losses = step.passes.graph(visit)
+    gradients.add_tail(losses)
+
+
+class Gradients:
+    """Sums contributions to each parameter's gradient, under the model's own names."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.parameters, self.name_of = layout.members.parameters, layout.members.name_of
+        self.by_name: dict[str, Tensor] = {}
+
+    def add(self, name: str, grad: Tensor) -> None:
+        grad = grad.to(self.parameters[name].dtype)
+        self.by_name[name] = self.by_name[name] + grad if name in self.by_name else grad
+
+    def add_own(self, site: Site, grads: dict[str, Tensor]) -> None:
+        """What `parameter_gradients` found for the layer of a site."""
+        for name, grad in grads.items():
+            self.add(self.name_of[id(getattr(site.module, name))], grad)
+
+    def add_closed(self, site: Site, x: Any, g: Tensor) -> None:
+        """By the closed form of the layer of a site."""
+        self.add_own(site, parameter_gradients(site.module, x, g))
+
+    def add_vjp(self, names: tuple[str, ...], s: Tensor, g: Tensor) -> None:
+        """By a vjp of the graph below `s`."""
+        if not names:
+            return
+        parameters = [self.parameters[name] for name in names]
+        grads = torch.autograd.grad(s, parameters, g, retain_graph=True, allow_unused=True)
+        for name, grad in zip(names, grads, strict=True):
+            if grad is not None:
+                self.add(name, grad)
+
+    def add_tail(self, losses: Tensor) -> None:
+        """Exact gradients of the parameters between the last sites and the loss."""
+        if self.layout.tail:
+            self.add_vjp(self.layout.tail, losses, torch.full_like(losses, 1 / len(losses)))

@@ -1,0 +1,117 @@
+"""What a guess keeps between steps, found anew every `refresh` steps: a function of its own, before the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradguess.guesses.base import Guess, SiteView
+from gradguess.jacobian import CutGraph
+from gradguess.layers.elementwise import mask
+from gradguess.model.site import Layout, Site, at_least_float32
+from gradguess.model.task import Task
+from gradguess.noise import SketchNoise
+from gradguess.passes import choose_pass
+from gradguess.step.base import Kept, full_precision
+from gradguess.step.draw import SEED, jacobian_at
+from gradguess.step.processes import Pool
+
+PROBE_ROWS = 32  # samples that a search sees, and on which the basis of a site without closed form is sketched
+
+
+@dataclass(frozen=True)
+class Search:
+    """Where a guess looks.
+
+    Attributes:
+        guess, count: the guess, and the number of steps that it has drawn before.
+        parts: the parts of this process's batch, one after the other.
+        probe: gives the batch whose first samples are sketched on; with several processes, those of all of them.
+        mixes: samples are not independent of each other, so that a batch must not be cut.
+    """
+
+    guess: Guess
+    count: int
+    parts: Sequence[Task]
+    probe: Callable[[], Task]
+    mixes: bool
+    device: torch.device  # of the noise
+
+
+def refresh(search: Search, layout: Layout, kept: Kept, pool: Pool) -> Kept:
+    """What is kept from now on."""
+    guess = search.guess
+    now = search.count % guess.refresh == 0
+    due = [site for site in layout.guessed if now or site.name not in kept] if guess.searches else []
+    if not due:
+        return kept
+    views = _closed_views(search, layout, [site for site in due if site.linear is not None], kept, pool)
+    views |= _graph_views(search, layout, [site for site in due if site.linear is None], kept)
+    found: dict[str, dict[str, Tensor]] = {}
+    for site in due:
+        view = views[site.name]
+        with full_precision(view.output.device):
+            # Row by row in memory: products with another order round differently, and a checkpoint would change it.
+            found[site.name] = {key: value.contiguous() for key, value in guess.search(view).items()}
+        pool.agree(list(found[site.name].values()))
+    return {**kept, **found}
+
+
+def _view(search: Search, site: Site, s: Tensor, gate: Tensor | None, jacobian: Any, kept: Kept) -> SiteView:
+    noise = SketchNoise(search.device, SEED + search.count)
+    return SiteView(site.name, s, gate, site.gate is mask, kept.get(site.name, {}), noise, jacobian)
+
+
+def _closed_views(
+    search: Search, layout: Layout, sites: list[Site], kept: Kept, pool: Pool
+) -> dict[str, SiteView]:
+    """Sites below a linear layer: the mean of the gate's square over the whole batch, and a few samples."""
+    if not sites:
+        return {}
+    samples: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
+    rows: dict[str, int] = {}
+
+    def observe(site: Site, x: Any, s: Tensor) -> None:
+        if site not in sites:
+            return
+        flat = at_least_float32(site.flat(s))
+        samples.setdefault(site.name, flat[:PROBE_ROWS].clone())
+        rows[site.name] = rows.get(site.name, 0) + len(flat)
+        if site.gate is not None:
+            squares = site.gate(flat).square().sum(0)
+            sums[site.name] = sums[site.name] + squares if site.name in sums else squares
+
+    for part in search.parts:
+        choose_pass(part, layout, keep=False).aside().plain(observe)
+    if sums:
+        means = pool.sum(torch.cat(list(sums.values()))) / sum(pool.counts(rows[sites[0].name]))
+        sums = dict(zip(sums, means.split([len(v) for v in sums.values()]), strict=True))
+    views = {}
+    for site in sites:
+        flat = samples[site.name]
+        gate = None if site.gate is None else site.gate(flat)
+        jacobian = partial(jacobian_at, site, flat, gate, None, sums.get(site.name))
+        views[site.name] = _view(search, site, flat, gate, jacobian, kept)
+    return views
+
+
+def _graph_views(search: Search, layout: Layout, sites: list[Site], kept: Kept) -> dict[str, SiteView]:
+    """All other sites: through a cut graph of a few samples, or of all where the guess reads all of them anyway."""
+    if not sites:
+        return {}
+    task = search.parts[0] if search.guess.reads == "frame" else search.probe()
+    if search.guess.reads != "frame" and layout.sliceable and not search.mixes:
+        task = task.rows(min(PROBE_ROWS, task.batch), task.batch)
+    graph: CutGraph = choose_pass(task, layout).aside().cut()
+    views = {}
+    for site in sites:
+        s = graph.above[site.name].detach()
+        flat = at_least_float32(site.flat(s))
+        views[site.name] = _view(search, site, flat, site.gate_at(s), partial(graph.jacobian, site), kept)
+    return views

@@ -1,0 +1,104 @@
+"""One batch in several parts: chunks of it one after another (`chunk=`), or a part in each process (`group=`).
+
+The estimate is that of the whole batch, up to rounding, however it is split: noise is tied to a sample's place in the
+whole batch (`Noise(rows, total)`), not to its chunk or rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from gradguess.errors import InputError
+from gradguess.model.site import Layout
+from gradguess.model.task import Task
+from gradguess.step.processes import Pool
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of the batch: `task` holds them; `rows` is their place among `total` samples (None: all there are)."""
+
+    task: Task
+    rows: slice | None
+    total: int
+
+    @property
+    def share(self) -> float:
+        """The weight of the part's mean in the mean of the whole."""
+        return 1.0 if self.rows is None else (self.rows.stop - self.rows.start) / self.total
+
+
+def samples(task: Task, layout: Layout) -> int:
+    """The number of samples: the first dimension of the inputs, or of the targets where that is another."""
+    tree = (task.inputs, task.targets) if layout.sliceable else (task.targets, task.inputs)
+    leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    if not leaves:
+        raise InputError("chunk or group: expected a tensor with one row per sample among the inputs or targets.")
+    return int(leaves[0].shape[0])
+
+
+def place_in(pool: Pool, batch: int, place: tuple[int, int] | None) -> tuple[int, int]:
+    """(first row, total) of this process's samples in the batch of all processes."""
+    if place is None:
+        counts = pool.counts(batch)
+        return sum(counts[: pool.rank]), sum(counts)
+    first, total = place
+    if not 0 <= first <= first + batch <= total:
+        raise InputError(f"place: expected 0 <= first and first + {batch} <= total, found ({first}, {total}).")
+    return first, total
+
+
+def split(task: Task, layout: Layout, chunk: int | None, pool: Pool, place: tuple[int, int] | None) -> list[Part]:
+    """The parts that this process runs, one after another."""
+    if chunk is None and pool.size == 1 and place is None:
+        return [Part(task, None, 0)]
+    batch = samples(task, layout)
+    if pool.size == 1 and place is None and (chunk is None or chunk >= batch):
+        return [Part(task, None, 0)]
+    first, total = place_in(pool, batch, place)
+    bounds = list(_bounds(batch, total, chunk, pool))
+    if len(bounds) > 1 and layout.sites and not layout.sliceable:
+        raise InputError("chunk: the batch is not the first dimension of the inputs, so it cannot be cut.")
+    return [
+        Part(task if len(bounds) == 1 else task.part(slice(a, b), batch), slice(first + a, first + b), total)
+        for a, b in bounds
+    ]
+
+
+def _bounds(batch: int, total: int, chunk: int | None, pool: Pool) -> Iterator[tuple[int, int]]:
+    """Rows of the chunks. Processes must make the same number of them: they meet in every one."""
+    if chunk is None:
+        yield 0, batch
+    elif pool.size == 1:
+        yield from ((a, min(a + chunk, batch)) for a in range(0, batch, chunk))
+    else:
+        number = math.ceil(math.ceil(total / pool.size) / chunk)
+        if batch < number:
+            raise InputError(f"chunk: {number} chunks for each process, but this one has {batch} samples.")
+        yield from ((i * batch // number, (i + 1) * batch // number) for i in range(number))
+
+
+def first_samples(task: Task, layout: Layout, pool: Pool, count: int) -> Task:
+    """The first samples of the batch that the processes share, wherever they are: what bases are sketched on."""
+    if pool.size == 1 or not layout.sliceable:
+        return task
+    batch = samples(task, layout)
+    before = sum(pool.counts(batch)[: pool.rank])
+    leaves, spec = tree_flatten((task.inputs, task.targets))
+    cut = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == batch]
+    every = pool.gather([leaves[i][: max(0, count - before)] for i in cut])
+    for i, pieces in zip(cut, zip(*every, strict=True), strict=True):
+        leaves[i] = torch.cat([piece.to(leaves[i].device) for piece in pieces])
+    inputs, targets = tree_unflatten(leaves, spec)
+    return replace(task, inputs=inputs, targets=targets)
+
+
+def first_rows(task: Task, fraction: float) -> Task:
+    """The first samples of a batch, a fraction of it and at least one."""
+    return task if fraction == 1 else task.rows(max(1, round(fraction * task.batch)), task.batch)

@@ -1,0 +1,136 @@
+"""Factors of semi-definite matrices against LAPACK and dense inverses, in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradguess.backends import GramRoot, cholesky, small_cholesky
+from gradguess.backends.cholesky import dropping_cholesky, semidefinite_cholesky, triangular_apply
+from matrices import F64, degenerate_batch, noise, projector, span_projector
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(F64, 1e-12), (torch.float32, 1e-4)])
+def test_cholesky_gives_orthonormal_columns_of_the_same_span(dtype: torch.dtype, atol: float) -> None:
+    Y, ranks = degenerate_batch(dtype)
+    L, alive = semidefinite_cholesky(Y.mT @ Y)
+    Q = (Y @ torch.linalg.inv(L).mT) * alive[:, None]
+    assert alive.sum(-1).tolist() == ranks
+    torch.testing.assert_close(Q.mT @ Q, torch.diag_embed(alive.to(dtype)), rtol=0, atol=atol)
+    for q, y in zip(Q, Y, strict=True):
+        torch.testing.assert_close(projector(q).double(), span_projector(y.double()), rtol=0, atol=atol)
+
+
+def test_cholesky_equals_lapack_on_definite_matrices() -> None:
+    Y = noise(4, 9, 6)
+    L, alive = semidefinite_cholesky(Y.mT @ Y)
+    assert alive.all()
+    torch.testing.assert_close(L, torch.linalg.cholesky(Y.mT @ Y), rtol=1e-12, atol=1e-12)
+
+
+def test_cholesky_of_dependent_columns_has_unit_pivots_and_zeros_below() -> None:
+    Y, _ = degenerate_batch(F64)
+    L, alive = semidefinite_cholesky(Y.mT @ Y)
+    expected = torch.eye(5, dtype=F64).expand(6, 5, 5)
+    dead = ~alive[:, None].expand_as(L)
+    torch.testing.assert_close(L[dead], expected[dead], rtol=0, atol=0)
+    assert (L.triu(1) == 0).all()
+
+
+def test_the_loop_agrees_with_lapack() -> None:
+    """What runs away from the CPU is the loop; here it is compared on the CPU."""
+    Y, _ = degenerate_batch(F64)
+    C = Y.mT @ Y
+    floor = 500 * 2.3e-16 * C.diagonal(dim1=-2, dim2=-1).amax(-1)
+    L, alive = semidefinite_cholesky(C)
+    loop, loop_alive = dropping_cholesky(C, floor)
+    assert torch.equal(alive, loop_alive)
+    torch.testing.assert_close(L, loop, rtol=1e-11, atol=1e-11)
+
+
+def test_cholesky_of_one_by_one() -> None:
+    L, alive = semidefinite_cholesky(torch.tensor([[[4.0]], [[0.0]]]))
+    assert L.flatten().tolist() == [2.0, 1.0]
+    assert alive.flatten().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("transpose", [True, False])
+@pytest.mark.parametrize("shape", [(7, 4), (3, 7, 4), (1, 7, 4)])
+def test_triangular_apply_is_the_dense_inverse(shape: tuple[int, ...], transpose: bool) -> None:
+    Y = noise(7, 9, 4)
+    L, _ = semidefinite_cholesky(Y.mT @ Y)
+    z = noise(*shape, seed=1)
+    inverse = torch.linalg.inv(L.mT if transpose else L)
+    torch.testing.assert_close(triangular_apply(L, z, transpose), (inverse @ z[..., None])[..., 0])
+
+
+# --- GramRoot ----------------------------------------------------------------------------------------------
+
+
+def basis_and_gate(k: int, d: int, batch: int) -> tuple[Tensor, Tensor]:
+    """A sample whose units are all closed, and one with fewer open units than directions, are among them."""
+    gate = (noise(batch, d, seed=1) > 0) * noise(batch, d, seed=2).abs()
+    if batch > 2:
+        gate[0] = 0
+        gate[1, max(1, k - 2) :] = 0
+    return torch.linalg.qr(noise(d, k))[0], gate
+
+
+def dense_root(V: Tensor, gate: Tensor) -> Tensor:
+    """Twin: `C^{-½}` of each sample as a matrix (batch, k, k), zero columns where a direction was dropped."""
+    roots = []
+    for g in gate:
+        L, alive = dropping_cholesky((V.mT @ (g.square()[:, None] * V))[None], (1e-13 * g.square().max())[None])
+        roots.append(torch.linalg.inv(L[0]).mT * alive[0])
+    return torch.stack(roots)
+
+
+SHAPES = [(10, 64, 9), (3, 7, 1), (16, 40, 5), (17, 60, 5), (24, 40, 3), (1, 5, 4)]  # k, d, batch
+
+
+@pytest.mark.parametrize("draws", [(), (1,), (3,), (2, 3)])
+@pytest.mark.parametrize(("k", "d", "batch"), SHAPES)
+def test_gram_root_is_the_dense_one(k: int, d: int, batch: int, draws: tuple[int, ...]) -> None:
+    V, gate = basis_and_gate(k, d, batch)
+    z, exact = noise(*draws, batch, k, seed=3), dense_root(V, gate)
+    root = GramRoot(V, gate.square())
+    torch.testing.assert_close(root.solve(z), torch.einsum("bij,...bj->...bi", exact, z), rtol=1e-9, atol=1e-9)
+    expected = torch.einsum("bji,...bj->...bi", exact, z)
+    torch.testing.assert_close(root.solve_transposed(z), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("k", "d", "batch"), SHAPES)
+def test_gram_root_makes_the_gated_basis_orthonormal(k: int, d: int, batch: int) -> None:
+    """`A = D V C^{-½}`: `A Aᵀ` is a projector of the rank of `D V`."""
+    V, gate = basis_and_gate(k, d, batch)
+    columns = GramRoot(V, gate.square()).solve(torch.eye(k, dtype=F64)[:, None].expand(k, batch, k))  # (k, batch, k)
+    A = gate[..., None] * (V @ columns.permute(1, 2, 0))
+    P = projector(A)
+    for b in range(batch):
+        atol = 1e-6 if b == 1 else 1e-10  # that sample keeps small pivots: the error is eps over the smallest
+        torch.testing.assert_close(P[b] @ P[b], P[b], rtol=0, atol=atol)
+        torch.testing.assert_close(P[b], span_projector(gate[b, :, None] * V), rtol=0, atol=atol)
+
+
+def test_both_ways_of_a_cpu_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    V, gate = basis_and_gate(6, 30, 7)
+    z = noise(2, 7, 6, seed=3)
+    small = GramRoot(V, gate.square())
+    monkeypatch.setattr(cholesky, "SMALL", 5)
+    stacked = GramRoot(V, gate.square())
+    for way in ("solve", "solve_transposed"):
+        found = getattr(small, way)(z)
+        with monkeypatch.context() as patch:
+            patch.setattr(small_cholesky, "cholesky", None)  # must not be called
+            torch.testing.assert_close(found, getattr(stacked, way)(z), rtol=1e-9, atol=1e-9)
+
+
+def test_the_matrices_are_factored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    real = small_cholesky.cholesky
+    monkeypatch.setattr(small_cholesky, "cholesky", lambda packed: calls.append(1) or real(packed))
+    V, gate = basis_and_gate(4, 20, 5)
+    root = GramRoot(V, gate.square())
+    assert not calls
+    root.solve(noise(5, 4))
+    root.solve_transposed(noise(5, 4))
+    assert calls == [1]

@@ -1,0 +1,89 @@
+"""Without a GPU nothing is recorded: the same code, called at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradguess.backends import Recording, cuda_graphs, on_side_stream, recording, require
+from gradguess.errors import InputError
+
+
+def test_a_pure_function_is_just_called():
+    calls = []
+
+    @cuda_graphs.graphed
+    def scaled(a: Tensor, b: Tensor, *, by: float) -> Tensor:
+        """What it does."""
+        calls.append(by)
+        return by * (a + b)
+
+    a, b = torch.ones(3), torch.arange(3.0)
+    for by in (2.0, 2.0, 3.0):
+        assert torch.equal(scaled(a, b, by=by), by * (a + b))
+    assert calls == [2.0, 2.0, 3.0]
+    assert scaled.__doc__ == "What it does."
+    assert not cuda_graphs._seen
+
+
+def test_nothing_is_being_recorded_outside_of_a_recording():
+    assert not recording()
+
+
+def test_a_device_that_cannot_record_is_refused_by_name():
+    with pytest.raises(InputError, match=r"CapturedStep needs a model on CUDA, found cpu\."):
+        require(torch.device("cpu"), "CapturedStep")
+    require(torch.device("cuda"), "CapturedStep")
+
+
+def test_a_function_on_a_side_stream_gives_its_result():
+    assert on_side_stream(lambda: 3) == 3
+
+
+class FakeGraph:
+    """What `Recording` asks of a CUDA graph."""
+
+    def __init__(self) -> None:
+        self.log: list[object] = []
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        self.log.append(generator)
+
+    def replay(self) -> None:
+        self.log.append("replay")
+
+    def __enter__(self) -> None:
+        self.log.append("start")
+
+    def __exit__(self, *_: object) -> None:
+        self.log.append("end")
+
+
+def test_a_recording_registers_the_generator_and_runs_the_function_once(monkeypatch):
+    graph, calls, generator = FakeGraph(), [], torch.Generator()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda g: g)
+    recorded = Recording(lambda: calls.append(1) or "result", generator)
+    assert [recorded.replay(), recorded.replay()] == ["result", "result"]
+    assert calls == [1]
+    assert graph.log == [generator, "start", "end", "replay", "replay"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_recording_draws_what_calls_would_draw():
+    device = torch.device("cuda")
+
+    def draws(recorded: bool) -> list[Tensor]:
+        generator = torch.Generator(device).manual_seed(0)
+        x = torch.ones(4, device=device)
+
+        def function() -> Tensor:
+            return x * torch.randn(4, generator=generator, device=device)
+
+        on_side_stream(function)
+        call = Recording(function, generator).replay if recorded else function
+        return [call().clone() for _ in range(3)]
+
+    for a, b in zip(draws(True), draws(False), strict=True):
+        assert torch.equal(a, b)

@@ -1,0 +1,163 @@
+"""The kernels for a GPU against their twins in float64: on a GPU, or step by step in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradguess import linalg
+from gradguess.backends import GramRoot, cross_entropy, eigh, gram, kernels, largest_eigenvalue, weigh
+from gradguess.backends.orthonormal import cholesky_qr_rows
+
+pytest.importorskip("triton", reason="Triton comes with PyTorch for CUDA")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPES = [(10, 300, 4, 1), (3, 40, 18, 2), (15, 130, 3, 1), (1, 7, 3, 1)]  # k, d, batch, tangents
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def basis_and_gate(k: int, d: int, batch: int) -> tuple[Tensor, Tensor]:
+    """A sample whose units are all closed, and one with fewer open units than directions, are among them."""
+    gate = (noise(batch, d, seed=1) > 0) * noise(batch, d, seed=2).abs()
+    gate[0] = 0
+    gate[1, max(1, k - 2) :] = 0
+    return torch.linalg.qr(noise(d, k))[0], gate
+
+
+def factors(C: Tensor) -> tuple[Tensor, Tensor]:
+    """The tolerance is that of float32, in which the matrices were made."""
+    return linalg.semidefinite_cholesky(C.double(), rtol=100 * C.shape[-1] * torch.finfo(torch.float32).eps)
+
+
+def on(*tensors: Tensor) -> list[Tensor]:
+    return [t.to(DEVICE) for t in tensors]
+
+
+@pytest.mark.parametrize(("k", "d", "batch", "n"), SHAPES)
+def test_small_solves(k, d, batch, n):
+    V, gate = basis_and_gate(k, d, batch)
+    C, z = torch.einsum("dk,bd,dl->bkl", V, gate.square(), V), noise(n, batch, k, seed=3)
+    L, alive = factors(C)
+    found = kernels.solve(*on(C, z)).cpu()
+    torch.testing.assert_close(found.double(), linalg.triangular_apply(L, z * alive), rtol=1e-3, atol=1e-3)
+    floor = kernels.tolerance(k) * C.diagonal(dim1=-2, dim2=-1).amax(-1)
+    ours, kept = kernels.cholesky(*on(C, floor))
+    assert torch.equal(kept.cpu(), alive)
+    torch.testing.assert_close(ours.cpu().double(), L, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("k", "d"), [(10, 60), (20, 128), (1, 5)])
+def test_orthonormal_rows(k, d):
+    R = noise(4, k, d)
+    if k > 5:
+        R[1, 3] = R[1, 0] + R[1, 1]  # dependent
+        R[2, 5:] = 0
+        R[0, 2] *= 1e-3  # weak, but there
+    R = R / R.abs().amax((-2, -1), keepdim=True)
+    rtol = 10 * (k + d**0.5) * torch.finfo(R.dtype).eps
+    found, left = kernels.orthonormal_rows(R.to(DEVICE), rtol)
+    expected, others = cholesky_qr_rows(R.double(), rtol)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(left.cpu().double(), others, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [2, 7, 32])
+def test_eigenvectors_of_small_matrices(n):
+    H = noise(5, n, n)
+    H = H @ H.mT / n
+    H[1] = torch.eye(n)  # one value, many times
+    H[2] = 0
+    H[3] *= torch.where(torch.arange(n) < n // 2, 1e-4, 1.0)  # rows and columns of different size
+    H[3] = (H[3] + H[3].mT) / 2
+    H[0] *= 1e-25
+    H[4, n // 2 :], H[4, :, n // 2 :] = 0, 0  # singular
+    values, Z = (part.cpu().double() for part in kernels.eigh(H.to(DEVICE)))
+    expected = torch.linalg.eigvalsh(H.double())
+    scale = expected.abs().amax(-1)[:, None]
+    assert ((values - expected).abs() <= 1e-5 * scale).all()
+    torch.testing.assert_close(Z.mT @ Z, torch.eye(n).double().expand(5, n, n), rtol=0, atol=1e-5)
+    rest = H.double() @ Z - Z * values[:, None, :]
+    assert (rest.abs() <= 1e-5 * scale[:, None]).all()
+
+
+def test_rows_are_weighed():
+    y, c = noise(5, 300), noise(5, seed=1)
+    torch.testing.assert_close(kernels.weigh(y.clone().to(DEVICE), c.to(DEVICE), 0.25).cpu(), 0.25 * c[:, None] * y)
+
+
+@pytest.mark.parametrize(("rows", "classes"), [(6, 10), (3, 1), (5, 300), (1, 4)])
+def test_cross_entropy_and_its_derivative(rows, classes):
+    x, t = 30 * noise(rows, classes), noise(rows, classes, seed=1)
+    target = torch.randint(0, classes, (rows,), generator=torch.Generator().manual_seed(0))
+    target[rows // 2] = -7
+    wanted = lambda s: torch.nn.functional.cross_entropy(s, target, ignore_index=-7, reduction="none")  # noqa: E731
+    expected, moved = torch.func.jvp(wanted, (x.double(),), (t.double(),))
+    found, slope = kernels.cross_entropy(*on(x, t, target), -7)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(slope.cpu().double(), moved, rtol=1e-5, atol=1e-5)
+    target[0] = classes
+    assert kernels.cross_entropy(*on(x, t, target), -7)[0][0].isnan()
+
+
+def test_gram_matrices_of_open_units():
+    gate = noise(5, 24, seed=1)
+    index = torch.stack([torch.randperm(70, generator=torch.Generator().manual_seed(b))[:24] for b in range(5)])
+    product = noise(70, 70)
+    found = kernels.gram(*on(product, index, gate)).cpu()
+    whole = torch.stack([g[:, None] * product.double()[i][:, i] * g for g, i in zip(gate.double(), index, strict=True)])
+    torch.testing.assert_close(found.double(), whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """The kernels are used on this machine too, where a GPU would use them."""
+    monkeypatch.setattr(kernels, "usable", lambda t, k=1: t.dtype == torch.float32 and k <= kernels.LARGEST)
+
+
+def test_subspaces_found_with_kernels_alone(everywhere):
+    """On a GPU nothing of `steady_top_subspace` waits; here in the interpreter, one direction ten times the others."""
+    A = noise(3, 40, 40)
+    A[1] += 40**0.5 * 10 * torch.outer(noise(40, seed=1), noise(40, seed=2)) / 40
+    G = A.mT @ A / 40
+    V, values = linalg.steady_top_subspace(*on(G, noise(3, 40, 16, seed=3)), 4, (2, 4, 4))
+    exact, vectors = torch.linalg.eigh(G.double())
+    V, P = V.cpu().double(), vectors[..., -4:] @ vectors[..., -4:].mT
+    assert torch.linalg.matrix_norm(V @ V.mT - P, 2).max() < 2e-2
+    torch.testing.assert_close(values.cpu().double(), exact[:, -4:].flip(-1), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("k", "d"), [(10, 60), (20, 140), (33, 140)])
+def test_the_root_of_a_gram_matrix_on_the_path_of_a_gpu(k, d, everywhere, monkeypatch):
+    """k = 33 is too large for the kernel."""
+    V, gate = basis_and_gate(k, d, 4)
+    z, v = noise(2, 4, k, seed=3), noise(4, k, seed=4)
+    exact = GramRoot(V.double(), gate.double().square())
+    monkeypatch.setattr("gradguess.backends.cholesky.SMALL", 0)
+    found = GramRoot(*on(V, gate.square()))
+    # samples 0 and 1 have dropped directions: which ones depends on the precision
+    solved, moved = found.solve(z.to(DEVICE)).cpu().double(), found.solve_transposed(v.to(DEVICE)).cpu().double()
+    torch.testing.assert_close(solved[:, 2:], exact.solve(z.double())[:, 2:], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(moved[2:], exact.solve_transposed(v.double())[2:], rtol=1e-3, atol=1e-4)
+
+
+def test_the_choices_of_a_gpu_agree_with_those_of_a_cpu(everywhere):
+    A, y, c, t = noise(3, 6, 6), noise(4, 9), noise(4, seed=1), noise(4, 9, seed=2)
+    H, target = A @ A.mT, torch.tensor([0, 8, 2, 3])
+    exact = torch.linalg.eigvalsh(H.double())
+    torch.testing.assert_close(eigh(H.to(DEVICE), kernels.SWEEPS)[0].cpu().double(), exact, rtol=1e-4, atol=1e-4)
+    lower = (H + 7 * torch.ones(6, 6).triu(1)).to(DEVICE)  # the upper triangle is not read
+    torch.testing.assert_close(largest_eigenvalue(lower).cpu().double(), exact[:, -1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(weigh(*on(y.clone(), c), 0.5).cpu(), 0.5 * c[:, None] * y)
+    assert cross_entropy(*on(y, t, target), -100) is not None
+    assert cross_entropy(*on(noise(1, kernels.CLASSES + 1), noise(1, kernels.CLASSES + 1), target[:1]), -100) is None
+    index = torch.tensor([[0, 2], [1, 1], [2, 0]])
+    expected = torch.stack([c[:2, None] * H[0][i][:, i] * c[:2] for i in index])
+    torch.testing.assert_close(gram(*on(H[0], index, c[:2].expand(3, 2))).cpu(), expected)
+
+
+def test_only_a_gpu_and_float32_are_served():
+    assert not kernels.usable(torch.zeros(1), 4)
+    assert kernels.usable(torch.zeros(1, device="cuda"), 4) if DEVICE == "cuda" else True

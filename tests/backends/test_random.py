@@ -1,0 +1,55 @@
+"""The state of random generators."""
+
+from __future__ import annotations
+
+import torch
+
+from gradguess.backends import RandomState, generator_state, random
+
+
+def test_the_state_of_a_generator_brings_its_numbers_back():
+    generator = torch.Generator().manual_seed(3)
+    state = generator_state(generator)
+    first = torch.randn(4, generator=generator)
+    generator.set_state(state)
+    assert torch.equal(torch.randn(4, generator=generator), first)
+
+
+def test_a_cpu_generator_is_read_even_while_a_graph_is_recorded(monkeypatch):
+    monkeypatch.setattr(random, "recording", lambda: True)
+    assert generator_state(torch.Generator()) is not None
+
+
+def test_a_generator_of_a_gpu_cannot_be_read_while_a_graph_is_recorded(monkeypatch):
+    class Generator:
+        device = torch.device("cuda")
+
+        def get_state(self) -> str:
+            return "state"
+
+    assert generator_state(Generator()) == "state"
+    monkeypatch.setattr(random, "recording", lambda: True)
+    assert generator_state(Generator()) is None
+
+
+def test_global_draws_are_noticed_and_taken_back():
+    before = RandomState([torch.device("cpu")])
+    assert not before.drew()
+    first = torch.randn(3)
+    assert before.drew()
+    before.restore()
+    assert not before.drew()
+    assert torch.equal(torch.randn(3), first)
+
+
+def test_the_generators_of_gpus_are_watched_too(monkeypatch):
+    device = torch.device("cuda", 1)
+    states = {device: torch.tensor([1])}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda d: states[d].clone())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, d: states.update({d: state}))
+    before = RandomState([torch.device("cpu"), device, device])
+    assert not before.drew()
+    states[device] = torch.tensor([2])
+    assert before.drew()
+    before.restore()
+    assert states[device].tolist() == [1]

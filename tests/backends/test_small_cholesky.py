@@ -1,0 +1,124 @@
+"""Small factorisations side by side, against LAPACK on one after the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradguess.backends import semidefinite_cholesky, small_cholesky, triangular_apply
+
+
+def gram(count: int = 37, k: int = 6) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    Y = torch.randn(count, 20, k, generator=generator, dtype=torch.float64)
+    if k > 4 and count > 5:
+        Y[3, :, 4] = Y[3, :, 1]  # one dependent column
+        Y[5] = 0
+    return Y.mT @ Y
+
+
+def packed(C: torch.Tensor) -> torch.Tensor:
+    rows, columns = torch.tril_indices(C.shape[-1], C.shape[-1])
+    return C[:, rows, columns].t().contiguous()
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("draws", [None, 2])
+@pytest.mark.parametrize(("count", "k"), [(37, 6), (37, 1), (1, 6), (2, 3), (16, 16)])
+def test_as_lapack_does(transpose, draws, count, k):
+    C = gram(count, k)
+    z = torch.randn(*(() if draws is None else (draws,)), *C.shape[:2], dtype=C.dtype)
+    L, alive = semidefinite_cholesky(C)
+    expected = triangular_apply(L, z * alive) if not transpose else triangular_apply(L, z, transpose=False) * alive
+    found = small_cholesky.solve(*small_cholesky.cholesky(packed(C)), z.movedim(-1, 0), transpose)
+    torch.testing.assert_close(found.movedim(0, -1), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_matrix_does_not_depend_on_its_neighbours(dtype):
+    C = packed(gram(count=129, k=10).to(dtype))
+    z = torch.randn(10, 129, dtype=dtype)
+    R, inverse = small_cholesky.cholesky(C)
+    x = small_cholesky.solve(R, inverse, z)
+    for rows in (slice(0, 13), slice(5, 37), slice(4, 5), slice(126, 129), slice(1, 128), slice(7, 9)):
+        part, part_inverse = small_cholesky.cholesky(C[:, rows].contiguous())
+        assert torch.equal(part_inverse, inverse[:, rows])
+        assert torch.equal(part.permute(2, 0, 1).triu(), R[..., rows].permute(2, 0, 1).triu())
+        assert torch.equal(small_cholesky.solve(part, part_inverse, z[:, rows]), x[:, rows])
+
+
+def test_arguments_are_left_alone():
+    C = packed(gram())
+    before = C.clone()
+    z = torch.ones(6, 37, dtype=C.dtype)
+    small_cholesky.solve(*small_cholesky.cholesky(C), z)
+    assert torch.equal(C, before)
+    assert torch.equal(z, torch.ones_like(z))
+
+
+def test_outer_products():
+    V = torch.randn(7, 4, dtype=torch.float64)
+    gate = torch.rand(3, 7, dtype=torch.float64)
+    C = torch.einsum("di,bd,dj->bij", V, gate, V)
+    torch.testing.assert_close(small_cholesky.outer_products(V) @ gate.t(), packed(C))
+
+
+def test_numbers_that_are_not_finite_stay_in_their_matrix():
+    C = packed(gram())
+    spoiled = C.clone()
+    spoiled[2, 4] = float("nan")
+    spoiled[0, 9] = float("inf")
+    z = torch.randn(6, 37, dtype=C.dtype)
+    whole, found = (small_cholesky.solve(*small_cholesky.cholesky(matrix), z) for matrix in (C, spoiled))
+    others = [i for i in range(37) if i not in (4, 9)]
+    assert torch.equal(whole[:, others], found[:, others])
+
+
+def twin(V: torch.Tensor) -> torch.Tensor:
+    """The lower triangle of `v vᵀ` for each row, by a loop."""
+    rows, columns = torch.tril_indices(V.shape[1], V.shape[1])
+    return torch.stack([torch.outer(v, v)[rows, columns] for v in V], 1)
+
+
+def test_outer_products_are_kept_while_the_basis_stands():
+    V = torch.randn(7, 4, dtype=torch.float64)
+    first = small_cholesky.outer_products(V)
+    assert small_cholesky.outer_products(V) is first
+    other = V.clone()
+    assert small_cholesky.outer_products(other) is not first
+
+
+@pytest.mark.parametrize("through", ["itself", "a view", "a detached tensor"])
+def test_a_basis_written_in_place_is_noticed(through):
+    V = torch.randn(7, 4, dtype=torch.float64)
+    small_cholesky.outer_products(V)
+    {"itself": V, "a view": V[2:5], "a detached tensor": V.detach()}[through].mul_(2)
+    torch.testing.assert_close(small_cholesky.outer_products(V), twin(V))
+
+
+def test_a_basis_that_is_a_view_is_noticed_too():
+    base = torch.randn(7, 6, dtype=torch.float64)
+    V = base[:, :4]
+    small_cholesky.outer_products(V)
+    base.copy_(torch.randn(7, 6, dtype=torch.float64))
+    torch.testing.assert_close(small_cholesky.outer_products(V), twin(V))
+
+
+def test_outer_products_are_freed_with_the_basis():
+    before = len(small_cholesky._known)
+    V = torch.randn(7, 4)
+    small_cholesky.outer_products(V)
+    assert len(small_cholesky._known) == before + 1
+    del V
+    assert len(small_cholesky._known) == before
+
+
+def test_what_cannot_be_kept_is_computed():
+    """Inference tensors count no writes; a graph of autograd must not outlive its step."""
+    with torch.inference_mode():
+        V = torch.randn(5, 3)
+        small_cholesky.outer_products(V)
+        V.mul_(2)
+        torch.testing.assert_close(small_cholesky.outer_products(V), twin(V))
+    V = torch.randn(5, 3, requires_grad=True)
+    assert small_cholesky.outer_products(V) is not small_cholesky.outer_products(V)

@@ -1,0 +1,107 @@
+"""The shipped coefficient sets: that they reach the error they claim, on numbers and on matrices."""
+
+import json
+from importlib.resources import files
+
+import numpy as np
+import pytest
+import torch
+
+from gradguess import linalg
+from gradguess.linalg.step_polynomials import CoefficientSet, coefficients, evaluate, matched, measure, nearest, table
+
+SETS = pytest.mark.parametrize("entry", table(), ids=lambda entry: f"{entry.sigma:.1f}")
+
+# The largest error allowed off the transition, for each σ. Small σ cap the slope of p, large ones do not.
+BOUND = {0.1: 0.2, 0.2: 0.18, 0.3: 0.1, 0.4: 0.03, 0.5: 2e-3, 0.6: 2e-3, 0.7: 6e-3, 0.8: 1e-2, 0.9: 2e-2}
+
+
+def five_steps(entry: CoefficientSet, x: np.ndarray) -> np.ndarray:
+    """Twin of `evaluate`: numpy's polynomial with its even powers written out."""
+    a0, a1, a2, a3 = entry.coefficients
+    p = np.polynomial.Polynomial([0, a0, 0, a1, 0, a2, 0, a3])
+    return p(p(p(p(p(x)))))
+
+
+@SETS
+def test_recorded_errors_are_what_one_measures(entry: CoefficientSet) -> None:
+    x = np.linspace(0, 1.1, 11001)
+    y = five_steps(entry, x)
+    step = x > entry.sigma + 1e-9
+    below, above = x < entry.sigma - 0.04995, (x > entry.sigma + 0.04995) & (x < 1.00005)
+    measured = (
+        np.abs(y[below]).max(),
+        np.abs(y[above] - 1).max(),
+        np.sqrt(np.mean((y - step)[x < 1.00005] ** 2)),
+        np.abs(y[x > 0.99995] - 1).max(),
+    )
+    assert measured == pytest.approx((entry.low, entry.high, entry.rms, entry.overshoot), abs=1e-6)
+
+
+@SETS
+def test_crossing_and_width_are_those_of_the_curve(entry: CoefficientSet) -> None:
+    at, before, after = five_steps(entry, entry.crossing + np.array([0, -entry.width, entry.width]))
+    assert at == pytest.approx(0.5, abs=0.01)
+    assert before < 0.11
+    assert after > 0.87
+    assert entry.crossing == pytest.approx(entry.sigma, abs=0.012)
+
+
+@SETS
+def test_errors_stay_under_the_stated_bounds(entry: CoefficientSet) -> None:
+    assert max(entry.low, entry.high) <= BOUND[entry.sigma]
+    assert entry.rms <= 0.11
+    assert entry.overshoot <= 0.08
+
+
+@SETS
+def test_file_and_measure_agree(entry: CoefficientSet) -> None:
+    again = measure(entry.sigma, entry.coefficients)
+    for name in ("low", "high", "rms", "overshoot", "crossing", "width"):
+        assert getattr(again, name) == pytest.approx(getattr(entry, name), abs=1e-9)
+
+
+@SETS
+@pytest.mark.parametrize("shape", [(12, 8), (8, 12), (9, 9)])
+def test_matrix_form_equals_scalar_form(entry: CoefficientSet, shape: tuple[int, int]) -> None:
+    A = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    A = A / torch.linalg.matrix_norm(A, 2)
+    U, S, Vh = torch.linalg.svd(A, full_matrices=False)
+    expected = U @ torch.diag(torch.from_numpy(evaluate(S.numpy(), entry.coefficients))) @ Vh
+    found = linalg.newton_schulz(A, entry.coefficients, 5)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(evaluate(S.numpy(), entry.coefficients), five_steps(entry, S.numpy()), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "expected"), [(0.0, 0.1), (0.14, 0.1), (0.16, 0.2), (0.5, 0.5), (0.97, 0.9), (1.0, 0.9)]
+)
+def test_coefficients_are_those_of_the_nearest_set(sigma: float, expected: float) -> None:
+    assert nearest(sigma).sigma == expected
+    (entry,) = (s for s in table() if s.sigma == expected)
+    assert coefficients(sigma) == entry.coefficients
+
+
+@pytest.mark.parametrize("sigma", [0.02, 0.1, 0.25, 0.41, 0.5, 0.68, 0.95, 1.0])
+def test_matched_puts_the_step_at_sigma_and_never_enlarges(sigma: float) -> None:
+    entry, factor = matched(sigma)
+    assert 0 < factor <= 1
+    if sigma >= table()[0].crossing:
+        assert factor * sigma == pytest.approx(entry.crossing, abs=1e-12)
+        assert evaluate(factor * sigma, entry.coefficients) == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("ratio", [0.45, 0.55, 0.63, 0.86])
+def test_matched_keeps_exactly_the_directions_above_the_step(ratio: float) -> None:
+    """Singular values 1, ..., ratio | ratio - 0.06, ...: the step halfway in the gap keeps exactly the first five."""
+    kept, dropped = np.linspace(1, ratio, 5), np.linspace(ratio - 0.06, 0, 20)
+    entry, factor = matched(ratio - 0.03)
+    assert evaluate(factor * kept, entry.coefficients) == pytest.approx(1, abs=0.15)
+    assert evaluate(factor * dropped, entry.coefficients) == pytest.approx(0, abs=0.15)
+
+
+def test_the_file_ships_with_the_package_and_says_what_it_is() -> None:
+    stored = json.loads(files("gradguess.linalg").joinpath("step_polynomials.json").read_text())
+    assert stored["steps"] == 5
+    assert stored["band"] == 0.05
+    assert [entry["sigma"] for entry in stored["sets"]] == [round(0.1 * i, 1) for i in range(1, 10)]

@@ -1,0 +1,156 @@
+"""Top singular subspaces against the dense SVD, in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradguess.linalg import (
+    batched_top_subspace,
+    largest_singular,
+    orthonormal_columns,
+    top_right_singular_vectors,
+)
+from matrices import F64, assert_orthonormal_or_zero, noise, of_rank, projector, top_projector
+
+# --- top_right_singular_vectors ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "d", "k"), [(30, 20, 5), (12, 40, 5), (7, 7, 7), (1, 9, 1), (9, 1, 1)])
+def test_top_right_singular_vectors_match_the_svd(m: int, d: int, k: int) -> None:
+    A = noise(m, d)
+    V = top_right_singular_vectors(A, k)
+    torch.testing.assert_close(projector(V), top_projector(A, k), rtol=0, atol=1e-9)
+    columns = torch.linalg.vector_norm(A @ V, dim=0)
+    torch.testing.assert_close(columns, torch.linalg.svdvals(A)[:k])  # largest first
+
+
+@pytest.mark.parametrize(("m", "d"), [(30, 20), (12, 40), (20, 20)])
+@pytest.mark.parametrize(("rank", "k"), [(3, 6), (0, 6), (6, 50)])
+def test_directions_beyond_the_rank_are_zero(m: int, d: int, rank: int, k: int) -> None:
+    A = of_rank(rank, m, d)
+    V = top_right_singular_vectors(A, k)
+    assert V.shape == (d, k)
+    assert_orthonormal_or_zero(V, rank, 1e-9)
+    torch.testing.assert_close(projector(V), top_projector(A, k), rtol=0, atol=1e-7)
+
+
+def test_float32_input_is_solved_in_float64() -> None:
+    A = (of_rank(6, 40, 30) * torch.logspace(0, -3, 40, dtype=F64)[:, None]).float()
+    V = top_right_singular_vectors(A, 6)
+    assert V.dtype == torch.float32
+    torch.testing.assert_close(projector(V.double()), top_projector(A.double(), 6), rtol=0, atol=1e-6)
+
+
+# --- largest_singular --------------------------------------------------------------------------------------
+
+
+def lanczos(A: Tensor, steps: int) -> Tensor:
+    start = noise(len(A), A.shape[-1], seed=3, dtype=A.dtype)
+    return largest_singular(lambda v: (A @ v[..., None])[..., 0], lambda u: (A.mT @ u[..., None])[..., 0], start, steps)
+
+
+@pytest.mark.parametrize(("m", "d"), [(20, 12), (8, 30), (1, 5), (5, 1)])
+def test_lanczos_is_exact_with_all_steps(m: int, d: int) -> None:
+    A = noise(3, m, d)
+    torch.testing.assert_close(lanczos(A, d), torch.linalg.svdvals(A)[:, 0])
+
+
+@pytest.mark.parametrize(("steps", "error"), [(8, 4e-2), (20, 3e-3)])
+def test_lanczos_without_a_gap_reaches_the_stated_error(steps: int, error: float) -> None:
+    A = (2 * torch.rand(4, 512, 512, generator=torch.Generator().manual_seed(0)) - 1) / 16
+    A = A * (torch.rand(4, 1, 512, generator=torch.Generator().manual_seed(1)) < 0.5)
+    found, exact = lanczos(A, steps), torch.linalg.svdvals(A.double())[:, 0]
+    assert (found <= exact * (1 + 1e-6)).all()
+    assert (found >= exact * (1 - error)).all()
+
+
+def test_lanczos_handles_low_rank_zero_and_repeated_values() -> None:
+    A = torch.stack([of_rank(2, 16, 16), torch.zeros(16, 16, dtype=F64), torch.eye(16, dtype=F64)])
+    torch.testing.assert_close(lanczos(A, 12), torch.tensor([1.0, 0.0, 1.0], dtype=F64), rtol=0, atol=1e-10)
+
+
+def test_solvers_leave_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    lanczos(noise(1, 4, 4), 4)
+    batched_top_subspace(lambda X: X, noise(1, 4, 2), 2, 2)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# --- batched_top_subspace ----------------------------------------------------------------------------------
+
+
+def subspace(A: Tensor, k: int, p: int, iterations: int) -> tuple[Tensor, Tensor]:
+    start = noise(A.shape[0], A.shape[-1], p, seed=5, dtype=A.dtype)
+    return batched_top_subspace(lambda X: A.mT @ (A @ X), start, k, iterations)
+
+
+@pytest.mark.parametrize(("m", "d", "k", "p", "iterations"), [(20, 12, 4, 3, 4), (8, 30, 8, 8, 4), (5, 1, 1, 2, 3)])
+def test_subspace_is_exact_when_the_space_is_full(m: int, d: int, k: int, p: int, iterations: int) -> None:
+    A = noise(3, m, d)
+    V, values = subspace(A, k, p, iterations)
+    torch.testing.assert_close(values, torch.linalg.svdvals(A)[:, :k] ** 2)
+    for v, a in zip(V, A, strict=True):
+        torch.testing.assert_close(projector(v), top_projector(a, k), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize(("trained", "p", "iterations"), [(False, 1, 48), (False, 2, 28), (True, 2, 10)])
+def test_subspace_of_masked_weights_reaches_the_stated_error(trained: bool, p: int, iterations: int) -> None:
+    d, k = 128, 10
+    rng = torch.Generator().manual_seed(0)
+    W = (2 * torch.rand(d, d, generator=rng) - 1) / d**0.5
+    if trained:
+        U, V = orthonormal_columns(torch.randn(2, d, k, generator=rng))
+        W += 3 * U @ V.mT
+    A = W * (torch.rand(16, 1, d, generator=rng) < 0.5)
+    V, _ = subspace(A, k, p, iterations)
+    exact = torch.stack([top_projector(a.double(), k) for a in A])
+    error = torch.linalg.matrix_norm(projector(V.double()) - exact, 2)
+    assert error.median() < 1e-2
+
+
+def test_subspace_handles_low_rank_zero_and_repeated_values() -> None:
+    A = torch.stack([of_rank(2, 16, 16), torch.zeros(16, 16, dtype=F64), torch.eye(16, dtype=F64)])
+    V, values = subspace(A, 4, 1, 12)
+    expected = torch.tensor([[1, 0.25, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=F64)
+    torch.testing.assert_close(values, expected, rtol=0, atol=1e-10)
+    for v, rank in zip(V, (2, 0, 4), strict=True):
+        assert_orthonormal_or_zero(v, rank, 1e-10)
+
+
+def test_subspace_stays_orthonormal_over_many_steps() -> None:
+    A = (2 * torch.rand(2, 128, 128, generator=torch.Generator().manual_seed(0)) - 1) / 128**0.5
+    V, _ = subspace(A, 10, 1, 100)
+    assert_orthonormal_or_zero(V, 10, 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(F64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(
+    ("d", "rank", "p", "iterations"), [(48, 36, 9, 8), (24, 14, 6, 4), (12, 3, 4, 3), (12, 1, 1, 12)]
+)
+def test_subspace_stays_orthonormal_when_the_space_ends(
+    d: int, rank: int, p: int, iterations: int, dtype: torch.dtype, atol: float
+) -> None:
+    """200 matrices: the last blocks have fewer dimensions left than columns, and much of them is rounding."""
+    A = noise(200, d, rank, dtype=dtype) @ noise(200, rank, d, seed=1, dtype=dtype) / d
+    V, _ = subspace(A, d, p, iterations)
+    P = projector(V)
+    torch.testing.assert_close(P @ P, P, rtol=0, atol=atol)
+    assert ((V.norm(dim=-2) > 0.5).sum(-1) == rank).all()
+
+
+def test_a_warm_start_needs_few_products() -> None:
+    """From a basis that is off by 1e-2, three products reach what a random one does not come near."""
+    A = of_rank(30, 60, 50)
+    exact = top_right_singular_vectors(A, 5)
+    starts = torch.stack([exact + 1e-2 * noise(50, 5) / 50**0.5, noise(50, 5)])
+    found, _ = batched_top_subspace(lambda X: A.mT @ (A @ X), starts, 5, 3)
+    warm, cold = torch.linalg.matrix_norm(projector(found) - projector(exact), 2)
+    assert warm < 5e-4
+    assert cold > 1e-2
+
+
+def test_subspace_from_a_converged_start() -> None:
+    A = of_rank(8, 20, 20)
+    V = top_right_singular_vectors(A, 3)
+    again, _ = batched_top_subspace(lambda X: A.mT @ (A @ X), V[None], 3, 3)
+    torch.testing.assert_close(projector(again[0]), projector(V), rtol=0, atol=1e-9)

@@ -1,0 +1,51 @@
+"""Matrices with known spectra, and dense, slow twins in float64."""
+
+import torch
+from torch import Tensor
+
+F64 = torch.float64
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def of_rank(rank: int, m: int, d: int, seed: int = 0) -> Tensor:
+    """(m, d) with singular values 1, 1/2, ..., 1/rank."""
+    U, _ = torch.linalg.qr(noise(m, m, seed=seed))
+    V, _ = torch.linalg.qr(noise(d, d, seed=seed + 1))
+    return (U[:, :rank] / torch.arange(1, rank + 1)) @ V[:, :rank].mT
+
+
+def projector(V: Tensor) -> Tensor:
+    return V @ V.mT
+
+
+def top_projector(A: Tensor, k: int) -> Tensor:
+    """Twin: the projector on the top-k right singular vectors, from the dense SVD, cut at the rank."""
+    _, S, Vh = torch.linalg.svd(A, full_matrices=False)
+    V = Vh[:k].mT * (S[:k] > 1e-10 * S[0])
+    return projector(V)
+
+
+def span_projector(A: Tensor) -> Tensor:
+    """Twin: the projector on the column span."""
+    return A @ torch.linalg.pinv(A, rtol=1e-10)
+
+
+def assert_orthonormal_or_zero(V: Tensor, rank: int, atol: float) -> None:
+    expected = torch.zeros(V.shape[-1], dtype=V.dtype)
+    expected[:rank] = 1
+    expected = torch.diag(expected).expand(*V.shape[:-2], -1, -1)
+    torch.testing.assert_close(V.mT @ V, expected, rtol=0, atol=atol)
+
+
+def degenerate_batch(dtype: torch.dtype) -> tuple[Tensor, list[int]]:
+    """Y (6, 12, 5) and the rank of each: full, zero, a repeated column, 3 rows, graded, a zero column."""
+    Y = noise(6, 12, 5, dtype=dtype)
+    Y[1] = 0
+    Y[2, :, 3] = 2 * Y[2, :, 1]
+    Y[3, 3:] = 0
+    Y[4] *= torch.tensor([1.0, 1e-1, 1e-1, 1.0, 1e-1])
+    Y[5, :, 0] = 0
+    return Y, [5, 0, 4, 3, 5, 4]
