@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from gradguess.errors import InputError
 from gradguess.estimate import ForwardGradient
 from gradguess.guesses import Method
-from gradguess.task import LossFn
+from gradguess.model.task import LossFn
 
 KEY = "gradguess"  # of a checkpoint
 
