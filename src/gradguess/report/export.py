@@ -6,7 +6,7 @@ import csv
 import io
 import re
 
-from gradguess.experiments.tables import Cell, Table
+from gradguess.experiments.tables.table import Cell, Table
 
 __all__ = ["latex_text", "to_csv", "to_latex"]
 

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gradguess.experiments.tables import Curve, Figure
+from gradguess.experiments.tables.table import Curve, Figure
 from gradguess.extras import require
 from gradguess.report.palette import GRID, INK, colours, style_of
 
