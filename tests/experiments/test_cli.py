@@ -118,7 +118,13 @@ def test_configurations_from_a_file_keep_what_is_finished(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "absent.json"), ("{", "is not JSON"), ("{}", "must hold a JSON list"), ('[{"widht": 3}]', "'width'")],
+    [
+        (None, "absent.json"),
+        ("{", "is truncated or not JSON"),
+        ("{}", "must hold a JSON list, found dict"),
+        ("[3]", "one JSON object for each run, found 3"),
+        ('[{"widht": 3}]', "'width'"),
+    ],
 )
 def test_a_file_that_holds_no_configurations_is_refused(tmp_path: Path, content: str | None, message: str):
     path = tmp_path / "absent.json"

@@ -63,7 +63,7 @@ class Dataset:
         return self.shape.inputs
 
     def first(self, samples: int) -> Dataset:
-        """The same with the first so many training samples; with all of them for 0, or where there are fewer."""
+        """The same with the first `samples` training samples; with all of them for 0, or where there are fewer."""
         return replace(self, x_train=self.x_train[:samples], y_train=self.y_train[:samples]) if samples else self
 
     def to(self, device: str | torch.device, dtype: torch.dtype) -> Dataset:
@@ -97,9 +97,9 @@ def _read(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in NAMES}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise GradguessError(f"{path} is not a dataset of gradguess, or is damaged ({error}); delete it.") from error
+        raise GradguessError(f"{path} is not a data set of gradguess, or is damaged ({error}); delete it.") from error
     if any(len(arrays[f"x_{split}"]) != len(arrays[f"y_{split}"]) for split in ("train", "test")):
-        raise GradguessError(f"{path}: inputs and targets differ in number; delete it.")
+        raise GradguessError(f"{path}: expected as many targets as inputs, found another number; delete it.")
     return arrays
 
 
@@ -109,7 +109,7 @@ def _verify(arrays: Arrays, expected: tuple[float, ...] | None, where: str) -> N
         worst = int(np.abs(np.subtract(found, expected)).argmax())
         raise GradguessError(
             f"{where} does not hold the data that was tested: {NAMES[worst // 3]} differs (expected "
-            f"{expected[worst]:.6f}, found {found[worst]:.6f})."
+            f"{expected[worst]:.6f}, found {found[worst]:.6f}). Delete it, or install the pinned versions."
         )
 
 
@@ -130,7 +130,7 @@ def _inputs(x: np.ndarray, source: Source) -> Tensor:
 
 
 def load_npz(path: str | Path, classes: int | None = None) -> Dataset:
-    """A dataset from a file with the arrays `x_train`, `y_train`, `x_test`, `y_test`."""
+    """A data set from a file with the arrays `x_train`, `y_train`, `x_test`, `y_test`."""
     arrays = _read(Path(path))
     found = 1 + int(max(arrays["y_train"].max(), arrays["y_test"].max()))
     return _tensors(arrays, Source(lambda: arrays, classes if classes is not None else found))
@@ -161,8 +161,8 @@ def _made_and_cached(source: Source, path: Path) -> Arrays:
 
 
 def load(name: str) -> Dataset:
-    """The dataset `name` of `DATASETS`, from the carried file, the cache or its generator."""
-    source = lookup(DATASETS, name, "dataset")
+    """The data set `name` of `DATASETS`, from the carried file, the cache or its generator."""
+    source = lookup(DATASETS, name, "data set")
     carried = os.environ.get("GRADGUESS_DATA")
     if carried and (path := Path(carried) / f"{name}.npz").is_file():
         arrays = _read(path)

@@ -47,12 +47,8 @@ def read_configs(path: Path) -> dict[str, list[TrainConfig]]:
 
     What an object leaves out keeps its default.
     """
-    with explained(path):
-        text = path.read_bytes()
-    try:
-        entries = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON ({error}); expected a list of configurations.") from error
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise InputError(f"{path} must hold a JSON list of objects, one for each run; see --dump.")
+    entries = read_json(path, "list of configurations", list)
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise InputError(f"{path} must hold one JSON object for each run, found {entry!r}.")
     return {path.stem: [TrainConfig.from_dict(entry) for entry in entries]}

@@ -1,4 +1,5 @@
 """Peak memory of one training loop, in a process of its own: growth of the resident set, or CUDA's allocator.
+
 `python -m gradguess.experiments.bench.memory '{"method": "replay", "case": {"depth": 100}, "steps": 1}'` measures one.
 """
 
@@ -20,8 +21,8 @@ from gradguess.experiments.bench.loops import Case, fewer, make_loop
 from gradguess.experiments.environment import PeakMemory
 
 STEPS = 4  # a multiple of every method's own period
-# glibc keeps freed blocks for itself, more of them the more often a loop allocates; here they go back at once, so that
-# the resident set is what the loop holds. That is slow: times are taken in another process.
+# glibc keeps freed blocks for itself, more of them the more often a loop allocates. With these settings they go back at
+# once, so that the resident set is what the loop holds. That is slow, so times are taken in another process.
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
@@ -46,9 +47,9 @@ def _in_a_process(job: dict[str, Any], variables: dict[str, str]) -> dict[str, f
 
 
 def probe(method: str, case: Case, steps: int = STEPS) -> dict[str, float]:
-    """Measured here and now: to be called in a fresh process."""
+    """Measure in this process, which should be a fresh one."""
     loop = make_loop(method, fewer(case, 2))
-    loop.step()  # libraries set themselves up, the optimiser makes its state
+    loop.step()  # now libraries are set up, and the optimiser has its state
     loop.optimiser.zero_grad()
     loop.x, loop.y = case.data()
     meter = PeakMemory(case.device)

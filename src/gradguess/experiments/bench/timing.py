@@ -2,6 +2,7 @@
 
 Loops take turns, a round of steps each. A ratio is the median over the rounds of a loop's time over that of
 backpropagation in the same round, so that a busy machine slows down both sides of it.
+
 A step's time includes refreshes: rounds with a refresh are timed as well, and what they take more is spread over the
 steps between two refreshes.
 """
@@ -18,11 +19,11 @@ import torch
 from gradguess.experiments.bench.loops import Loop
 
 ROUND = 4  # steps; a multiple of every method's own period
-LONG_ROUND = 40  # steps that a GPU is given at once where they are short: it must not wait for the clock
-SHORT_STEP = 5e-3  # seconds
+LONG_ROUND = 40  # steps in a round of short steps on a GPU, which must not wait for the clock
+SHORT_STEP = 5e-3  # seconds; a shorter step counts as short
 LEAST_ROUNDS = 5
-WARM_ROUNDS = 4  # with a refresh, before the clock runs: on a GPU steps are captured when they have been seen
-REFRESHES = 3  # rounds with a refresh for each method that has any
+WARM_ROUNDS = 4  # on a GPU, before the clock runs: a step is captured after it has been seen a few times
+REFRESHES = 3  # rounds with a refresh, for each method that refreshes something
 
 
 @dataclass

@@ -10,6 +10,7 @@ from gradguess.experiments.tables.table import Cell, Curve, Figure, Table, const
 
 __all__ = ["bench_figures", "bench_tables"]
 
+_RARE = "Rare tangents: on a quarter of the batch at every fourth step. "
 _SETTING = ("Width", "Depth", "Batch", "k", "Dtype", "Device")
 Record = Mapping[str, Any]
 
@@ -62,7 +63,7 @@ def _time_table(record: Record) -> Table:
     caption = (
         "Ratio: time of a training step over that of backpropagation, median of paired rounds of four steps; refreshes "
         "are timed apart and spread over the steps between them. Quiet ratio: the same from the fastest decile of "
-        "rounds. Memory: peak above weights and optimiser, of a process of its own. " + _place(record)
+        "rounds. Memory: peak above weights and optimiser, of a process of its own. " + _RARE + _place(record)
     )
     hidden = constant(columns, rows, (*_SETTING, "Note"))
     return Table(f"bench-{_suffix(record)}", f"Time per step, {_device(record)}", columns, rows, caption, hidden=hidden)
@@ -84,7 +85,9 @@ def _task_table(record: Record) -> Table:
     )
     caption = (
         "Ratio: time of a training step over that of a plain loop with backpropagation, median of paired rounds of "
-        "four steps, refreshes included. Quiet ratio: the same from the fastest decile of rounds. " + _place(record)
+        "four steps, refreshes included. Quiet ratio: the same from the fastest decile of rounds. "
+        + _RARE
+        + _place(record)
     )
     hidden = constant(columns, rows, ("Device",))
     return Table(f"bench-{_suffix(record)}", "Real networks", columns, rows, caption, hidden=hidden)

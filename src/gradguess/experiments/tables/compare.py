@@ -84,17 +84,13 @@ class Kind:
     compared: bool = True
 
 
-def _accuracy_tolerance(entry: Published) -> float:
-    return SINGLE_SEED_ACCURACY
-
-
 def _rank_tolerance(entry: Published) -> float:
     return 0.1 * entry.width
 
 
 _KINDS = {
-    "train_accuracy": Kind("Train accuracy", ".3f", _accuracy_tolerance),
-    "test_accuracy": Kind("Test accuracy", ".3f", _accuracy_tolerance),
+    "train_accuracy": Kind("Train accuracy", ".3f", lambda entry: SINGLE_SEED_ACCURACY),
+    "test_accuracy": Kind("Test accuracy", ".3f", lambda entry: SINGLE_SEED_ACCURACY),
     "variance": Kind("Variance", ".2e", lambda entry: 0.0, factor=MAGNITUDE_FACTOR),
     "bias": Kind("Bias", ".2e", lambda entry: 0.0, factor=MAGNITUDE_FACTOR),
     "covariance_norm": Kind("Covariance norm", ".3f", lambda entry: 0.05 * entry.value),
@@ -115,6 +111,7 @@ def tolerance(entry: Published, ours: Summary) -> float:
 
 
 def verdict(entry: Published, ours: Summary | None) -> str:
+    """Whether ours agrees with the published number, by `RULES`."""
     kind = kind_of(entry.quantity)
     if ours is None:
         return NOT_RUN

@@ -31,7 +31,7 @@ IDENTITY = tuple(name for name in _DEFAULTS if name not in {"seed", "eval_every"
 
 _NAMING = ("data", "method", "width", "depth", "epochs", "lr", "batch", "seed")
 
-# Told elsewhere: in a column of their own, or in the paper's setting.
+# These stand in a column of their own, or belong to the paper's setting.
 _NAMED = {"data", "model", "method", "width", "depth", "epochs", "k"}
 _SOLVERS = {"svd": "exact SVD", "subspace": "subspace iteration", "shared": "shared basis"}
 
