@@ -21,7 +21,8 @@ except ModuleNotFoundError as error:
 
 from gradguess.errors import GradguessError
 from gradguess.experiments import interrupts
-from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.config import CHOICES, TrainConfig
+from gradguess.experiments.methods import METHODS, VARIANTS
 
 app = typer.Typer(
     help="Train networks without backpropagation, and reproduce the paper.",
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 
 Out = Annotated[Path | None, typer.Option(help="Directory of the run; the same command continues it.")]
+_METHODS, _DTYPES = ", ".join([*METHODS, *VARIANTS]), ", ".join(CHOICES["dtype"])
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
@@ -190,9 +192,9 @@ def bench(
     depth: Annotated[list[int] | None, typer.Option(help="Hidden layers; may be repeated.")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Samples per step; may be repeated.")] = None,
     k: Annotated[list[int] | None, typer.Option(help="Dimension of the guess; may be repeated.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="float32, float64, bfloat16; may be repeated.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help=f"Number format; may be repeated: {_DTYPES}.")] = None,
     device: Annotated[str, typer.Option(help="Device of PyTorch.")] = "cpu",
-    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be repeated.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help=f"Only this method; may be repeated: {_METHODS}.")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Measure memory over the depth instead of time.")] = False,
     task: Annotated[
         list[str] | None, typer.Option(help="Time this real network instead, or 'all' of them; may be repeated.")

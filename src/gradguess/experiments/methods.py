@@ -156,18 +156,3 @@ def style_name(name: str) -> str:
 def options_of(method: str) -> frozenset[str]:
     """The options that a method reads; none for a method that is not known."""
     return METHODS[method].options if method in METHODS else _NONE
-
-
-__all__ = [
-    "METHODS",
-    "OPTIONS",
-    "VARIANTS",
-    "MethodEntry",
-    "MethodVariant",
-    "guess_for",
-    "method_label",
-    "options_of",
-    "settings_of",
-    "style_name",
-    "subspace_size",
-]

@@ -26,6 +26,3 @@ Start = Literal["zero", "random"]
 def studied_feedback(guess: gg.Guess, *, form: Form, learn: str, start: str, **options: Any) -> gg.Feedback:
     """Feedback around `guess` that learns as a study asks; `options` are the other arguments of `gg.Feedback`."""
     return gg.Feedback(guess, form=form, learn=cast(Learn, learn), start=cast(Start, start), **options)
-
-
-__all__ = ["Form", "Learn", "Start", "studied_feedback"]

@@ -76,6 +76,3 @@ def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-__all__ = ["ForwardGradientMixin"]

@@ -22,6 +22,3 @@ def tensorboard_log(directory: Path) -> Iterator[Callable[[dict[str, Any]], None
                     writer.add_scalar(name, value, row["epoch"])
 
         yield log
-
-
-__all__ = ["tensorboard_log"]

@@ -8,8 +8,6 @@ import re
 
 from gradguess.experiments.tables.table import Cell, Table
 
-__all__ = ["latex_text", "to_csv", "to_latex"]
-
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#",
     "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",

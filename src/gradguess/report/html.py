@@ -18,8 +18,6 @@ from gradguess.report.export import to_csv, to_latex
 from gradguess.report.palette import colours
 from gradguess.report.sections import Section
 
-__all__ = ["render"]
-
 _MARKS = {"holds": "✓", "differs": "✗", "unclear": "?", "not run": "○", "not compared": "–"}
 _MATH = {"Wᵀ": "W<sup>T</sup>", "W⊥": "W<sup>⊥</sup>", "Wᴾ": "W<sup>P</sup>"}
 

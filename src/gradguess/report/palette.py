@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from gradguess.experiments.methods import METHODS
 
-__all__ = ["GRID", "INK", "STYLES", "Style", "colours", "style_of"]
-
 
 @dataclass(frozen=True)
 class Style:

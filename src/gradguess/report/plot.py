@@ -15,7 +15,6 @@ from gradguess.report.palette import GRID, INK, colours, style_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Drawing", "draw", "themed"]
 
 _SIZE = (4.5, 3.5)  # inches; small, so that the type stays legible on a phone
 _SETTINGS: dict[str, Any] = {

@@ -17,8 +17,6 @@ from gradguess.experiments.bench.run import SCHEMA as BENCH_SCHEMA
 from gradguess.experiments.files import explained, read_json
 from gradguess.experiments.tables.runs import Run
 
-__all__ = ["SCHEMA", "load_benchmarks", "load_runs"]
-
 SCHEMA = 1
 
 

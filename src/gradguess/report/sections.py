@@ -28,8 +28,6 @@ from gradguess.experiments.tables.paper import (
 from gradguess.experiments.tables.real import real_table
 from gradguess.experiments.tables.table import Figure, Table
 
-__all__ = ["SECTIONS", "Section", "SectionEntry", "build_sections"]
-
 Shown = TypeVar("Shown", Table, Figure)
 Maker = Callable[[Sequence[Any]], Shown | Iterable[Shown] | None]  # from the results to what is shown of them
 

@@ -15,8 +15,6 @@ from gradguess.report.plot import draw, themed
 from gradguess.report.results import load_benchmarks, load_runs
 from gradguess.report.sections import Section, build_sections
 
-__all__ = ["write_report"]
-
 
 def write_report(results_dir: Path, out: Path | None = None) -> Path:
     """Read every result under `results_dir`, write the report into the folder `out`, return the page's path.

@@ -9,8 +9,6 @@ from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.runs import Variant
 from gradguess.experiments.tables.table import Curve
 
-__all__ = ["curve_of_means", "epoch_curve"]
-
 
 def curve_of_means(label: str, points: Sequence[tuple[float, Summary]], style: str) -> Curve | None:
     """The means at these x with bars of one standard deviation; None without points."""

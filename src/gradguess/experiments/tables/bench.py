@@ -8,8 +8,6 @@ from typing import Any
 from gradguess.experiments.methods import VARIANTS, method_label, style_name
 from gradguess.experiments.tables.table import Cell, Curve, Figure, Table, constant, number, text
 
-__all__ = ["bench_figures", "bench_tables"]
-
 _RARE = "Rare tangents: on a quarter of the batch at every fourth step. "
 _SETTING = ("Width", "Depth", "Batch", "k", "Dtype", "Device")
 Record = Mapping[str, Any]

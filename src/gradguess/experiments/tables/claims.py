@@ -21,8 +21,6 @@ from gradguess.experiments.tables.checks import (
 from gradguess.experiments.tables.runs import Run
 from gradguess.experiments.tables.table import Cell, Table, number, text
 
-__all__ = ["CLAIMS", "Claim", "claims_table"]
-
 
 @dataclass(frozen=True)
 class Claim:

@@ -9,20 +9,6 @@ from dataclasses import dataclass
 
 from gradguess.experiments.paper_numbers import Published
 
-__all__ = [
-    "DIFFERS",
-    "HOLDS",
-    "NOT_COMPARED",
-    "NOT_RUN",
-    "RULES",
-    "UNCLEAR",
-    "Kind",
-    "Summary",
-    "kind_of",
-    "tolerance",
-    "verdict",
-]
-
 HOLDS = "holds"
 DIFFERS = "differs"
 NOT_RUN = "not run"

@@ -14,8 +14,6 @@ from gradguess.experiments.tables.lines import compare
 from gradguess.experiments.tables.runs import Run, Variant, overlap_of, select, variants
 from gradguess.experiments.tables.table import Curve, Figure, slugify
 
-__all__ = ["overlap_figures", "scaling_figure", "training_figures"]
-
 _TRAINING = {
     "train_loss": "Train loss",
     "test_loss": "Test loss",

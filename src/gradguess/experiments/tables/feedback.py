@@ -18,8 +18,6 @@ from gradguess.experiments.tables.feedback_results import (
 from gradguess.experiments.tables.runs import Run, Variant, command
 from gradguess.experiments.tables.table import Cell, Table, constant, mean_text, number, text
 
-__all__ = ["feedback_tables"]
-
 CHANCE = 0.15  # ten classes: nothing has been learned below this
 WIDE = 0.05  # from this standard deviation on, the seeds are listed one by one
 _SETTING = {"Model": "model", "Width": "width", "Depth": "depth", "Learning rate": "lr", "Schedule": "schedule"}

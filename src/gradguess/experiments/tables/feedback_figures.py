@@ -19,8 +19,6 @@ from gradguess.experiments.tables.feedback_results import (
 from gradguess.experiments.tables.runs import Run
 from gradguess.experiments.tables.table import Curve, Figure, slugify
 
-__all__ = ["feedback_figures"]
-
 _OVER_WIDTH = ("backprop", "feedback-direct", "feedback-chained", "wperp", "wt")
 
 

@@ -21,19 +21,6 @@ from gradguess.experiments.plan import (
 from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.runs import Run, Variant, variants
 
-__all__ = [
-    "QUANTITIES",
-    "RULE",
-    "Result",
-    "ablation_results",
-    "depth_results",
-    "label",
-    "residual_results",
-    "results_of",
-    "tuned_results",
-    "width_results",
-]
-
 QUANTITIES = {"train_accuracy": "Train", "test_accuracy": "Test"}
 ROUNDING = 0.0005  # half a unit of the last digit that is shown
 

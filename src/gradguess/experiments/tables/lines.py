@@ -11,8 +11,6 @@ from gradguess.experiments.tables.compare import DIFFERS, Kind, Summary, kind_of
 from gradguess.experiments.tables.runs import Run, Variant, command, select
 from gradguess.experiments.tables.table import Cell, Table, constant, number, text
 
-__all__ = ["Line", "compare", "comparison_table"]
-
 _COLUMNS = (
     *("Method", "Width", "Quantity"),
     *("Paper", "Ours", "± sd", "Difference", "Verdict", "Seeds", "Computed by"),

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from gradguess.experiments.tables.runs import Run, command
 from gradguess.experiments.tables.table import Cell, Table, constant, number, text
 
-__all__ = ["environments_table", "runs_table"]
-
 _SETTING = ("Method", "Data", "Model", "Width", "Depth", "Epochs", "Seed", "Device")
 _METRICS = {
     "train_accuracy": ("Train acc.", ".3f"),

@@ -19,16 +19,6 @@ from gradguess.experiments.tables.lines import Line, compare, comparison_table
 from gradguess.experiments.tables.runs import Run
 from gradguess.experiments.tables.table import Cell, Table, mean_text, number
 
-__all__ = [
-    "bias_variance_table",
-    "choice_of_k_table",
-    "newton_schulz_table",
-    "preconditioning_table",
-    "rank_table",
-    "scaling_matrix",
-    "scaling_table",
-]
-
 
 def _published(slug: str, title: str, entries: Sequence[Published], caption: str) -> Callable[[Sequence[Run]], Table]:
     """A function from runs to the table of these published numbers."""

@@ -13,8 +13,6 @@ from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.runs import Run
 from gradguess.experiments.tables.table import Cell, Table, mean_text, number, text
 
-__all__ = ["real_table"]
-
 _CAPTION = (
     "All methods at equal epochs and over the same grid of learning rates (cosine schedule); each is shown at the rate "
     "with the best mean on the test set, chosen the same way for all. Accuracy, or bits per character for text (there "

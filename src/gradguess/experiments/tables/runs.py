@@ -13,17 +13,6 @@ from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.methods import OPTIONS, method_label, options_of
 from gradguess.experiments.paper_numbers import LAYER_SITES, SETTING
 
-__all__ = [
-    "Run",
-    "Variant",
-    "command",
-    "in_paper_setting",
-    "measure",
-    "overlap_of",
-    "select",
-    "variants",
-]
-
 # The parts of a configuration that say which experiment a run is. Runs that agree in all of these are repetitions
 # of each other, whatever their seed. `device` is among them, since times and memory depend on it.
 _DEFAULTS = {option.name: option.default for option in dataclasses.fields(TrainConfig)}
