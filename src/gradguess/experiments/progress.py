@@ -41,7 +41,7 @@ class Progress:
 
     @property
     def running(self) -> list[tuple[str, int, int]]:
-        """Key, epochs done and epochs in all of the runs that were touched in the last seconds."""
+        """Key, epochs done and all epochs of each run that has logged an epoch in the last minute."""
         return [
             (config.key, self.epochs(config), config.epochs)
             for config in self.configs

@@ -79,7 +79,7 @@ _FREE = (
 
 
 def variant_of(config: TrainConfig) -> str | None:
-    """Which of `STUDIED` a run is."""
+    """The name in `STUDIED` of what was run; None if it is not there."""
     fields = list(dict.fromkeys(field for variant in STUDIED.values() for field in variant))
     settings = {field: getattr(config, field) for field in fields}
     plain = {field: getattr(_common, field) for field in fields}
@@ -87,7 +87,7 @@ def variant_of(config: TrainConfig) -> str | None:
 
 
 def task_of(config: TrainConfig) -> str | None:
-    """The task that a run belongs to, however long it is and whatever part of the data it sees."""
+    """The task of a run, however long it is and whatever part of the data it sees; None if it has none."""
     for name, task in TASKS.items():
         mine = {field: getattr(config, field) for field in _FREE}
         if dataclasses.replace(task, **mine) == config:

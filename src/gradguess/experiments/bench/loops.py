@@ -122,7 +122,7 @@ class Loop:
         return loss
 
     def differentiate(self) -> Tensor:
-        """Fill the gradients; the mean loss."""
+        """Compute the gradients, and return the mean loss."""
         if self.forward is not None:
             return self.forward(per_sample_loss, self.x, self.y)
         loss = nn.functional.cross_entropy(self.outputs().flatten(0, -2), self.y.flatten())
@@ -178,5 +178,5 @@ def make_loop(name: str, case: Case) -> Loop:
 
 
 def fewer(case: Case, samples: int) -> Case:
-    """The same case with at most so many samples."""
+    """The same case with at most `samples` samples."""
     return dataclasses.replace(case, batch=min(case.batch, samples))

@@ -52,7 +52,7 @@ def bench_time(
         memory: also measure the peak memory, in subprocesses.
         out: directory for `time-DEVICE.json`.
     """
-    names = tuple(name for name in check_methods(methods, TIMED) if name != BACKPROP)  # which is always timed
+    names = tuple(name for name in check_methods(methods, TIMED) if name != BACKPROP)  # it is always timed
     load = os.getloadavg()[0]
     rows: list[Row] = []
     for case in cases:
@@ -169,7 +169,7 @@ def _series(rows: Sequence[Row], axis: str) -> dict[str, list[tuple[float, float
 
 
 def slopes(rows: Sequence[Row]) -> list[Row]:
-    """Megabytes that one more layer costs, the gradients of its parameters apart."""
+    """Megabytes that one more layer costs, without the gradients of its parameters."""
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         series.setdefault(row["method"], []).append((row["depth"], row["peak_mb"] - row["gradients_mb"]))

@@ -60,7 +60,7 @@ def _layer(quantity: str) -> int | None:
     return 1 if quantity in {"variance", "bias", "covariance_norm", "gradient_norm"} else None
 
 
-_MOSTLY = math.sqrt(0.5)  # of the norm: more than half of its square
+_MOSTLY = math.sqrt(0.5)  # of the gradient's norm, which is half of its square
 
 CLAIMS = (
     Claim(

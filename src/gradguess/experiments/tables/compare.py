@@ -65,8 +65,8 @@ class Kind:
     name: str
     form: str
     single: Callable[[Published], float]  # the tolerance that stands in for a standard deviation
-    factor: float | None = None  # judged by ratio as well
-    slack: Callable[[Published], float] | None = None  # granted whatever the spread of our seeds
+    factor: float | None = None  # ours also holds within this factor of the paper's
+    slack: Callable[[Published], float] | None = None  # ours also holds within this distance, whatever our spread
     compared: bool = True
 
 

@@ -99,7 +99,7 @@ def _cell(value: object) -> Cell:
 
 
 def _accuracy(variant: Variant | None, quantity: str) -> Cell:
-    """Mean ± sd; below it what a mean would hide."""
+    """Mean ± standard deviation, with a note on what a mean would hide."""
     values = variant.values(quantity) if variant else []
     summary = Summary.of(values)
     if summary is None:
@@ -122,7 +122,7 @@ def _against(result: Result, quantity: str) -> Cell:
 
 
 def _shortfalls(results: list[Result]) -> Table | None:
-    """All lines but controls (B = 0) that stay below backpropagation: the widest gap first."""
+    """All lines that stay below backpropagation, the widest gap first; controls (B = 0) are left out."""
     results = [result for result in results if result.config.learn != "never"]
     lines = [
         (found[0], result, quantity)

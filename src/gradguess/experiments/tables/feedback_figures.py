@@ -94,7 +94,7 @@ def tangents(config: TrainConfig) -> float:
 
 
 def _over_cost(runs: Sequence[Run]) -> list[Figure | None]:
-    """The same training runs at width 512, against what they took."""
+    """Test accuracy at width 512 against the work and against the tangents that training took."""
     ran = [
         result
         for result in results_of([dataclasses.replace(config, width=512) for config in _COSTED], runs)
@@ -196,7 +196,7 @@ def _training(result: Result, quantity: str = "train_accuracy") -> Iterable[Curv
 
 
 def _dots(results: Sequence[Result]) -> Figure | None:
-    """A line per ablation: every seed's accuracy would be hidden by a bar, so dots with their spread."""
+    """A line per ablation, with dots for the means and bars for the spread of the seeds."""
     ran = [result for result in results if result.variant]
     if not any(result.is_taught for result in ran):
         return None

@@ -63,7 +63,7 @@ class Result:
 
     @property
     def is_taught(self) -> bool:
-        """Whether it was run, with learned feedback."""
+        """Whether this is a line of learned feedback that was run."""
         return self.variant is not None and self.config.method.startswith("feedback")
 
     def ours(self, quantity: str) -> Summary | None:
@@ -73,7 +73,7 @@ class Result:
         return Summary.of(self.reference.values(quantity)) if self.reference else None
 
     def difference(self, quantity: str) -> tuple[float, str] | None:
-        """To backpropagation, and what `RULE` calls it; nothing where either was not run."""
+        """The difference to backpropagation and what `RULE` calls it; None where either was not run."""
         ours, theirs = self.ours(quantity), self.theirs(quantity)
         if ours is None or theirs is None or self.config.method == "backprop":
             return None

@@ -15,7 +15,7 @@ _COLUMNS = (
     *("Method", "Width", "Quantity"),
     *("Paper", "Ours", "± sd", "Difference", "Verdict", "Seeds", "Computed by"),
 )
-_DESCRIBING = ("Width", "Quantity", "Computed by")  # left out of sight where they say the same in every row
+_DESCRIBING = ("Width", "Quantity", "Computed by")  # hidden where they say the same in every row
 
 
 # Why a number of ours may differ from the paper's: shown under a table that has such lines.
