@@ -12,7 +12,7 @@ from gradguess.experiments.datasets import DATASETS
 from gradguess.experiments.methods import METHODS
 from gradguess.experiments.models import ACTIVATIONS, MODELS
 from gradguess.experiments.names import unknown
-from gradguess.experiments.studies import Learn, Start
+from gradguess.experiments.studies import LEARN, STARTS
 
 Solver = Literal["svd", "subspace", "shared"]
 Memory = Literal["store", "replay"]
@@ -25,8 +25,8 @@ CHOICES: dict[str, Iterable[str]] = {
     "memory": get_args(Memory),
     "dtype": ("float32", "float64", "bfloat16"),
     "schedule": ("constant", "cosine"),
-    "learn": get_args(Learn),
-    "start": get_args(Start),
+    "learn": LEARN,
+    "start": STARTS,
     "matmul": ("highest", "high"),
     "teacher": ("wperp", "wt", "activation"),
 }

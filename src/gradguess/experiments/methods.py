@@ -61,8 +61,7 @@ def _feedback(form: str) -> Callable[[TrainConfig], gg.Feedback]:
     def make(config: TrainConfig) -> gg.Feedback:
         teacher = METHODS[config.teacher].make(config)
         shared = {name: getattr(config, name) for name in ("rate", "every", "fraction", "sweeps", "bootstrap")}
-        study = {"learn": config.learn, "start": config.start, "seed": config.seed}
-        return studied_feedback(teacher, form=form, **study, **shared)
+        return studied_feedback(teacher, learn=config.learn, start=config.start, seed=config.seed, form=form, **shared)
 
     return make
 
