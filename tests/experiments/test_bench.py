@@ -69,8 +69,8 @@ def test_plain_rounds_do_not_refresh_and_refreshing_ones_do(monkeypatch):
     timing._round(loop, False, lambda: None)
     timing._round(loop, True, lambda: None)
     assert counts == [4] * ROUND + [0] * ROUND
-    method = loop.forward.guess
-    assert method.phase(0) != method.phase(4)
+    method = loop.forward.plan.method
+    assert method.kind(0) != method.kind(4)
 
 
 @pytest.mark.parametrize("name", [*METHODS, *VARIANTS])

@@ -103,13 +103,11 @@ def test_a_method_takes_one_line(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("change", [{"learn": "never"}, {"start": "random"}])
-def test_what_a_study_alone_needs_is_made_by_the_studies(monkeypatch: pytest.MonkeyPatch, change: dict[str, str]):
-    made: list[dict[str, object]] = []
-    monkeypatch.setattr(methods, "studied_feedback", lambda guess, **options: made.append(options))
-    guess_for(TrainConfig(method="feedback-direct"))
-    assert not made
-    guess_for(TrainConfig(method="feedback-direct", **change))
-    assert made[0] | change == made[0]
+def test_what_a_study_alone_needs_is_made_by_the_studies(change: dict[str, str]):
+    assert type(guess_for(TrainConfig(method="feedback-direct"))) is gg.Feedback
+    studied = guess_for(TrainConfig(method="feedback-direct", **change))
+    assert isinstance(studied, StudiedFeedback)
+    assert {"learn": studied.learn, "start": studied.first} == {"learn": "weighted", "start": "zero"} | change
 
 
 def test_rank_means_the_width():
