@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
+from gradguess.layout import lay_out
+from gradguess.sites import Layout
+from gradguess.task import Task
 from torch import Tensor
 
 import gradguess as gg
 from gradguess.guesses import Frame
-from gradguess.layout import lay_out
 from gradguess.noise import Noise
-from gradguess.sites import Layout
 from gradguess.step import Step
-from gradguess.task import Task
 from models import Case, generator
 from references import no_trace, recorded_outputs
 

@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import nn
-
-import gradguess as gg
 from gradguess.layout import lay_out
 from gradguess.sites import Layout
 from gradguess.task import Task
+from torch import nn
+
+import gradguess as gg
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

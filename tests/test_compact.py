@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gradguess.compact import SHARE, TILE, Compact, groups
+from gradguess.guesses._base import Grouped
+from gradguess.newton_schulz import coefficients
+from gradguess.upstream import ClosedForm
 from torch import Tensor
 
-from gradguess.compact import SHARE, TILE, Compact, groups
 from gradguess.guesses import perp
-from gradguess.guesses._base import Grouped
 from gradguess.guesses.perp_ns import Polynomial
 from gradguess.linalg import newton_schulz
-from gradguess.newton_schulz import coefficients
 from gradguess.noise import Noise
-from gradguess.upstream import ClosedForm
 
 F64 = torch.float64
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from gradguess.diagnostics import SiteReport
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gradguess as gg
 from gradguess import covariance, diagnostics
-from gradguess.diagnostics import SiteReport
 from gradguess.guesses import Estimate, Method
 
 REPEATS, SIGMAS = 3000, 5

@@ -7,16 +7,16 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from gradguess.feedback import _largest
+from gradguess.layout import lay_out
+from gradguess.parts import ALONE
+from gradguess.task import Task
 from torch import Tensor, nn
 
 import gradguess as gg
 from asserts import assert_unbiased
-from gradguess.feedback import _largest
-from gradguess.layout import lay_out
 from gradguess.noise import Noise
-from gradguess.parts import ALONE
 from gradguess.step import Options, Step
-from gradguess.task import Task
 from models import BATCH, CLASSES, INPUTS, Case, cross_entropy, generator, make, mlp
 from references import gradients
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gradguess.layout import lay_out
+from gradguess.task import Task
 from torch import Tensor, nn
 
 import gradguess as gg
 from asserts import assert_covariance, assert_in_subspace, assert_projector, assert_unbiased
 from frames import covariance, frames_of, matrix
 from gradguess.guesses import Guess, perp_ns
-from gradguess.layout import lay_out
 from gradguess.noise import Noise
 from gradguess.step import Options, Step
-from gradguess.task import Task
 from models import SITE_GUESSES, Case, generator, make
 from references import mlp_jacobians, row_projector, sample_gradients, spectral_norms, top_projector
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from torch import Tensor, nn
-
-import gradguess as gg
-from gradguess import kernels, linalg
 from gradguess.compact import Compact
 from gradguess.guesses._base import GatedBasis
 from gradguess.rules import ClosedForms
 from gradguess.upstream import ClosedForm
+from torch import Tensor, nn
+
+import gradguess as gg
+from gradguess import kernels, linalg
 
 pytest.importorskip("triton", reason="Triton comes with PyTorch for CUDA")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

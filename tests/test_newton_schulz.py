@@ -6,9 +6,9 @@ from importlib.resources import files
 import numpy as np
 import pytest
 import torch
+from gradguess.newton_schulz import CoefficientSet, coefficients, evaluate, matched, measure, nearest, table
 
 from gradguess import linalg
-from gradguess.newton_schulz import CoefficientSet, coefficients, evaluate, matched, measure, nearest, table
 
 SETS = pytest.mark.parametrize("entry", table(), ids=lambda entry: f"{entry.sigma:.1f}")
 

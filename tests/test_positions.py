@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
-import gradguess as gg
 from gradguess.guesses.scattered import Scattered
 from gradguess.layout import lay_out
 from gradguess.positions import WORDS, Pattern, coded
 from gradguess.task import Task
+from torch import Tensor, nn
+
+import gradguess as gg
 from models import cross_entropy, generator, per_sequence
 
 PATTERNS = [

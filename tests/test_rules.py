@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
+from gradguess.rules import ClosedForms
 from torch import Tensor, nn
 
 from gradguess import rules
-from gradguess.rules import ClosedForms
 
 torch.manual_seed(0)
 VECTORS, TOKENS, IMAGES = torch.randn(6, 8), torch.randn(3, 5, 8), torch.randn(3, 8, 7, 6)

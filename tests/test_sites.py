@@ -7,16 +7,16 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from gradguess.layout import lay_out
+from gradguess.sites import Layout
+from gradguess.task import Task
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import gradguess as gg
 from asserts import assert_close
-from gradguess.layout import lay_out
 from gradguess.noise import Noise
-from gradguess.sites import Layout
 from gradguess.step import Step
-from gradguess.task import Task
 from models import BATCH, ZOO, BareParameters, Case, Repeats, generator, make
 from references import gradients, no_trace, sample_gradients
 

@@ -7,16 +7,16 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from gradguess.layout import lay_out
+from gradguess.tangent import formula_kernels
+from gradguess.task import Task
+from gradguess.upstream import ClosedForm, CutGraph
 from torch import Tensor, nn
 
 import gradguess as gg
 from asserts import assert_in_subspace
 from frames import frames_of, matrix
-from gradguess.layout import lay_out
 from gradguess.noise import Noise
-from gradguess.tangent import formula_kernels
-from gradguess.task import Task
-from gradguess.upstream import ClosedForm, CutGraph
 from models import BATCH, ZOO, Case, generator, make
 from references import mlp_jacobians, row_projector, top_projector
 

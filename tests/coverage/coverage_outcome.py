@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from gradguess.layout import lay_out
+from gradguess.task import Task
 
 import gradguess as gg
 from asserts import jvp_error
 from coverage_layers import LAYERS, make
 from gradguess.guesses import Backprop, Estimate, Method
-from gradguess.layout import lay_out
 from gradguess.step import Step
-from gradguess.task import Task
 from models import GUESSES, Case, generator
 from references import gradients
 

@@ -7,7 +7,7 @@ import pytest
 
 import gradguess as gg
 from gradguess.errors import InputError
-from gradguess.experiments import methods, plan
+from gradguess.experiments import plan
 from gradguess.experiments.bench.loops import Case, make_loop
 from gradguess.experiments.config import TrainConfig, differences
 from gradguess.experiments.methods import (
@@ -20,6 +20,7 @@ from gradguess.experiments.methods import (
     style_name,
     subspace_size,
 )
+from gradguess.experiments.studies import StudiedFeedback
 from gradguess.experiments.tables.runs import Run, command
 from gradguess.report.palette import STYLES, style_of
 
