@@ -8,7 +8,7 @@ RUNS := $(VENV)/.installed-runs
 ALL := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: setup test lint format reproduce bench clean
+.PHONY: setup test test-gpu lint format reproduce bench clean
 
 setup: $(ALL)
 
@@ -42,3 +42,8 @@ bench: $(RUNS)
 
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+
+# What needs CUDA: with the interpreter of the machine, which has PyTorch and pytest. Nothing is installed.
+GPU_PYTHON ?= python3
+test-gpu:
+	PYTHONPATH=src:tests:tests/gpu $(GPU_PYTHON) -m pytest -c /dev/null --rootdir . -q -p no:cacheprovider tests/gpu

@@ -1,0 +1,80 @@
+"""A captured step is the same step: bit for bit what the calls give one by one."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from gpu_networks import METHODS, NETWORKS, batch, loss_fn, make
+from torch import Tensor, nn
+
+import gradguess as gg
+
+STEPS = 18  # two refreshes and more
+
+
+def trained(network: str, method: Any, captured: bool) -> tuple[Tensor, gg.CapturedStep]:
+    model = make(network)
+    forward = gg.ForwardGradient(model, method)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
+    step, data = gg.CapturedStep(forward, optimiser, loss_fn), batch()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream.*")
+        for _ in range(STEPS):
+            if captured:
+                step(*data)
+            else:
+                optimiser.zero_grad()
+                forward.step(loss_fn, *data, nonfinite="ignore")
+                optimiser.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), step
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("method", METHODS)
+def test_captured_equals_eager(network: str, method: str):
+    eager, _ = trained(network, METHODS[method](), captured=False)
+    replayed, step = trained(network, METHODS[method](), captured=True)
+    assert torch.isfinite(eager).all()
+    assert torch.equal(eager, replayed)
+    waits = method in ("wperp-subspace", "wperp-svd", "wperp-bottom", "wperp-ns")
+    assert bool(step.captured) != waits
+
+
+def test_a_state_that_is_loaded_reaches_the_recording():
+    model, data = make("chain"), batch()
+    forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(refresh=5)))
+    step = gg.CapturedStep(forward, torch.optim.SGD(model.parameters(), lr=0.0, capturable=True), loss_fn)
+    for _ in range(12):
+        step(*data)
+    saved = forward.state_dict()
+    step(*data)
+    expected = [p.grad.clone() for p in model.parameters()]
+    for _ in range(3):
+        step(*data)
+    forward.load_state_dict(saved)
+    step(*data)
+    assert all(torch.equal(a, p.grad) for a, p in zip(expected, model.parameters(), strict=True))
+
+
+def test_a_recording_takes_no_more_memory_with_time():
+    model, data = make("chain"), batch()
+    forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(refresh=10)))
+    step = gg.CapturedStep(forward, torch.optim.AdamW(model.parameters(), capturable=True), loss_fn)
+    for _ in range(60):
+        step(*data)
+    before = torch.cuda.memory_allocated()
+    for _ in range(300):
+        step(*data)
+    assert torch.cuda.memory_allocated() <= before
+
+
+def test_dropout_is_not_recorded():
+    model = nn.Sequential(nn.Linear(40, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10)).cuda()
+    forward = gg.ForwardGradient(model, gg.WPerp())
+    step = gg.CapturedStep(forward, torch.optim.SGD(model.parameters(), lr=0.1, capturable=True), loss_fn)
+    losses = [float(step(*batch())) for _ in range(8)]
+    assert not step.captured
+    assert len(set(losses)) == len(losses)

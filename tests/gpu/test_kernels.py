@@ -1,0 +1,107 @@
+"""Every kernel against its slow twin in float64 on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradguess.backends import kernels
+from gradguess.backends.cholesky import GramRoot, semidefinite_cholesky
+from gradguess.backends.elementwise import cross_entropy, gram, weigh
+from gradguess.backends.orthonormal import orthonormal_columns
+from gradguess.backends.small_eigh import eigh, largest_eigenvalue
+from gradguess.backends.streams import side_by_side
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found.double().cpu() - expected).norm() / expected.norm())
+
+
+def test_the_kernels_are_in_use():
+    assert kernels.usable(torch.zeros(1, device="cuda"))
+
+
+@pytest.mark.parametrize("k", [1, 5, 10, 16, 32])
+def test_roots(k: int):
+    V = orthonormal_columns(noise(96, k))
+    gate = (noise(64, 96, seed=1) > 0).double()
+    gate[0] = 0  # a sample without open units
+    z = noise(3, 64, k, seed=2)
+    expected = GramRoot(V, gate).solve(z)
+    found = GramRoot(V.float().cuda(), gate.float().cuda()).solve(z.float().cuda())
+    assert relative(found, expected) < 1e-3
+
+
+@pytest.mark.parametrize("k", [1, 7, 16, 32])
+def test_cholesky_drops_dependent_columns(k: int):
+    Y = noise(20, 40, k)
+    Y[3, :, -1] = 0
+    C = Y.mT @ Y
+    L, alive = semidefinite_cholesky(C)
+    found_L, found_alive = semidefinite_cholesky(C.float().cuda())
+    assert torch.equal(alive, found_alive.cpu())
+    assert relative(found_L, L) < 1e-3
+
+
+@pytest.mark.parametrize(("d", "k"), [(40, 1), (40, 10), (512, 32)])
+def test_orthonormal_columns(d: int, k: int):
+    A = noise(30, d, k)
+    A[2, :, k // 2] = A[2, :, 0] if k > 1 else 0
+    Q = orthonormal_columns(A.float().cuda())
+    eye = Q.mT @ Q
+    expected = orthonormal_columns(A)
+    assert relative(Q, expected) < 1e-3
+    assert float((eye - torch.diag_embed(eye.diagonal(dim1=-2, dim2=-1))).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("n", [2, 10, 16, 32])
+def test_eigenvalues(n: int):
+    A = noise(25, n, n)
+    H = A @ A.mT
+    values, Z = eigh(H.float().cuda(), 8)
+    expected = torch.linalg.eigvalsh(H)
+    assert relative(values.sort(-1).values, expected) < 1e-4
+    residual = H.float().cuda() @ Z - Z * values[:, None]
+    assert float(residual.abs().max() / expected.max()) < 1e-4
+    T = torch.diag_embed(noise(25, n).abs()) + torch.diag_embed(noise(25, n - 1, seed=3), -1)
+    assert relative(largest_eigenvalue(T.float().cuda()), largest_eigenvalue(T)) < 1e-4
+
+
+def test_weighing():
+    y, c = noise(64, 33), noise(64, seed=1)
+    assert relative(weigh(y.float().cuda(), c.float().cuda(), 0.25), y * c[:, None] * 0.25) < 1e-6
+
+
+@pytest.mark.parametrize("classes", [2, 10, 1000])
+def test_cross_entropy(classes: int):
+    x, t = noise(50, classes), noise(50, classes, seed=1)
+    target = torch.randint(0, classes, (50,), generator=torch.Generator().manual_seed(2))
+    target[4] = -100
+    found = cross_entropy(x.float().cuda(), t.float().cuda(), target.cuda(), -100)
+    assert found is not None
+    losses, moved = torch.func.jvp(
+        lambda x: torch.nn.functional.cross_entropy(x, target, reduction="none", ignore_index=-100), (x,), (t,)
+    )
+    assert relative(found[0], losses) < 1e-5
+    assert relative(found[1], moved) < 1e-5
+
+
+def test_gram_matrices_of_open_units():
+    W, gate = noise(30, 64), (noise(12, 64, seed=1) > 0).double()
+    index = torch.argsort(gate, dim=1, descending=True, stable=True)[:, :40]
+    picked = gate.gather(1, index)
+    expected = gram(W.t() @ W, index, picked)
+    assert relative(gram((W.t() @ W).float().cuda(), index.cuda(), picked.float().cuda()), expected) < 1e-5
+
+
+def test_jobs_side_by_side_are_the_jobs_one_by_one():
+    A = noise(9, 300, 300).float().cuda()
+    jobs = [lambda a=a: (a @ a).relu() @ a for a in A]
+    for _ in range(20):
+        results = side_by_side(A.device, jobs)
+        assert all(torch.equal(found, job()) for found, job in zip(results, jobs, strict=True))
