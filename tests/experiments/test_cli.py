@@ -11,9 +11,8 @@ import pytest
 from gradguess.errors import GradguessError
 from gradguess.experiments import plan
 from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.reproduce import Progress, reproduce
-from gradguess.experiments.sweep import main as sweep
-from gradguess.experiments.sweep import read_results
+from gradguess.experiments.progress import Progress
+from gradguess.experiments.reproduce import reproduce
 
 pytest.importorskip("mnist1d")
 typer_testing = pytest.importorskip("typer.testing")
@@ -53,7 +52,7 @@ def test_an_error_is_one_line_and_code_2():
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_dump_writes_configurations_for_a_sweep(tmp_path: Path):
+def test_dump_writes_configurations_that_can_be_run(tmp_path: Path):
     target = tmp_path / "configs.json"
     result = invoke("reproduce", "--only", "choice-of-k", "--seeds", "2", "--dump", str(target))
     assert result.exit_code == 0, result.output
@@ -96,22 +95,58 @@ def test_cost_puts_the_longest_first():
     assert runs[-1].width == 64
 
 
-def test_sweep_keeps_what_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_configurations_from_a_file_keep_what_is_finished(tmp_path: Path):
+    pytest.importorskip("joblib")
     entries = [{"method": "wt", "width": 8, "depth": 1, "epochs": 1, "batch": 4000, "seed": seed} for seed in (0, 1)]
-    (tmp_path / "configs.json").write_text(json.dumps(entries[:1]))
-    arguments = [str(tmp_path / "configs.json"), str(tmp_path / "out"), "--workers", "1"]
-    assert sweep(arguments) == 0
-    results = tmp_path / "out" / "results.jsonl"
-    first = read_results(results)
-    with results.open("a") as file:
-        file.write('{"key": "cut sho')  # a kill in the middle of a line
-    (tmp_path / "configs.json").write_text(json.dumps(entries))
-    assert sweep(arguments) == 0
-    both = read_results(results)
+    configs, out = tmp_path / "configs.json", tmp_path / "out"
+    arguments = ["reproduce", "--configs", str(configs), "--out", str(out), "--jobs", "1", "--json"]
+
+    def results() -> dict[str, object]:
+        result = invoke(*arguments)
+        assert result.exit_code == 0, result.output
+        records = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+        assert json.loads(result.stdout.splitlines()[-1])["runs"].keys() == {record["key"] for record in records}
+        return {record["key"]: record for record in records}
+
+    configs.write_text(json.dumps(entries[:1]))
+    first = results()
+    configs.write_text(json.dumps(entries))
+    both = results()
     assert len(both) == 2
     assert both | first == both
-    assert sweep([str(tmp_path / "absent.json"), str(tmp_path / "out")]) == 2
-    assert "absent.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "absent.json"),
+        ("{", "is truncated or not JSON"),
+        ("{}", "must hold a JSON list, found dict"),
+        ("[3]", "one JSON object for each run, found 3"),
+        ('[{"widht": 3}]', "'width'"),
+    ],
+)
+def test_a_file_that_holds_no_configurations_is_refused(tmp_path: Path, content: str | None, message: str):
+    path = tmp_path / "absent.json"
+    if content is not None:
+        path.write_text(content)
+    result = invoke("reproduce", "--configs", str(path), "--out", str(tmp_path / "out"))
+    assert isinstance(result.exception, GradguessError)
+    assert message in str(result.exception)
+
+
+def test_an_error_that_nobody_foresaw_ends_one_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from gradguess.experiments import run_many
+
+    def broken(config: TrainConfig, out: Path) -> None:
+        out.mkdir(parents=True)
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr("gradguess.experiments.train.train", broken)
+    key, message = run_many._run_one(TrainConfig(), tmp_path / "run")
+    assert key == TrainConfig().key
+    assert message.startswith("MemoryError: out of memory")
+    assert "MemoryError" in (tmp_path / "run" / "error.txt").read_text()
 
 
 def test_diagnose_prints_a_fresh_network_and_a_checkpoint(tmp_path: Path):

@@ -5,10 +5,23 @@ import json
 
 import pytest
 
+import gradguess as gg
 from gradguess.errors import InputError
-from gradguess.experiments import plan
+from gradguess.experiments import methods, plan
+from gradguess.experiments.bench.loops import Case, make_loop
 from gradguess.experiments.config import TrainConfig, differences
-from gradguess.experiments.methods import METHODS, guess_for, subspace_size
+from gradguess.experiments.methods import (
+    METHODS,
+    VARIANTS,
+    MethodEntry,
+    guess_for,
+    method_label,
+    settings_of,
+    style_name,
+    subspace_size,
+)
+from gradguess.experiments.tables.runs import Run, command
+from gradguess.report.palette import STYLES, style_of
 
 
 def test_keys_are_unique_and_name_what_is_not_default():
@@ -56,6 +69,47 @@ def test_differences_name_each_field():
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_builds_a_guess(method: str):
     assert guess_for(TrainConfig(method=method)) is not None
+
+
+def test_the_registry_of_methods_is_whole():
+    fields = {item.name for item in dataclasses.fields(TrainConfig)}
+    for name, entry in METHODS.items():
+        assert name == entry.name
+        assert entry.options <= fields
+        assert (style_of(name).light, style_of(name).dark) == (entry.light, entry.dark)
+    for part in ("label", "light", "dark", "marker"):
+        assert len({getattr(entry, part) for entry in METHODS.values()}) == len(METHODS), part
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_is_a_setting_of_a_method_and_has_a_style(name: str):
+    assert TrainConfig(**settings_of(name)).method in METHODS
+    assert style_name(name) in STYLES
+    assert method_label(name) != name
+
+
+def test_a_method_takes_one_line(monkeypatch: pytest.MonkeyPatch):
+    """The command line, the benchmark, the tables and the figures all learn of it from the registry."""
+    entry = MethodEntry(
+        "mine", "My own", "#123456", "#abcdef", "o", frozenset({"k"}), lambda config: gg.WPerp(config.k)
+    )
+    monkeypatch.setitem(METHODS, "mine", entry)
+    config = TrainConfig(method="mine", k=3)
+    assert guess_for(config) == gg.WPerp(3)
+    assert make_loop("mine", Case(width=8, depth=2, batch=6, k=2)).forward.guess == gg.WPerp(2)
+    run = Run("a", config.as_dict(), {})
+    assert run.label == "My own, k = 3"
+    assert command(run.config).startswith("gradguess train --data mnist1d --method mine")
+
+
+@pytest.mark.parametrize("change", [{"learn": "never"}, {"start": "random"}])
+def test_what_a_study_alone_needs_is_made_by_the_studies(monkeypatch: pytest.MonkeyPatch, change: dict[str, str]):
+    made: list[dict[str, object]] = []
+    monkeypatch.setattr(methods, "studied_feedback", lambda guess, **options: made.append(options))
+    guess_for(TrainConfig(method="feedback-direct"))
+    assert not made
+    guess_for(TrainConfig(method="feedback-direct", **change))
+    assert made[0] | change == made[0]
 
 
 def test_rank_means_the_width():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import pickle
 import random
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from gradguess.errors import GradguessError
-from gradguess.experiments import data, sources
+from gradguess.experiments import data
+from gradguess.experiments.datasets import fashion_mnist, mnist, mnist1d, source
 
 pytest.importorskip("mnist1d")
 
@@ -34,20 +36,20 @@ def test_generating_twice_gives_the_same_and_leaves_the_global_generators_alone(
     random.seed(3)
     np.random.seed(3)
     torch.manual_seed(3)
-    first = data.make_mnist1d()
+    first = mnist1d.make()
     drawn = random.random(), np.random.rand(), torch.rand(()).item()
     random.seed(3)
     np.random.seed(3)
     torch.manual_seed(3)
     assert drawn == (random.random(), np.random.rand(), torch.rand(()).item())
-    second = data.make_mnist1d()
+    second = mnist1d.make()
     for name in data.NAMES:
         np.testing.assert_array_equal(first[name], second[name])
 
 
 def test_the_cached_file_equals_the_generated_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     data.load("mnist1d")  # fills the session's cache
-    monkeypatch.setattr(data, "make_mnist1d", None)
+    monkeypatch.setitem(data.DATASETS, "mnist1d", dataclasses.replace(mnist1d.SOURCE, make=None))
     again = data.load("mnist1d")
     path = data.cache_directory() / "mnist1d.npz"
     assert torch.equal(data.load_npz(path).x_train, again.x_train)
@@ -92,7 +94,7 @@ def test_pickles_are_never_loaded(tmp_path: Path):
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "mnist1d.data", None)
     with pytest.raises(GradguessError, match=r"pip install 'gradguess\[data\]'"):
-        data.make_mnist1d()
+        mnist1d.make()
 
 
 def test_an_unknown_dataset_suggests_the_nearest():
@@ -137,8 +139,8 @@ def test_the_other_datasets(name: str):
     ],
 )
 def test_missing_data_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, command: str):
-    monkeypatch.setattr(sources, "_inside", lambda package, path: None)
-    monkeypatch.setattr(sources, "FASHION", tmp_path)
+    monkeypatch.setattr(source, "package_file", lambda package, path: None)
+    monkeypatch.setattr(fashion_mnist, "FOLDER", tmp_path)
     with pytest.raises(GradguessError, match=command):
         data.DATASETS[name].make()
 
@@ -152,7 +154,7 @@ def test_idx_files_are_read_from_the_data_directory(monkeypatch: pytest.MonkeyPa
             head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
             (folder / f"{split}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + array.tobytes()))
     monkeypatch.setenv("GRADGUESS_DATA", str(tmp_path))
-    made = sources.make_fashion_mnist()
+    made = fashion_mnist.make()
     np.testing.assert_array_equal(made["x_test"], images)
     np.testing.assert_array_equal(made["y_train"], labels)
 
@@ -160,4 +162,4 @@ def test_idx_files_are_read_from_the_data_directory(monkeypatch: pytest.MonkeyPa
 def test_a_pickle_of_anything_but_arrays_is_refused(tmp_path: Path):
     (tmp_path / "evil").write_bytes(pickle.dumps(Path("x")))
     with (tmp_path / "evil").open("rb") as file, pytest.raises(pickle.UnpicklingError, match="does not belong"):
-        sources._ArraysOnly(file).load()
+        mnist.ArraysOnly(file).load()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gradguess.experiments.tables import Run, claims_table
 from gradguess.experiments.tables.checks import Side, agree, ascending, at_least, every, gap_grows, gap_near
+from gradguess.experiments.tables.claims import claims_table
+from gradguess.experiments.tables.runs import Run
 from report.synthetic import Record, diagnosed, paper_records, record
 
 

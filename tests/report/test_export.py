@@ -6,7 +6,9 @@ import csv
 import io
 import re
 
-from gradguess.experiments.tables import Cell, Curve, Figure, Run, Table, number, scaling_table, text
+from gradguess.experiments.tables.paper import scaling_table
+from gradguess.experiments.tables.runs import Run
+from gradguess.experiments.tables.table import Cell, Curve, Figure, Table, number, text
 from gradguess.report.export import latex_text, to_csv, to_latex
 from gradguess.report.plot import draw
 from report.synthetic import paper_records

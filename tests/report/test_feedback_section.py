@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.tables import Run, Table, feedback_figures, feedback_tables
-from gradguess.experiments.tables.feedback import label, results_of
+from gradguess.experiments.tables.feedback import feedback_tables
+from gradguess.experiments.tables.feedback_figures import feedback_figures
+from gradguess.experiments.tables.feedback_results import label, results_of
+from gradguess.experiments.tables.runs import Run
+from gradguess.experiments.tables.table import Table
 from gradguess.report.plot import draw
-from gradguess.report.sections.feedback import feedback
+from gradguess.report.sections import build_sections
 from report.synthetic import Record, record
 
 
@@ -129,9 +132,10 @@ def test_the_deviation_is_in_the_csv():
 
 
 def test_without_feedback_there_is_no_section():
-    section = feedback(runs(*seeds("backprop", BACKPROP)))
-    assert not section.tables
-    assert not section.has_data
+    found = runs(*seeds("backprop", BACKPROP))
+    assert not feedback_tables(found)
+    assert not feedback_figures(found)
+    assert "feedback" not in {section.slug for section in build_sections({"runs": found, "benchmarks": []})}
 
 
 def test_a_quick_preset_is_shown_with_its_own_widths():

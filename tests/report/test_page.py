@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from gradguess.errors import GradguessError
-from gradguess.experiments.tables import Figure, Run, Table, text
-from gradguess.report import write, write_report
-from gradguess.report.section import Section
+from gradguess.experiments.tables.runs import Run
+from gradguess.experiments.tables.table import Figure, Table, text
+from gradguess.report import sections, write_report
+from gradguess.report.sections import SectionEntry
 from report.synthetic import diagnosed, record
 from report.synthetic import write as write_results
 
@@ -37,8 +38,9 @@ class Tags(HTMLParser):
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the training figures: drawing takes most of the time."""
-    kept = tuple(build for build in write.SECTIONS if build.__name__ != "training")
-    monkeypatch.setattr(write, "SECTIONS", kept)
+    kept = tuple(entry for entry in sections.SECTIONS if entry.slug != "training")
+    assert len(kept) == len(sections.SECTIONS) - 1
+    monkeypatch.setattr(sections, "SECTIONS", kept)
 
 
 def test_all_files_are_there(page: Path):
@@ -172,19 +174,25 @@ def test_importing_the_report_loads_no_extra():
 
 
 def test_further_sections_take_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def extra(runs: list[Run]) -> Section:
-        return Section("memory", "Memory", "How much.", (Table("memory", "Peak", ("Runs",), ((text(len(runs)),),)),))
+    def peak(runs: list[Run]) -> Table:
+        return Table("memory", "Peak", ("Runs",), ((text(len(runs)),),))
 
-    def empty(runs: list[Run]) -> Section:
-        return Section("speed", "Speed", tables=(Table("speed", "Speed", ("Runs",), ()),))
+    def empty(runs: list[Run]) -> list[Table]:
+        return [Table("speed", "Speed", ("Runs",), ())]
 
     def absent(runs: list[Run]) -> None:
         return None
 
-    monkeypatch.setattr(write, "SECTIONS", (extra, empty, absent))
+    entries = (
+        SectionEntry("memory", "Memory", "How much.", tables=(peak,)),
+        SectionEntry("speed", "Speed", tables=(empty, absent)),
+        SectionEntry("nothing", "Nothing", tables=(absent,)),
+    )
+    monkeypatch.setattr(sections, "SECTIONS", entries)
     content = write_report(write_results(tmp_path, [record()])).read_text()
     assert 'id="memory"' in content
     assert 'id="speed"' not in content
+    assert 'id="nothing"' not in content
 
 
 def test_a_figure_needs_a_safe_name():

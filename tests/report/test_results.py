@@ -25,6 +25,12 @@ def test_the_same_key_counts_once(tmp_path: Path):
     assert len(load_runs(tmp_path)) == 1
 
 
+def test_a_runs_own_file_counts_before_a_collection(tmp_path: Path):
+    write(tmp_path, [record("wt", key="a", width=64)])
+    (tmp_path / "a-collection.jsonl").write_text(json.dumps(record("wt", key="a", width=128)) + "\n")
+    assert [run.config["width"] for run in load_runs(tmp_path)] == [64]
+
+
 def test_other_logs_are_left_alone(tmp_path: Path):
     write(tmp_path, [record(key="a")])
     (tmp_path / "metrics.jsonl").write_text('{"epoch": 1, "train_loss": 2.0}\n{"epoch": 2, "tr')

@@ -7,20 +7,12 @@ from typing import Any
 import pytest
 
 from gradguess.experiments.paper_numbers import CHOICE_OF_K, SCALING
-from gradguess.experiments.tables import (
-    Cell,
-    Run,
-    Table,
-    choice_of_k_table,
-    command,
-    layers_table,
-    overlap_figure,
-    scaling_figure,
-    scaling_matrix,
-    scaling_table,
-    training_figures,
-)
+from gradguess.experiments.tables.curves import overlap_figures, scaling_figure, training_figures
+from gradguess.experiments.tables.layers import layers_table
 from gradguess.experiments.tables.lines import compare
+from gradguess.experiments.tables.paper import choice_of_k_table, scaling_matrix, scaling_table
+from gradguess.experiments.tables.runs import Run, command
+from gradguess.experiments.tables.table import Cell, Table
 from report.synthetic import Record, diagnosed, paper_records, record
 
 
@@ -140,13 +132,14 @@ def test_scaling_figure_has_ours_and_the_paper_s_curves():
 
 
 def test_overlap_figure_has_layers_ranks_and_the_line_at_ten():
-    figure = overlap_figure(runs(diagnosed(record()), diagnosed(record(seed=1))), 128)
+    (figure,) = overlap_figures(runs(diagnosed(record()), diagnosed(record(seed=1))))
+    assert figure.slug == "overlap-128"
     assert [curve.label for curve in figure.curves] == [
         f"Layer {i}, rank = {r}" for i, r in ((1, 64), (2, 96), (3, 10))
     ]
     assert figure.mark == (10.0, "k = 10")
     assert len(figure.curves[0].x) == 128
-    assert overlap_figure(runs(record()), 128) is None
+    assert overlap_figures(runs(record())) == []
 
 
 def test_training_figures_are_grouped_by_shape():

@@ -22,16 +22,18 @@ class Preferences:
             so fewer recorded graphs; a smaller one less padding.
         replays_functions: `cuda_graphs.graphed` records functions and replays them. A graphed function that computes an
             intermediate result anew then beats one that keeps it outside.
+        fused_losses: `elementwise.cross_entropy` has a kernel.
     """
 
     free_columns: int
     dense_gram: bool
     size_step: int
     replays_functions: bool
+    fused_losses: bool
 
 
-_CPU = Preferences(free_columns=0, dense_gram=False, size_step=8, replays_functions=False)
-_CUDA = Preferences(free_columns=32, dense_gram=True, size_step=32, replays_functions=True)
+_CPU = Preferences(free_columns=0, dense_gram=False, size_step=8, replays_functions=False, fused_losses=False)
+_CUDA = Preferences(free_columns=32, dense_gram=True, size_step=32, replays_functions=True, fused_losses=True)
 
 
 def preferences(t: Tensor) -> Preferences:

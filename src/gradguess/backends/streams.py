@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 
-__all__ = ["SideBySide", "side_by_side"]
+__all__ = ["side_by_side", "waits_for_jobs"]
 
 T = TypeVar("T")
 
@@ -60,20 +60,6 @@ def _sides(device: torch.device) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(SIDES)]
 
 
-class SideBySide(Generic[T]):
-    """Jobs that come one by one. On a CPU each runs when it comes; on CUDA all of them run at `finish`."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.jobs: list[Callable[[], T]] = []
-        self.results: list[T] = []
-
-    def put(self, job: Callable[[], T]) -> None:
-        if self.device.type == "cuda":
-            self.jobs.append(job)
-        else:
-            self.results.append(job())
-
-    def finish(self) -> list[T]:
-        """The results of all jobs, in their order."""
-        return side_by_side(self.device, self.jobs) if self.jobs else self.results
+def waits_for_jobs(device: torch.device) -> bool:
+    """Is it better to collect jobs for `side_by_side` than to run each when it comes?"""
+    return device.type == "cuda"

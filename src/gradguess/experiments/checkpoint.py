@@ -1,7 +1,7 @@
 """Checkpoints: tensors in safetensors, the rest in JSON, no pickle, and the two always belong together.
 
 The tensors of epoch n go to `checkpoint-n.safetensors`; then `checkpoint.json`, which names that file and its
-digest, is replaced in one step; then older tensor files go. A kill between any two leaves a whole pair.
+digest, is replaced in one step; then older tensor files are deleted. A kill between any two leaves a whole pair.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def save(directory: Path, tensors: dict[str, Tensor], state: dict[str, Any], epo
 def load(directory: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The checkpoint of `directory`, or None where there is none yet; damage is an error that says so.
 
-    The run may go on while we read: tensors that do not belong to the index are damage only if the index that is
-    there now is still the one that we read.
+    The run may go on while we read. So tensors that do not belong to the index are damage only if the index on the
+    disk is still the one that we read.
     """
     while True:
         index = _index(directory)
@@ -73,7 +73,7 @@ def _index(directory: Path) -> dict[str, Any] | None:
     if index.get("seal") != _seal(index):
         raise _damaged(directory / INDEX, "was edited, or written by another version")
     if not _well_formed(index):
-        raise _damaged(directory / INDEX, "has fields of another kind than we write")
+        raise _damaged(directory / INDEX, "has fields that are missing or of another type")
     return index
 
 
@@ -89,11 +89,11 @@ def _tensors(directory: Path, index: dict[str, Any]) -> dict[str, Tensor]:
     try:
         return library.load(data)
     except Exception as error:  # the library has errors of its own, and the header may say anything
-        raise _damaged(path, f"is no file of tensors ({str(error).splitlines()[0][:120]})") from error
+        raise _damaged(path, f"is not a file of tensors ({str(error).splitlines()[0][:120]})") from error
 
 
 def _well_formed(index: dict[str, Any]) -> bool:
-    """The seal is no secret: whoever made the file by hand could compute it."""
+    """Whether the fields have the types that `save` writes: the seal is no secret, and anybody can compute it."""
     name, epoch, metrics, peak = (index.get(key) for key in ("tensors", "epoch", "metrics", "peak_mb"))
     return (
         isinstance(name, str)
@@ -108,6 +108,15 @@ def _well_formed(index: dict[str, Any]) -> bool:
         and isinstance(peak, int | float)
         and math.isfinite(peak)
     )
+
+
+def by_part(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Tensors with names like `part/name`, as one dictionary for each part."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        part, _, name = key.partition("/")
+        parts.setdefault(part, {})[name] = value
+    return parts
 
 
 def _damaged(path: Path, what: str) -> GradguessError:

@@ -8,38 +8,36 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from gradguess.errors import InputError
+from gradguess.experiments.datasets import DATASETS
+from gradguess.experiments.methods import METHODS
+from gradguess.experiments.models import ACTIVATIONS, MODELS
 from gradguess.experiments.names import unknown
+from gradguess.experiments.studies import LEARN, STARTS
 
 Solver = Literal["svd", "subspace", "shared"]
 Memory = Literal["store", "replay"]
-FIXED_CHOICES = {
+CHOICES: dict[str, Iterable[str]] = {
+    "data": DATASETS,
+    "model": MODELS,
+    "method": METHODS,
+    "activation": ACTIVATIONS,
     "solver": get_args(Solver),
     "memory": get_args(Memory),
     "dtype": ("float32", "float64", "bfloat16"),
     "schedule": ("constant", "cosine"),
-    "learn": ("weighted", "outputs", "loss", "momentum", "truth", "never"),
-    "start": ("zero", "random"),
+    "learn": LEARN,
+    "start": STARTS,
     "matmul": ("highest", "high"),
     "teacher": ("wperp", "wt", "activation"),
 }
-AT_LEAST_ONE = (
-    "width",
-    "depth",
-    "epochs",
-    "batch",
-    "refresh",
-    "every",
-    "eval_every",
-    "steps",
-    "sweeps",
-    "tangents",
-)
+AT_LEAST_ONE = ("width", "depth", "epochs", "batch", "refresh", "every", "eval_every", "steps", "sweeps", "tangents")
 AT_LEAST_ZERO = ("samples", "seed", "weight_decay", "diagnose", "rate", "sigma", "bootstrap")
 
 
 def option(default: Any, text: str) -> Any:
-    """A field with the text that the command line shows for it."""
-    return dataclasses.field(default=default, metadata={"help": text})
+    """A field with the text that the command line shows for it; `{name}` stands for the choices of that field."""
+    listed = {name: ", ".join(known) for name, known in CHOICES.items()}
+    return dataclasses.field(default=default, metadata={"help": text.format(**listed)})
 
 
 @dataclass(frozen=True)
@@ -52,40 +50,40 @@ class TrainConfig:
     'wperp-w128-s1-k25'
     """
 
-    data: str = option("mnist1d", "dataset")
-    samples: int = option(0, "train on the first so many samples; 0: on all")
-    model: str = option("mlp", "network")
-    method: str = option("wperp", "how gradients are guessed")
+    data: str = option("mnist1d", "data set: {data}")
+    samples: int = option(0, "train on this many samples, the first ones; 0: on all of them")
+    model: str = option("mlp", "network: {model}")
+    method: str = option("wperp", "how gradients are estimated: {method}")
     width: int = option(128, "units per hidden layer, features per token, or channels of the first convolution")
     depth: int = option(3, "hidden layers, convolutions or blocks")
-    activation: str = option("relu", "elementwise function")
+    activation: str = option("relu", "elementwise function: {activation}")
     bias: bool = option(False, "give the layers of an mlp biases")
     epochs: int = option(300, "passes over the training data")
     lr: float = option(1e-4, "learning rate of AdamW")
     weight_decay: float = option(0.01, "weight decay of AdamW")
-    schedule: str = option("constant", "learning rate over time: constant or cosine")
+    schedule: str = option("constant", "learning rate over time: {schedule}")
     batch: int = option(512, "samples per step")
     seed: int = option(0, "seed of initialisation, shuffling and guesses")
     k: int | str = option(10, "dimension of the guessing space, or 'rank'")
-    solver: Solver = option("shared", "how W⊥ finds its basis: svd, subspace or shared")
+    solver: Solver = option("shared", "how W⊥ finds its basis: {solver}")
     refresh: int = option(50, "steps between two refreshes of a cached basis")
     steps: int = option(5, "Newton-Schulz steps (wperp-ns)")
     sigma: float = option(1e-5, "damping of wp")
     tangents: int = option(1, "directions per step")
-    isolate: bool = option(False, "one tangent per site: sites cause each other no noise")
-    memory: Memory = option("store", "store activations, or replay the pass")
+    isolate: bool = option(False, "give each site a tangent of its own, so that sites cause each other no noise")
+    memory: Memory = option("store", "keep the activations, or run the pass again: {memory}")
     sites: str = option("auto", "where gradients are guessed: auto, leaf, branch, or a number of pieces")
     rate: float = option(0.3, "learning rate of the feedback matrices")
     every: int = option(1, "steps between two tangent passes (feedback)")
     fraction: float = option(1.0, "part of the batch in a tangent pass (feedback)")
     sweeps: int = option(1, "sweeps of the chain (feedback-chained)")
-    learn: str = option("weighted", "what teaches the feedback: weighted, outputs, loss, momentum, truth or never")
+    learn: str = option("weighted", "what teaches the feedback: {learn}")
     bootstrap: float = option(0.0, "rate at which the feedback is drawn to its own chained estimate")
-    start: str = option("zero", "feedback matrices at the start: zero or random")
-    teacher: str = option("wperp", "guess that teaches the feedback: wperp, wt or activation")
+    start: str = option("zero", "feedback matrices at the start: {start}")
+    teacher: str = option("wperp", "guess that teaches the feedback: {teacher}")
     balance: bool = option(False, "scale each site's directions to the tangent from below")
-    dtype: str = option("float32", "float32, float64 or bfloat16")
-    matmul: str = option("highest", "precision of float32 products on a GPU: highest or high (TF32)")
+    dtype: str = option("float32", "number format: {dtype}")
+    matmul: str = option("highest", "precision of float32 products on a GPU: highest, or high (TF32)")
     device: str = option("cpu", "device of PyTorch, such as cpu or cuda")
     eval_every: int = option(10, "epochs between two evaluations")
     diagnose: int = option(0, "epochs between two diagnoses of the guess; 0: never")
@@ -131,17 +129,8 @@ def differences(ours: TrainConfig, theirs: dict[str, Any]) -> list[str]:
     ]
 
 
-def _choices() -> dict[str, Iterable[str]]:
-    """The registries, imported here so that reading the options costs no import of the library."""
-    from gradguess.experiments.data import DATASETS
-    from gradguess.experiments.methods import METHODS
-    from gradguess.experiments.models import ACTIVATIONS, MODELS
-
-    return {"data": DATASETS, "model": MODELS, "method": METHODS, "activation": ACTIVATIONS, **FIXED_CHOICES}
-
-
 def _check(config: TrainConfig) -> None:
-    for name, known in _choices().items():
+    for name, known in CHOICES.items():
         if getattr(config, name) not in list(known):  # a list: the value may be anything, hashable or not
             raise unknown(name, str(getattr(config, name)), known)
     for item in dataclasses.fields(config):

@@ -1,40 +1,28 @@
-"""Datasets as tensors: generated once, cached as `.npz`, checked on every load.
+"""Data sets as tensors: made once, cached as `.npz`, checked on every load.
 
-A dataset is looked for in the directory `GRADGUESS_DATA` (a file carried to a machine without the generating
-package), then in the cache (`GRADGUESS_CACHE`, else the XDG cache directory), and made otherwise.
+A data set is looked for in the directory `GRADGUESS_DATA` (a file carried to a machine without the package that makes
+it), then in the cache (`GRADGUESS_CACHE`, else the XDG cache directory). Where neither has it, it is made.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gradguess.errors import GradguessError
+from gradguess.experiments.datasets import DATASETS
+from gradguess.experiments.datasets.source import NAMES, Arrays, Kind, Source
 from gradguess.experiments.files import write_atomic
 from gradguess.experiments.names import lookup
-from gradguess.experiments.sources import (
-    CHARACTERS,
-    NAMES,
-    Arrays,
-    make_digits,
-    make_fashion_mnist,
-    make_mnist,
-    make_mnist1d,
-    make_mnist5k,
-    make_shakespeare,
-)
-
-Kind = Literal["signal", "image", "text"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +63,7 @@ class Dataset:
         return self.shape.inputs
 
     def first(self, samples: int) -> Dataset:
-        """The same with the first so many training samples; with all of them for 0, or where there are fewer."""
+        """The same with the first `samples` training samples; with all of them for 0, or where there are fewer."""
         return replace(self, x_train=self.x_train[:samples], y_train=self.y_train[:samples]) if samples else self
 
     def to(self, device: str | torch.device, dtype: torch.dtype) -> Dataset:
@@ -88,17 +76,6 @@ class Dataset:
             x_test=self.x_test.to(device, x_dtype),
             y_test=self.y_test.to(device),
         )
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a dataset comes from, and the numbers by which it is recognised (see `fingerprint`)."""
-
-    make: Callable[[], Arrays]
-    classes: int
-    fingerprint: tuple[float, ...] | None = None
-    kind: Kind = "signal"
-    scale: tuple[float, float] = (0.0, 1.0)  # mean and standard deviation of an image's pixels in [0, 1]
 
 
 def fingerprint(arrays: Arrays) -> tuple[float, ...]:
@@ -120,9 +97,9 @@ def _read(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in NAMES}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise GradguessError(f"{path} is not a dataset of gradguess, or is damaged ({error}); delete it.") from error
+        raise GradguessError(f"{path} is not a data set of gradguess, or is damaged ({error}); delete it.") from error
     if any(len(arrays[f"x_{split}"]) != len(arrays[f"y_{split}"]) for split in ("train", "test")):
-        raise GradguessError(f"{path}: inputs and targets differ in number; delete it.")
+        raise GradguessError(f"{path}: expected as many targets as inputs, found another number; delete it.")
     return arrays
 
 
@@ -132,7 +109,7 @@ def _verify(arrays: Arrays, expected: tuple[float, ...] | None, where: str) -> N
         worst = int(np.abs(np.subtract(found, expected)).argmax())
         raise GradguessError(
             f"{where} does not hold the data that was tested: {NAMES[worst // 3]} differs (expected "
-            f"{expected[worst]:.6f}, found {found[worst]:.6f})."
+            f"{expected[worst]:.6f}, found {found[worst]:.6f}). Delete it, or install the pinned versions."
         )
 
 
@@ -153,7 +130,7 @@ def _inputs(x: np.ndarray, source: Source) -> Tensor:
 
 
 def load_npz(path: str | Path, classes: int | None = None) -> Dataset:
-    """A dataset from a file with the arrays `x_train`, `y_train`, `x_test`, `y_test`."""
+    """A data set from a file with the arrays `x_train`, `y_train`, `x_test`, `y_test`."""
     arrays = _read(Path(path))
     found = 1 + int(max(arrays["y_train"].max(), arrays["y_test"].max()))
     return _tensors(arrays, Source(lambda: arrays, classes if classes is not None else found))
@@ -161,8 +138,6 @@ def load_npz(path: str | Path, classes: int | None = None) -> Dataset:
 
 def save_npz(path: str | Path, arrays: Arrays) -> None:
     """Write what `load_npz` reads, in one step."""
-    import io
-
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     write_atomic(Path(path), buffer.getvalue())
@@ -186,8 +161,8 @@ def _made_and_cached(source: Source, path: Path) -> Arrays:
 
 
 def load(name: str) -> Dataset:
-    """The dataset `name` of `DATASETS`, from the carried file, the cache or its generator."""
-    source = lookup(DATASETS, name, "dataset")
+    """The data set `name` of `DATASETS`, from the carried file, the cache or its generator."""
+    source = lookup(DATASETS, name, "data set")
     carried = os.environ.get("GRADGUESS_DATA")
     if carried and (path := Path(carried) / f"{name}.npz").is_file():
         arrays = _read(path)
@@ -201,42 +176,5 @@ def load(name: str) -> Dataset:
         arrays = _made_and_cached(source, path)
     return _tensors(arrays, source)
 
-
-# x_train, y_train, x_test, y_test
-FINGERPRINTS: dict[str, tuple[float, ...]] = {
-    "mnist1d": (
-        *(-0.00032367, 0.99530159, -0.00168027, 4.50450000, 28.53450000, 0.04912184),
-        *(0.00129469, 1.01879365, -0.00379256, 4.48200000, 28.36200000, -0.07078862),
-    ),
-    "digits": (
-        *(73.30718, 13518.79648, -0.0553, 4.52818, 28.62978, 0.04926),
-        *(73.08398, 13488.75977, 0.42677, 4.34167, 27.34722, 0.10252),
-    ),
-    "mnist5k": (
-        *(33.39316, 7285.42794, 0.00537, 4.52675, 28.78575, -0.01907),
-        *(33.8599, 7417.98635, -0.02641, 4.393, 27.357, 0.03578),
-    ),
-    "mnist": (
-        *(33.31842, 7282.96769, 0.0027, 4.45393, 28.18527, 0.00683),
-        *(33.79122, 7410.12579, 0.00656, 4.4434, 28.129, -0.00826),
-    ),
-    "fashion-mnist": (
-        *(72.94035, 13424.10826, -0.00333, 4.5, 28.5, 0.00787),
-        *(73.14657, 13427.6229, 0.00688, 4.5, 28.5, -0.02582),
-    ),
-    "shakespeare": (
-        *(21.69777, 667.03874, -0.0002, 21.69753, 667.02143, 0.00426),
-        *(21.68648, 671.23047, 0.01701, 21.68694, 671.24727, 0.0082),
-    ),
-}
-
-DATASETS: dict[str, Source] = {
-    "mnist1d": Source(make_mnist1d, 10, FINGERPRINTS["mnist1d"]),
-    "digits": Source(make_digits, 10, FINGERPRINTS["digits"], "image", scale=(0.2873, 0.3539)),
-    "mnist5k": Source(make_mnist5k, 10, FINGERPRINTS["mnist5k"], "image", scale=(0.1307, 0.3081)),
-    "mnist": Source(make_mnist, 10, FINGERPRINTS["mnist"], "image", scale=(0.1307, 0.3081)),
-    "fashion-mnist": Source(make_fashion_mnist, 10, FINGERPRINTS["fashion-mnist"], "image", scale=(0.2860, 0.3530)),
-    "shakespeare": Source(make_shakespeare, len(CHARACTERS), FINGERPRINTS["shakespeare"], "text"),
-}
 
 __all__ = ["DATASETS", "Dataset", "Shape", "Source", "fingerprint", "load", "load_npz", "save_npz"]

@@ -55,8 +55,10 @@ def _kilobytes(field: str) -> int:
 
 
 def _give_back_freed_memory() -> None:
-    """Else a run would fill the memory that earlier ones in this process freed, and seem to need none."""
+    """Without this, a run would fill the memory that earlier ones in this process freed, and seem to need none."""
     gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -67,11 +69,11 @@ class PeakMemory:
     def __init__(self, device: str) -> None:
         self.cuda = torch.device(device).type == "cuda"
         self.device = device
+        _give_back_freed_memory()
         if self.cuda:
             torch.cuda.reset_peak_memory_stats(device)
             return
         try:  # Linux can forget the peak of what ran before in this process
-            _give_back_freed_memory()
             Path("/proc/self/clear_refs").write_text("5")
             self.start = _kilobytes("VmRSS")
         except (OSError, ValueError):

@@ -33,7 +33,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Replace `path` by `content` in one step; on failure the old file stays and no debris is left."""
+    """Replace `path` by `content` in one step. On failure the old file stays, and nothing else is left behind."""
     data = content.encode() if isinstance(content, str) else content
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with explained(path):
@@ -49,22 +49,23 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=1) + "\n")
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """The JSON object in `path`; `what` names the file's role when it cannot be read."""
+def read_json(path: Path, what: str, expected: type = dict) -> Any:
+    """The JSON object (or another value of the `expected` type) in `path`; `what` names the file's role in errors."""
     with explained(path):
         text = path.read_bytes()
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise GradguessError(f"{what} {path} is truncated or not JSON ({error}); delete it to start afresh.") from error
-    if not isinstance(value, dict):
-        raise GradguessError(f"{what} {path} must hold a JSON object, found {type(value).__name__}.")
+    if not isinstance(value, expected):
+        name = "object" if expected is dict else expected.__name__
+        raise GradguessError(f"{what} {path} must hold a JSON {name}, found {type(value).__name__}.")
     return value
 
 
 @contextlib.contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Own `directory` meanwhile; a second process is refused. The kernel drops the lock of a killed one."""
+    """Lock `directory` while the block runs, and refuse a second process. The kernel frees the lock of a dead one."""
     path = directory / ".lock"
     with explained(path):
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a guess does at each site of a network: measured during a run, or of a checkpoint afterwards."""
+"""What a guess does at each site of a network, measured during a run or of its checkpoint afterwards."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def inspect_sites(
 ) -> dict[str, dict[str, Any]]:
     """`gg.diagnose` on the first batch of the training data, as values that JSON can hold.
 
-    From a generator of its own, so that looking at a run does not change it. Feedback is judged with what `forward` has
-    learned, without the curves of the Jacobian, which are the network's; other guesses from a basis of their own.
+    Diagnosing draws from a generator of its own, so that it does not change the run. Feedback is judged with what
+    `forward` has learned, and without the curves of the Jacobian; other guesses compute a fresh basis.
     """
     generator = torch.Generator(config.device).manual_seed(config.seed)
     x, y = data.x_train[: config.batch], data.y_train[: config.batch]
@@ -73,19 +73,14 @@ def inspect_run(config: TrainConfig, directory: Path | None = None) -> dict[str,
 
 
 def _stored(directory: Path) -> tuple[dict[str, dict[str, Tensor]], int]:
-    """What the checkpoint holds of the model and of the forward gradient, and its epoch."""
+    """The parts of the checkpoint in `directory`, and its epoch."""
     from gradguess.experiments import checkpoint
 
     stored = checkpoint.load(directory)
     if stored is None:
         raise GradguessError(f"{directory} holds no checkpoint: expected the --out directory of gradguess train.")
     tensors, state = stored
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "forward": {}}
-    for key, value in tensors.items():
-        part, _, name = key.partition("/")
-        if part in parts:
-            parts[part][name] = value
-    return parts, state["epoch"]
+    return {"model": {}, "forward": {}} | checkpoint.by_part(tensors), state["epoch"]
 
 
 def save_plots(record: dict[str, Any], directory: Path) -> list[Path]:

@@ -1,8 +1,9 @@
 """Ctrl-C that is not lost.
 
 Python raises `KeyboardInterrupt` wherever it happens to be. In a `__del__`, in the callback of a weak reference or of
-the garbage collector, or below a C library, it is printed and forgotten, and the run goes on. So a command counts
-Ctrl-C (`listening`), and a loop asks between two steps (`asked_between_steps`, `check`). Importing changes no handler.
+the garbage collector, or below a C library, the exception is printed and forgotten, and the run goes on. So a command
+counts Ctrl-C (`listening`), and a loop asks between two steps (`asked_between_steps`, `check`). Importing this module
+changes no handler.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class _Ctrl:
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Count Ctrl-C meanwhile. The first waits for `check` where a loop asks; else it, and the second, raise at once.
+    """Count Ctrl-C while the block runs. Where a loop asks, the first waits for `check`; otherwise it raises at once.
 
-    The third ends the process on the spot. Nothing changes outside of the main thread, where Python has no handlers,
-    and for a process that was started to ignore Ctrl-C.
+    The second always raises at once, and the third ends the process. Nothing changes outside of the main thread, where
+    Python has no handlers, and in a process that was started to ignore Ctrl-C.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before in (_press, signal.SIG_IGN, None):
@@ -55,7 +56,7 @@ def _press(*_: object) -> None:
 
 @contextlib.contextmanager
 def asked_between_steps() -> Iterator[None]:
-    """The block calls `check` often. Its end, where all is saved, is one such place."""
+    """For a block that calls `check` often. Its end, where everything is saved, is one more place to stop."""
     _Ctrl.asked = True
     try:
         yield

@@ -10,14 +10,14 @@ from typing import Any
 from gradguess.errors import GradguessError
 from gradguess.experiments.files import explained
 
-NUMBERS = ("loss", "step_ms", "seconds")  # of every row
+NUMBERS = ("loss", "step_ms", "seconds")  # that every row has
 
 
 class MetricsLog:
     """Rows in memory and, where a path is given, in `metrics.jsonl`.
 
-    The checkpoint keeps `position`: length and digest of the file at that epoch. On resumption whatever was
-    written after it is cut off, since the epoch is run again, and a change before it is refused.
+    The checkpoint keeps `position`: length and digest of the file at that epoch. On resumption what was written after
+    it is cut off, since that epoch is run again. A change before it is refused.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -59,7 +59,7 @@ class MetricsLog:
         self._digest, self._length = hashlib.sha256(kept), length
 
     def _row(self, line: bytes, number: int) -> dict[str, Any]:
-        """One epoch of the log; it matches its checkpoint, but somebody may have made both by hand."""
+        """One epoch of the log, checked: it matches its checkpoint, but somebody may have made both by hand."""
         try:
             row = json.loads(line)
             fine = row["epoch"] == number and all(isinstance(row[name], int | float) for name in NUMBERS)

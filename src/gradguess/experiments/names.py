@@ -1,4 +1,4 @@
-"""Registries are plain dictionaries; a name is looked up here, with help for a slip of the finger."""
+"""Looking up a name in a registry, which is a plain dictionary, with help for a slip of the finger."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Entry = TypeVar("Entry")
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for a name that is not there: suggests the nearest, lists them all."""
+    """The error for a name that is not there: it suggests the nearest and lists all."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""

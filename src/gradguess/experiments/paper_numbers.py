@@ -8,20 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "BIAS_VARIANCE",
-    "CHOICE_OF_K",
-    "ENTRIES",
-    "LAYER_SITES",
-    "NEWTON_SCHULZ",
-    "PRECONDITIONING",
-    "RANKS",
-    "SCALING",
-    "SETTING",
-    "WIDTHS",
-    "Published",
-]
-
 # What every run of the paper has in common; a run is held against the paper only if it agrees with all of it.
 SETTING: dict[str, object] = {
     "data": "mnist1d",

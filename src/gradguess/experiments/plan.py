@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradguess.errors import InputError
 from gradguess.experiments.config import TrainConfig
@@ -18,18 +17,17 @@ SCALING_METHODS = ("weight", "activation", "wt", "wperp", "backprop")
 
 @dataclass(frozen=True)
 class Preset:
-    """How much of each experiment is run: its widths, and its seeds unless told."""
+    """How much of each experiment is run."""
 
     widths: tuple[int, ...]
-    seeds: int
-    heavy: bool  # also the runs that take an hour on a CPU
-
-    wide: tuple[int, ...] = ()  # widths for the study of learned feedback alone
-    samples: int = 0  # of real data; 0: all
-    rates: tuple[float, ...] = RATES  # for networks on real data
+    seeds: int  # unless another number is asked for
+    heavy: bool  # whether runs that take an hour on a CPU belong to it
+    wide: tuple[int, ...] = ()  # further widths for the study of learned feedback
+    samples: int = 0  # of real data to train on; 0: all
+    rates: tuple[float, ...] = RATES  # learning rates of networks on real data
 
     def near(self, *wanted: int) -> tuple[int, ...]:
-        """The wanted widths that this preset has; if none, its largest stands in."""
+        """The wanted widths that this preset has, or its largest if it has none of them."""
         return tuple(width for width in wanted if width in self.widths) or (max(self.widths),)
 
 
@@ -42,7 +40,7 @@ PRESETS = {
 def choice_of_k(preset: Preset) -> Runs:
     """W⊥ for several k against W^T."""
     kinds = [TrainConfig(method="wt")] + [TrainConfig(method="wperp", k=k) for k in ("rank", 25, 10, 1)]
-    return [dataclasses.replace(kind, width=width) for width in preset.near(128) for kind in kinds]
+    return [replace(kind, width=width) for width in preset.near(128) for kind in kinds]
 
 
 def overlap(preset: Preset) -> Runs:
@@ -97,10 +95,10 @@ def feedback_width(preset: Preset) -> Runs:
         TrainConfig(method="feedback-direct", every=4, fraction=0.25),
         TrainConfig(method="feedback-chained", every=4, fraction=0.25),
     ]
-    runs = [dataclasses.replace(kind, width=width) for width in preset.widths for kind in kinds]
-    wide = [dataclasses.replace(kind, width=width) for width in preset.wide for kind in FEEDBACK]
+    runs = [replace(kind, width=width) for width in preset.widths for kind in kinds]
+    wide = [replace(kind, width=width) for width in preset.wide for kind in FEEDBACK]
     tuned = [
-        dataclasses.replace(kind, width=width, schedule="cosine", lr=lr)
+        replace(kind, width=width, schedule="cosine", lr=lr)
         for width in preset.near(512)
         for lr in (3e-4, 1e-3, 3e-3)
         for kind in FEEDBACK
@@ -116,7 +114,7 @@ def feedback_depth(preset: Preset) -> Runs:
         TrainConfig(method="feedback-chained", sites="4"),
     ]
     return [
-        dataclasses.replace(kind, width=width, depth=depth, lr=lr)
+        replace(kind, width=width, depth=depth, lr=lr)
         for width in preset.near(512)
         for depth, rates in ((6, (1e-4,)), (12, (1e-4, 3e-4, 1e-3)))
         for lr in rates
@@ -129,16 +127,16 @@ def feedback_residual(preset: Preset) -> Runs:
     chained = TrainConfig(method="feedback-chained")
     kinds = [
         *FEEDBACK,
-        dataclasses.replace(chained, learn="never"),
-        dataclasses.replace(chained, sweeps=2),
-        dataclasses.replace(chained, sweeps=2, learn="never"),
-        dataclasses.replace(chained, sweeps=4),
-        dataclasses.replace(chained, sweeps=4, learn="never"),
-        dataclasses.replace(chained, bootstrap=0.3),
-        dataclasses.replace(chained, learn="never", bootstrap=0.3),
+        replace(chained, learn="never"),
+        replace(chained, sweeps=2),
+        replace(chained, sweeps=2, learn="never"),
+        replace(chained, sweeps=4),
+        replace(chained, sweeps=4, learn="never"),
+        replace(chained, bootstrap=0.3),
+        replace(chained, learn="never", bootstrap=0.3),
     ]
     return [
-        dataclasses.replace(kind, model="residual", width=128, depth=depth, epochs=20, batch=128, lr=3e-4)
+        replace(kind, model="residual", width=128, depth=depth, epochs=20, batch=128, lr=3e-4)
         for depth in (12, 24)
         for kind in kinds
     ]
@@ -149,14 +147,14 @@ def feedback_quality(preset: Preset) -> Runs:
     forms = ("feedback-direct", "feedback-chained", "feedback-corrected")
     kinds = [TrainConfig(method=form, diagnose=25) for form in forms]
     kinds += [TrainConfig(method=method, diagnose=DIAGNOSE) for method in ("wperp", "wt")]
-    return [dataclasses.replace(kind, width=width) for width in preset.near(128) for kind in kinds]
+    return [replace(kind, width=width) for width in preset.near(128) for kind in kinds]
 
 
 def feedback_ablations(preset: Preset) -> Runs:
     """What a sceptical reader asks for, at width 256."""
     direct, chained = TrainConfig(method="feedback-direct"), TrainConfig(method="feedback-chained")
     both = [
-        dataclasses.replace(form, **change)
+        replace(form, **change)
         for form in (direct, chained)
         for change in (
             {"start": "random", "learn": "never"},  # direct feedback alignment, and its chained form
@@ -169,14 +167,14 @@ def feedback_ablations(preset: Preset) -> Runs:
         )
     ]
     alone = [
-        dataclasses.replace(chained, learn="never"),
-        dataclasses.replace(chained, learn="never", bootstrap=0.3),  # synthetic gradients, no tangent
-        dataclasses.replace(chained, bootstrap=0.3),  # the same, anchored by tangents
+        replace(chained, learn="never"),
+        replace(chained, learn="never", bootstrap=0.3),  # synthetic gradients, no tangent
+        replace(chained, bootstrap=0.3),  # the same, anchored by tangents
         TrainConfig(method="wperp", balance=True),
         TrainConfig(method="wperp", tangents=10),
         TrainConfig(method="wperp", isolate=True),
     ]
-    return [dataclasses.replace(kind, width=width) for width in preset.near(256) for kind in both + alone]
+    return [replace(kind, width=width) for width in preset.near(256) for kind in both + alone]
 
 
 def real_networks(preset: Preset) -> Runs:
@@ -224,28 +222,25 @@ def plan(
     overrides = {name: value for name, value in (("solver", solver), ("device", device)) if value is not None}
     runs = {
         name: [
-            dataclasses.replace(config, seed=seed, **overrides)  # type: ignore[arg-type]
+            replace(config, seed=seed, **overrides)  # type: ignore[arg-type]
             for seed in range(count)
             for config in build(chosen)
             if chosen.heavy or name in asked or not is_heavy(config)
         ]
         for name, build in EXPERIMENTS.items()
     }
-    shared = _shared(runs)  # over all experiments: asking for one alone must not make its runs other runs
+    shared = _shared(runs)  # over all experiments, so that a run is the same when one experiment alone is asked for
     return {name: shared[name] for name in asked or PAPER}
 
 
 def _shared(runs: dict[str, Runs]) -> dict[str, Runs]:
-    """Diagnoses do not change a run: one diagnosed somewhere is diagnosed everywhere, and run once."""
+    """Diagnosing does not change a run, so one that any experiment diagnoses is diagnosed in all, and run once."""
     looked_at: dict[TrainConfig, int] = {}
     for config in (config for configs in runs.values() for config in configs):
-        plain = dataclasses.replace(config, diagnose=0)
+        plain = replace(config, diagnose=0)
         looked_at[plain] = max(looked_at.get(plain, 0), config.diagnose)
     return {
-        name: [
-            dataclasses.replace(config, diagnose=looked_at[dataclasses.replace(config, diagnose=0)])
-            for config in configs
-        ]
+        name: [replace(config, diagnose=looked_at[replace(config, diagnose=0)]) for config in configs]
         for name, configs in runs.items()
     }
 
@@ -266,7 +261,7 @@ def unique(runs: dict[str, Runs]) -> Runs:
 
 
 def cost(config: TrainConfig) -> float:
-    """Rough relative work of a run; only the order and the time left depend on it."""
+    """Roughly how much work a run is. Only the order of the runs and the time left depend on it."""
     size = config.depth * config.width**2 + 6e4
     return config.epochs * size * _factor(config)
 

@@ -7,20 +7,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.methods import settings_of
 from gradguess.experiments.names import lookup
 
-_RARE = {"every": 4, "fraction": 0.25}
-_BOOTSTRAP = {"learn": "never", "bootstrap": 0.3}  # predictions are drawn to the chained estimate; no tangents
-VARIANTS: dict[str, dict[str, Any]] = {
-    "backprop": {"method": "backprop"},
-    "wperp": {"method": "wperp"},
-    "feedback-direct": {"method": "feedback-direct"},
-    "feedback-chained": {"method": "feedback-chained"},
-    "feedback-chained-rare": {"method": "feedback-chained", **_RARE},
-    "feedback-chained-pieces": {"method": "feedback-chained", "sites": "3", **_RARE},
-    "feedback-chained-pieces-zero": {"method": "feedback-chained", "sites": "3", "learn": "never", **_RARE},
-    "feedback-chained-bootstrap": {"method": "feedback-chained", **_BOOTSTRAP},
-    "feedback-chained-pieces-bootstrap": {"method": "feedback-chained", "sites": "3", **_BOOTSTRAP},
+STUDIED: dict[str, dict[str, Any]] = {
+    name: settings_of(name)
+    for name in (
+        *("backprop", "wperp", "feedback-direct", "feedback-chained", "feedback-chained-rare"),
+        *("feedback-chained-pieces", "feedback-chained-pieces-zero"),
+        *("feedback-chained-bootstrap", "feedback-chained-pieces-bootstrap"),
+    )
 }
 RATES = (3e-4, 1e-3, 3e-3)  # the same grid for every method
 SEEDS = 3
@@ -72,7 +68,7 @@ def real(
         for task in chosen
         for seed in range(seeds)
         for lr in rates
-        for variant in VARIANTS.values()
+        for variant in STUDIED.values()
     ]
 
 
@@ -83,32 +79,17 @@ _FREE = (
 
 
 def variant_of(config: TrainConfig) -> str | None:
-    """Which of `VARIANTS` a run is."""
-    fields = list(dict.fromkeys(field for variant in VARIANTS.values() for field in variant))
+    """The name in `STUDIED` of what was run; None if it is not there."""
+    fields = list(dict.fromkeys(field for variant in STUDIED.values() for field in variant))
     settings = {field: getattr(config, field) for field in fields}
     plain = {field: getattr(_common, field) for field in fields}
-    return next((name for name, variant in VARIANTS.items() if plain | variant == settings), None)
+    return next((name for name, variant in STUDIED.items() if plain | variant == settings), None)
 
 
 def task_of(config: TrainConfig) -> str | None:
-    """The task that a run belongs to, however long it is and whatever part of the data it sees."""
+    """The task of a run, however long it is and whatever part of the data it sees; None if it has none."""
     for name, task in TASKS.items():
         mine = {field: getattr(config, field) for field in _FREE}
         if dataclasses.replace(task, **mine) == config:
             return name
     return None
-
-
-def ablations(only: Iterable[str] = (), device: str = "cpu", lr: float = 1e-3, seeds: int = SEEDS) -> list[TrainConfig]:
-    """What the learning adds: feedback that stays zero (chained), and fixed random matrices (direct)."""
-    chosen = [lookup(TASKS, name, "task") for name in only] or list(TASKS.values())
-    kinds: tuple[dict[str, Any], ...] = (
-        {"method": "feedback-chained", "learn": "never"},
-        {"method": "feedback-direct", "learn": "never", "start": "random"},
-    )
-    return [
-        dataclasses.replace(task, lr=lr, seed=seed, device=device, **kind)
-        for task in chosen
-        for seed in range(seeds)
-        for kind in kinds
-    ]

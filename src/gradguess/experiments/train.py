@@ -28,15 +28,8 @@ from gradguess.experiments.world import ONE, World, world
 
 Row = dict[str, Any]
 SPLITS = ("train", "test")
-EVALUATED = (
-    "epoch",
-    "train_loss",
-    "test_loss",
-    "train_accuracy",
-    "test_accuracy",
-    "train_bits",
-    "test_bits",
-    "seconds",
+EVALUATED = (  # what the history of a result holds of an epoch
+    *("epoch", "train_loss", "test_loss", "train_accuracy", "test_accuracy", "train_bits", "test_bits", "seconds"),
 )
 CHUNK = 4096  # samples evaluated at once
 
@@ -62,7 +55,7 @@ def train(config: TrainConfig, out: str | Path | None = None, on_epoch: Callable
 
 
 def claim(directory: Path, config: TrainConfig) -> Row | None:
-    """Mark `directory` as the home of `config`; its result if it is finished; an error if it is another's."""
+    """Make `directory` the home of `config`, or refuse if it is another's. The result, if the run is finished."""
     path = directory / "config.json"
     if not path.exists():
         if strangers := [item.name for item in directory.iterdir() if item.name in ("result.json", checkpoint.INDEX)]:
@@ -78,12 +71,12 @@ def claim(directory: Path, config: TrainConfig) -> Row | None:
 
 
 def _checked(record: Row, path: Path, config: TrainConfig) -> Row:
-    """A result that somebody may have edited."""
+    """The result, unless somebody has edited it."""
     metrics = record.get("metrics")
     if record.get("key") != config.key or not isinstance(metrics, dict) or not metrics:
-        raise GradguessError(f"result {path} is not that of {config.key}; delete it to run the last epoch's end again.")
+        raise GradguessError(f"result {path} is not that of {config.key}; delete it to have it written again.")
     if not all(isinstance(value, int | float) for value in metrics.values()):
-        raise GradguessError(f"result {path} holds metrics that are no numbers; delete it.")
+        raise GradguessError(f"result {path} holds metrics that are not numbers; delete it to have it written again.")
     return record
 
 
@@ -144,7 +137,7 @@ class _Run:
         torch.set_float32_matmul_precision(config.matmul)
         self.data = load(config.data).first(config.samples).to(config.device, getattr(torch, config.dtype))
         ranks.check_batches(len(self.data.x_train), config.batch)
-        self.place: tuple[int, int] | None = None  # of this rank's samples in the batch
+        self.place: tuple[int, int] | None = None  # where this rank's samples lie in the batch
         self.model = build_model(config, self.data)
         self.guess = guess_for(config)
         self.forward = build_forward(config, self.model)
@@ -245,7 +238,7 @@ class _Run:
         return tensors
 
     def resume(self) -> None:
-        """Take up the last checkpoint, if the directory has one."""
+        """Continue from the last checkpoint, if the directory has one."""
         stored = self.ranks.from_first(lambda: checkpoint.load(self.directory) if self.directory else None)
         if stored is None:
             self.log.restore(None)
@@ -253,32 +246,26 @@ class _Run:
         tensors, state = stored
         self.log.restore(state["metrics"])
         if self.directory and len(self.log.rows) != state["epoch"]:
-            raise GradguessError(f"{self.directory}: checkpoint and metrics.jsonl disagree about the epoch.")
+            raise GradguessError(
+                f"{self.directory}: checkpoint and log are of different epochs; delete it to start afresh."
+            )
         try:
-            self.take(tensors)
+            self.restore(tensors)
         except (KeyError, ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
             reason = str(error).splitlines()[0][:160]
             raise GradguessError(f"the checkpoint in {self.directory} does not fit this run: {reason}") from error
         self.epoch, self.peak_mb = state["epoch"], state["peak_mb"]
 
-    def take(self, tensors: dict[str, Tensor]) -> None:
-        """The state that `tensors` gave."""
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimiser": {}, "forward": {}, "generator": {}}
-        for key, value in tensors.items():
-            part, _, name = key.partition("/")
-            parts[part][name] = value
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Take up the state that `tensors` returned."""
+        parts = checkpoint.by_part(tensors)
+        if unknown := parts.keys() - {"model", "optimiser", "forward", "generator"}:
+            raise KeyError(f"it holds tensors of {sorted(unknown)[0]!r}, which no run has")
+        slots = {int(number): values for number, values in checkpoint.by_part(parts.get("optimiser", {})).items()}
         self.model.load_state_dict(parts["model"])
-        self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": _slots(parts["optimiser"])})
-        self.forward.load_state_dict(parts["forward"])
+        self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": slots})
+        self.forward.load_state_dict(parts.get("forward", {}))
         self.shuffle.set_state(parts["generator"]["shuffle"])
-
-
-def _slots(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    slots: dict[int, dict[str, Tensor]] = {}
-    for key, value in flat.items():
-        number, _, name = key.partition("/")
-        slots.setdefault(int(number), {})[name] = value
-    return slots
 
 
 def result(config: TrainConfig, rows: list[Row], peak_mb: float) -> Row:

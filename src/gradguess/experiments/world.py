@@ -1,7 +1,7 @@
 """The processes of a run under torchrun: `torchrun --nproc-per-node N -m gradguess train …`.
 
 Rank 0 owns the directory; the others learn from it what it holds. A batch is cut into one piece per rank, and nothing
-that is saved depends on their number, so a run may go on with more or fewer.
+that is saved depends on their number, so a run may continue with more or fewer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class World:
         least = min(batch, samples, samples % batch or batch)
         if least < self.size:
             raise InputError(
-                f"{self.size} processes cannot share a batch of {least} samples: use fewer, or another --batch."
+                f"{self.size} processes cannot share a batch of {least} samples: use fewer of them, or another --batch."
             )
 
     def total(self, number: float) -> float:
@@ -57,7 +57,7 @@ class World:
         return value.item()
 
     def from_first(self, get: Callable[[], T]) -> T:
-        """What `get` returns, or the error that it raises, on rank 0."""
+        """Call `get` on rank 0. Every rank gets what it returns, or the error that it raises."""
         if self.size == 1:
             return get()
         found: list[Any] = [None, None]
@@ -75,7 +75,7 @@ class World:
         return found[0]
 
 
-ONE = World()
+ONE = World()  # a run in one process
 
 
 @contextlib.contextmanager
@@ -90,7 +90,7 @@ def world(device: str) -> Iterator[World]:
         return
     if device.startswith("cuda"):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    # Its functions have the group as a default, once there is one: imported later, they would hold it for ever.
+    # Imported once a group exists, this module would take it as the default of its functions, and hold it for ever.
     importlib.import_module("torch.distributed.nn")
     store, rank, size = next(distributed.rendezvous("env://"))
     # torchrun keeps its store when it restarts the ranks: addresses of dead ones must not be found in it

@@ -35,7 +35,7 @@ class WPerpNS(Guess):
     dense `m × d` matrix. Paper: eqs. (9) and (10).
 
     `σ_1` and `σ_k` are found on a few samples every `refresh` steps; the coefficients are the
-    nearest of nine sets for `σ_k/σ_1 = 0.1, …, 0.9` (`gradguess.newton_schulz`).
+    nearest of nine sets for `σ_k/σ_1 = 0.1, …, 0.9` (`gradguess.linalg.step_polynomials`).
 
     Args:
         k: dimension of the guessing space.

@@ -1,1 +1,1 @@
-"""Thin bridges to other packages; each module imports its package, nothing else does."""
+"""Thin bridges to other packages. Each module imports its package, and no other module does."""

@@ -15,16 +15,14 @@ the state of the estimator with the checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
-from gradguess.errors import InputError
-from gradguess.estimate import ForwardGradient
-from gradguess.guesses import Method
-from gradguess.task import LossFn
+import gradguess as gg
 
-KEY = "gradguess"  # of a checkpoint
+KEY = "gradguess"  # of our state in a checkpoint
 
 
 class ForwardGradientMixin:
@@ -32,25 +30,25 @@ class ForwardGradientMixin:
 
     automatic_optimization = False
 
-    def guess_with(self, model: nn.Module, guess: Method, **options: Any) -> None:
+    def guess_with(self, model: nn.Module, guess: Any, **options: Any) -> None:
         """Choose what is trained and how; `options` are those of `gg.ForwardGradient`."""
         self._guess = model, guess, options
-        self._forward: ForwardGradient | None = None
+        self._forward: gg.ForwardGradient | None = None
         self._stored: dict[str, Tensor] | None = None
 
     @property
-    def estimator(self) -> ForwardGradient:
+    def estimator(self) -> gg.ForwardGradient:
         """Made at the first step, when Lightning has moved the model to its device."""
         if not hasattr(self, "_guess"):
-            raise InputError("Call self.guess_with(model, gg.WPerp()) in __init__ before the first step.")
+            raise gg.InputError("Call self.guess_with(model, gg.WPerp()) in __init__ before the first step.")
         if self._forward is None:
             model, guess, options = self._guess
-            self._forward = ForwardGradient(model, guess, **options)
+            self._forward = gg.ForwardGradient(model, guess, **options)
             if self._stored is not None:
                 self._forward.load_state_dict(self._stored)
         return self._forward
 
-    def forward_step(self, loss_fn: LossFn, inputs: Any, targets: Any) -> Tensor:
+    def forward_step(self, loss_fn: Callable[[Tensor, Tensor], Tensor], inputs: Any, targets: Any) -> Tensor:
         """One training step: estimate, optimiser, scheduler. Returns the mean loss."""
         optimisers = _listed(self.optimizers())  # type: ignore[attr-defined]
         for optimiser in optimisers:
@@ -78,6 +76,3 @@ def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-__all__ = ["ForwardGradientMixin"]

@@ -24,6 +24,3 @@ def wandb_log(directory: Path, name: str, config: dict[str, Any]) -> Iterator[Ca
         yield log
     finally:
         run.finish()
-
-
-__all__ = ["wandb_log"]

@@ -10,6 +10,7 @@ import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
 
 Gate = Callable[[Tensor], Tensor]  # from the input of an elementwise function to its derivative there
+GradientRule = Callable[[Any, Tensor, Tensor], dict[str, Tensor]]  # (module, x, g) -> {parameter: gradient}
 TangentRule = Callable[..., Tensor | None]  # (function, *arguments) -> the dual output, or None: use PyTorch's formula
 
 
@@ -31,7 +32,7 @@ class Layer:
     modules: tuple[type[nn.Module], ...] = ()
     functions: tuple[Callable[..., Any], ...] = ()
     nodes: tuple[str, ...] = ()
-    gradient: Callable[[Any, Tensor, Tensor], dict[str, Tensor]] | None = None
+    gradient: GradientRule | None = None
     holds_for: Callable[[Any], bool] = lambda module: True
     tangent: TangentRule | None = None
     gate: Callable[[Any], Gate] | None = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from gradguess.layers import arithmetic, convolution, cross_entropy, elementwise, embedding, linear, norms
-from gradguess.layers.entry import Gate, Layer, TangentRule
+from gradguess.layers.entry import Gate, GradientRule, Layer, TangentRule
 
 LAYERS: tuple[Layer, ...] = (
     linear.LAYER,
@@ -27,18 +27,10 @@ TANGENTS: dict[Any, TangentRule] = {
 CHANNELS_FIRST = tuple(module for layer in LAYERS if layer.channels_first for module in layer.modules)
 
 
-def has_closed_gradient(module: nn.Module) -> bool:
-    """Does the table know the parameter gradient of this module? Exact types only: a subclass may differ."""
+def gradient_of(module: nn.Module) -> GradientRule | None:
+    """The closed form of a module's parameter gradient, if there is one. Exact types only: a subclass may differ."""
     layer = _BY_MODULE.get(type(module))
-    return layer is not None and layer.gradient is not None and layer.holds_for(module)
-
-
-def parameter_gradients(module: nn.Module, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-    """Gradients of the module's own parameters, by name, from its input `x` and the cotangent `g` of its output."""
-    gradient = _BY_MODULE[type(module)].gradient
-    assert gradient is not None
-    dtype = next(parameter.dtype for parameter in module._parameters.values() if parameter is not None)
-    return gradient(module, x.to(dtype) if x.is_floating_point() else x, g.to(dtype))
+    return layer.gradient if layer is not None and layer.holds_for(module) else None
 
 
 def gate_of(node: Any) -> Gate | None:

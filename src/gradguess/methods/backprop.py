@@ -43,7 +43,6 @@ class Backprop(Method):
         grads = {name: g / batch for name, g in zip(own, found[len(outputs) :], strict=True) if g is not None}
         result = Estimate(losses.mean(), grads, losses.new_zeros(0, batch), losses=losses)
         result.site_grads = {
-            name: torch.zeros_like(s) if g is None else g
-            for (name, s), g in zip(outputs.items(), found, strict=False)
+            name: torch.zeros_like(s) if g is None else g for (name, s), g in zip(outputs.items(), found, strict=False)
         }
         return result, step.state

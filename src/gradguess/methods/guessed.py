@@ -13,7 +13,6 @@ from gradguess.step.base import State, Step
 from gradguess.step.draw import Drawing
 from gradguess.step.measure import measure
 from gradguess.step.pull_back import pull_back
-from gradguess.step.weigh import weigh
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Guessed(Method):
             if y is None:  # nothing was kept: the same directions are drawn again
                 assert s is not None
                 y = drawing.directions(site, s, site.gate_at(s))
-            return weigh(step, site, seen.of(site), y, share)
+            return seen.weigh(step, site, y, share)
 
         if not step.keeps:
             step.noise.rewind()
@@ -45,7 +44,8 @@ class Guessed(Method):
         if step.detail:
             for site in step.layout.sites:
                 record, injected = seen.records[site.name], seen.injected(site)
-                assert record.y is not None and injected is not None
+                assert record.y is not None
+                assert injected is not None
                 result.directions[site.name] = injected
-                result.site_grads[site.name] = weigh(step, site, seen.of(site), record.y)
+                result.site_grads[site.name] = seen.weigh(step, site, record.y)
         return result, step.state

@@ -26,6 +26,7 @@ from gradguess.step.processes import ALONE, Pool, add_up
 from gradguess.step.refresh import PROBE_ROWS, Search, refresh
 from gradguess.step.split import Part, first_rows, first_samples, split
 
+
 @dataclass(frozen=True)
 class Plan:
     """How steps are made; the same for all of them."""
@@ -59,7 +60,8 @@ def run_step(
     """
     walk = _Walk(plan, task, layout, generator, state)
     parts = split(task, layout, plan.chunk, plan.pool, place)
-    start, results = Noise(generator), []
+    start = Noise(generator)
+    results: list[Estimate] = []
     for part in parts:
         if results:
             start.rewind()

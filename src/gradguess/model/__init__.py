@@ -1,1 +1,1 @@
-"""The model and its sites: what is differentiated, where gradients are guessed, and how calls of modules are watched."""
+"""The model and its sites: what is differentiated, where gradients are guessed, and how calls are watched."""

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from gradguess.errors import InputError
 from gradguess.layers.entry import Gate
 from gradguess.layers.positions import pattern_of
-from gradguess.layers.table import gate_of, has_closed_gradient
+from gradguess.layers.table import gate_of, gradient_of
 from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.bottlenecks import bottleneck_calls
 from gradguess.model.cut_pass import Call, CutPass, Want, candidates, watched_run
@@ -175,6 +175,7 @@ def _read(
                 is_output=gate is None and len(cut.ends) == 1 and cut.ends[0].grad_fn is end,
                 linear=_linear_above(above, end, graph) if plain else None,
                 parameters=tuple(name for key, name in parameters.items() if key in reach[call, slot]),
+                gradient=gradient_of(call.module),
                 pattern=pattern_of(call.module, s, batch_dim, cut.ends),
             )
         )
@@ -271,7 +272,7 @@ def _all_closed(
     """Is every parameter used by its own site's layer alone, and does that layer have a closed form?"""
     uses: dict[int, int] = {}
     for site in sites:
-        if not has_closed_gradient(site.module):
+        if site.gradient is None:
             return False
         for p in site.module.parameters(recurse=False):
             uses[id(p)] = uses.get(id(p), 0) + 1

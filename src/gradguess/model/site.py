@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from gradguess.layers.entry import Gate
+from gradguess.layers.entry import Gate, GradientRule
 from gradguess.layers.positions import FULL, Pattern
 
 Sites = str | int | Sequence[str]
@@ -35,6 +35,7 @@ class Site:
     is_output: bool  # its output is the model's output, unchanged
     linear: nn.Linear | None  # set where the whole path above is elementwise -> this linear layer
     parameters: tuple[str, ...]  # parameters on the paths that end here and cross no other site
+    gradient: GradientRule | None = None  # closed form of the parameter gradient of its layer
     pattern: Pattern = FULL  # its positions, and how feedback is shared over them
 
     @cached_property
@@ -108,7 +109,7 @@ class Layout:
     calls: Mapping[nn.Module, int]  # how often each watched module was called
     idle: tuple[nn.Module, ...] = ()  # modules with trainable parameters that were not called
 
-    @property
+    @cached_property
     def leaves_traces(self) -> bool:
         """Does a pass draw random numbers or write buffers?"""
         return self.stochastic or self.mutates

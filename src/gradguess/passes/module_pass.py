@@ -37,16 +37,16 @@ class ModulePass(Pass):
 
     def tangent(self, draw: Draw, scale: Scale | None = None) -> Carried:
         def inject(site: Site, x: Any, s: Tensor) -> Tensor:
-            primal, tangent = fwAD.unpack_dual(s)
-            if isinstance(x, Tensor):
-                x = x.detach()  # not the primal view: that would keep the tangent alive
-            with torch._C.DisableTorchFunction():  # no dual numbers in there
+            with torch._C.DisableTorchFunction():  # no rules of tangents are needed here
+                primal, tangent = fwAD.unpack_dual(s)
+                if isinstance(x, Tensor):
+                    x = x.detach()  # not the primal view: that would keep the tangent alive
                 y = draw(site, x, primal)
-                if y is not None and scale is not None:
+                if y is None:
+                    return s
+                if scale is not None:
                     y = scale(site, y, tangent)
-            if y is None:
-                return s
-            return fwAD.make_dual(primal, y if tangent is None else y + tangent)
+                return fwAD.make_dual(primal, y if tangent is None else y + tangent)
 
         with self._one_pass(), named_failures(self.task), forward_mode(self.task.model):
             outputs = self._run(inject)

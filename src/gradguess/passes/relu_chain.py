@@ -9,7 +9,8 @@ at width 512 it is 1.25 and 1.44.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise, zip_longest
 from typing import Any
@@ -22,7 +23,8 @@ from torch.nn.modules import module as _module
 from torch.utils._pytree import tree_map
 
 from gradguess.backends.cuda_graphs import recording
-from gradguess.backends.streams import SideBySide
+from gradguess.backends.policy import preferences
+from gradguess.backends.streams import side_by_side, waits_for_jobs
 from gradguess.layers.elementwise import mask
 from gradguess.layers.tangents import TangentRules
 from gradguess.model.site import Layout, LayoutChanged, Site
@@ -30,7 +32,6 @@ from gradguess.model.task import Task, tensors
 from gradguess.passes.base import Carried, Draw, Observe, Scale
 from gradguess.passes.forward_mode import dual_numbers, named_failures
 from gradguess.passes.module_pass import ModulePass
-
 
 Seen = list[tuple[Site, Tensor]]  # every site with the input of its layer
 
@@ -61,14 +62,17 @@ class ReluChainPass(ModulePass):
         if not self.keep:
             _, outputs = self._walk(lambda site, x, s: moving.advance(site, x, draw(site, x, s)))
             return self._through_loss(outputs, moving.t)
-        work: SideBySide[Tensor | None] = SideBySide(_weight(self.layout.sites[0]).device)
-        if self._kept is None:
-            self._kept = self._walk(lambda site, x, s: work.put(partial(draw, site, x, s)))
+        device, ys = _weight(self.layout.sites[0]).device, []
+        if self._kept is not None:
+            ys = [draw(site, x, None) for site, x in self._kept[0]]  # type: ignore[arg-type]
+        elif waits_for_jobs(device):
+            jobs: list[Callable[[], Tensor | None]] = []
+            self._kept = self._walk(lambda site, x, s: jobs.append(partial(draw, site, x, s)))
+            ys = side_by_side(device, jobs)
         else:
-            for site, x in self._kept[0]:
-                work.put(partial(draw, site, x, None))
+            self._kept = self._walk(lambda site, x, s: ys.append(draw(site, x, s)))
         seen, outputs = self._kept
-        for (site, x), y in zip(seen, work.finish(), strict=True):
+        for (site, x), y in zip(seen, ys, strict=True):
             moving.advance(site, x, y)
         return self._through_loss(outputs, moving.t)
 
@@ -105,7 +109,8 @@ class ReluChainPass(ModulePass):
     def _through_loss(self, outputs: Any, t: Tensor | None) -> Carried:
         (end,) = tensors(outputs)
         u = torch.zeros_like(end) if t is None else t
-        with torch.no_grad(), named_failures(self.task), dual_numbers(), TangentRules():
+        rules = TangentRules() if preferences(end).fused_losses else nullcontext()
+        with torch.no_grad(), named_failures(self.task), dual_numbers(), rules:
             dual = fwAD.make_dual(end, u)
             seen = tree_map(lambda leaf: dual if leaf is end else leaf, outputs)
             losses, jvp = fwAD.unpack_dual(self.task.losses(seen))
@@ -143,7 +148,9 @@ def _weight(site: Site) -> Tensor:
 
 
 _CHAINS: WeakKeyDictionary[Layout, bool] = WeakKeyDictionary()  # which layouts are chains
-_ROWS: WeakKeyDictionary[Layout, tuple[nn.Module, ...]] = WeakKeyDictionary()  # the layers of those that may be unrolled
+_ROWS: WeakKeyDictionary[Layout, tuple[nn.Module, ...]] = (
+    WeakKeyDictionary()
+)  # their layers, where these can be unrolled
 
 
 def _is_chain(layout: Layout) -> bool:

@@ -6,9 +6,7 @@ import csv
 import io
 import re
 
-from gradguess.experiments.tables import Cell, Table
-
-__all__ = ["latex_text", "to_csv", "to_latex"]
+from gradguess.experiments.tables.table import Cell, Table
 
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#",

@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from gradguess.experiments.tables import RULES, Run, Table, number, text
+from gradguess.experiments.tables.compare import RULES
+from gradguess.experiments.tables.runs import Run
+from gradguess.experiments.tables.table import Table
 from gradguess.extras import require
 from gradguess.report.export import to_csv, to_latex
 from gradguess.report.palette import colours
-from gradguess.report.section import Section
-
-__all__ = ["environments", "render"]
+from gradguess.report.sections import Section
 
 _MARKS = {"holds": "✓", "differs": "✗", "unclear": "?", "not run": "○", "not compared": "–"}
 _MATH = {"Wᵀ": "W<sup>T</sup>", "W⊥": "W<sup>⊥</sup>", "Wᴾ": "W<sup>P</sup>"}
-_ENVIRONMENT = ("gradguess", "torch", "python", "device", "threads", "platform")
 
 
 @dataclass(frozen=True)
@@ -31,14 +30,14 @@ class Tile:
     counts: list[tuple[str, int]]
 
 
-def render(runs: Sequence[Run], sections: Sequence[Section], drawings: Mapping[str, str]) -> str:
+def render(runs: Sequence[Run], sections: Sequence[Section], environments: Table, drawings: Mapping[str, str]) -> str:
     """The whole page as one string; `drawings` holds the themed SVG of each figure by its slug."""
     markup = require("markupsafe", "report", "the report").Markup
     script = _asset("page.js")
-    return _environment().get_template("page").render(
+    return _templates().get_template("page").render(
         sections=sections,
         drawings={slug: markup(svg) for slug, svg in drawings.items()},
-        environments=environments(runs),
+        environments=environments,
         tiles=_tiles(sections),
         lead=_lead(runs),
         rules=RULES,
@@ -49,16 +48,7 @@ def render(runs: Sequence[Run], sections: Sequence[Section], drawings: Mapping[s
     )  # fmt: skip
 
 
-def environments(runs: Sequence[Run]) -> Table:
-    """Where the runs took place, each place once."""
-    places = Counter(tuple(str(run.environment.get(name, "–")) for name in _ENVIRONMENT) for run in runs)
-    titles = ("gradguess", "PyTorch", "Python", "Device", "Threads", "Platform", "Runs")
-    rows = [(*(text(part) for part in place), number(count, "d")) for place, count in places.most_common()]
-    caption = "One line for each environment that was recorded."
-    return Table("environments", "Environments", titles, tuple(rows), caption)
-
-
-def _environment() -> Any:
+def _templates() -> Any:
     jinja2 = require("jinja2", "report", "the report")
     env = jinja2.Environment(
         autoescape=True,

@@ -8,14 +8,13 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gradguess.experiments.tables import Curve, Figure
+from gradguess.experiments.tables.table import Curve, Figure
 from gradguess.extras import require
 from gradguess.report.palette import GRID, INK, colours, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Drawing", "draw", "themed"]
 
 _SIZE = (4.5, 3.5)  # inches; small, so that the type stays legible on a phone
 _SETTINGS: dict[str, Any] = {

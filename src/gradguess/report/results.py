@@ -1,7 +1,8 @@
 """Find and check the results under a directory.
 
-A result is the JSON object of a finished run: a file `result.json`, or a line of a `*.jsonl` file. Everything
-downstream relies on what is checked here, so a damaged file is refused by name and never half read.
+A result is the JSON object of a finished run: a file `result.json`, or a line of a `*.jsonl` file. A benchmark is a
+JSON file in a directory `bench`. The tables rely on what is checked here, so a damaged file is refused by name and
+never half read.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gradguess.errors import GradguessError, InputError
-from gradguess.experiments.files import explained
-from gradguess.experiments.tables import Run
-
-__all__ = ["SCHEMA", "load_runs"]
+from gradguess.experiments.bench.run import SCHEMA as BENCH_SCHEMA
+from gradguess.experiments.files import explained, read_json
+from gradguess.experiments.tables.runs import Run
 
 SCHEMA = 1
 
@@ -36,12 +36,26 @@ def load_runs(directory: Path, may_be_empty: bool = False) -> list[Run]:
     return [runs[key] for key in sorted(runs)]
 
 
+def load_benchmarks(directory: Path) -> list[dict[str, Any]]:
+    """The records in the `bench/*.json` under `directory`, or else beside it."""
+    paths = sorted(path for path in directory.rglob("*.json") if path.parent.name == "bench")
+    return [_benchmark(path) for path in paths or sorted((directory.resolve().parent / "bench").glob("*.json"))]
+
+
+def _benchmark(path: Path) -> dict[str, Any]:
+    record = read_json(path, "benchmark")
+    missing = [name for name in ("kind", "environment", "rows", "growth") if name not in record]
+    if record.get("schema") != BENCH_SCHEMA or missing:
+        found = f"no {missing[0]!r}" if missing else f"schema {record.get('schema')!r}"
+        raise GradguessError(f"{path}: expected a benchmark of schema {BENCH_SCHEMA}, found {found}.")
+    return record
+
+
 def _records(directory: Path) -> Iterator[tuple[str, Any]]:
-    for path in sorted(directory.rglob("*")):
-        if path.name == "result.json":
-            yield str(path), _decode(_read(path), str(path))
-        elif path.suffix == ".jsonl":
-            yield from _lines(path)
+    for path in sorted(directory.rglob("result.json")):  # a run's own file counts before a collection of results
+        yield str(path), _decode(_read(path), str(path))
+    for path in sorted(directory.rglob("*.jsonl")):
+        yield from _lines(path)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:

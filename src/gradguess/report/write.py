@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gradguess.experiments.files import explained, write_atomic
-from gradguess.experiments.tables import Run, Table
+from gradguess.experiments.tables.listing import environments_table
+from gradguess.experiments.tables.table import Table
 from gradguess.extras import require
 from gradguess.report.export import to_csv, to_latex
-from gradguess.report.html import environments, render
+from gradguess.report.html import render
 from gradguess.report.plot import draw, themed
-from gradguess.report.results import load_runs
-from gradguess.report.section import Section
-from gradguess.report.sections import FROM_FILES, SECTIONS
-
-__all__ = ["build_sections", "write_report"]
+from gradguess.report.results import load_benchmarks, load_runs
+from gradguess.report.sections import Section, build_sections
 
 
 def write_report(results_dir: Path, out: Path | None = None) -> Path:
@@ -28,34 +26,20 @@ def write_report(results_dir: Path, out: Path | None = None) -> Path:
     require("matplotlib", "report", "the report")
     results_dir = Path(results_dir)
     page = _page_path(results_dir, out)
-    measured = _from_files(results_dir)
-    runs = load_runs(results_dir, may_be_empty=bool(measured))
-    sections = [*build_sections(runs), *measured]
-    _write_tables(page.parent / "tables", _tables(runs, sections))
+    benchmarks = load_benchmarks(results_dir)
+    runs = load_runs(results_dir, may_be_empty=bool(benchmarks))
+    sections = build_sections({"runs": runs, "benchmarks": benchmarks})
+    environments = environments_table(runs)
+    _write_tables(page.parent / "tables", [environments, *(table for s in sections for table in s.tables)])
     drawings = _write_figures(page.parent / "figures", sections)
-    write_atomic(page, render(runs, sections, drawings))
+    write_atomic(page, render(runs, sections, environments, drawings))
     return page
-
-
-def build_sections(runs: Sequence[Run]) -> list[Section]:
-    """The sections that have something to show; the paper's stay even without, to say what was not run."""
-    built = (build(runs) for build in SECTIONS)
-    return [section for section in built if section and (section.has_data or section.keep_empty)]
-
-
-def _from_files(results_dir: Path) -> list[Section]:
-    built = (build(results_dir) for build in FROM_FILES) if results_dir.is_dir() else ()
-    return [section for section in built if section is not None]
 
 
 def _page_path(results_dir: Path, out: Path | None) -> Path:
     if out is None:
         return results_dir / "report" / "report.html"
     return Path(out) if Path(out).suffix == ".html" else Path(out) / "report.html"
-
-
-def _tables(runs: Sequence[Run], sections: Sequence[Section]) -> list[Table]:
-    return [environments(runs), *(table for section in sections for table in section.tables)]
 
 
 def _write_tables(folder: Path, tables: Sequence[Table]) -> None:

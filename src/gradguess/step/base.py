@@ -1,4 +1,4 @@
-"""What a step is given: the batch, how the model is run, the noise, the options and the state. Nothing of it is written."""
+"""What a step is given: batch, passes, noise, options and state. Nothing of it is written."""
 
 from __future__ import annotations
 

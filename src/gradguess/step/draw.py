@@ -14,7 +14,7 @@ from gradguess.layers.elementwise import mask
 from gradguess.linalg import orthonormal_columns
 from gradguess.model.site import LayoutChanged, Site, at_least_float32
 from gradguess.noise import SketchNoise
-from gradguess.step.base import Step, full_precision
+from gradguess.step.base import Step
 
 SEED = 0x5EED  # searches have noise of their own: they must not shift the numbers that directions are drawn from
 
@@ -31,28 +31,33 @@ class Drawing:
 
     def __init__(self, step: Step, guess: Guess) -> None:
         self.step, self.guess = step, guess
+        self.noise = SketchNoise(step.noise.generator.device, SEED + step.state.count)
         self.graph: CutGraph | None = None
         if guess.reads == "frame" and any(site.linear is None for site in step.layout.guessed):
             self.graph = step.passes.cut()
 
     def frame(self, site: Site, s: Tensor, gate: Tensor | None) -> Frame:
         """The guess's map from white noise to directions at this site; `gate` is `site.gate_at(s)`."""
-        flat = at_least_float32(site.flat(s))
+        flat = s if site.batch_dim == 0 and s.dim() == 2 else site.flat(s)
+        flat = at_least_float32(flat) if flat.itemsize < 4 else flat
         if not site.guessed:
             return Identity(flat)
         kept = self.step.state.kept.get(site.name, {})
         if any(key in kept and kept[key].shape[0] != flat.shape[1] for key in SIZED):
             raise StaleBasis
-        noise = SketchNoise(self.step.noise.generator.device, SEED + self.step.state.count)
         jacobian = partial(jacobian_at, site, flat, gate, self.graph)
-        with full_precision(flat.device):
-            return self.guess.frame(SiteView(site.name, flat, gate, site.gate is mask, kept, noise, jacobian))
+        return self.guess.frame(SiteView(site.name, flat, gate, site.gate is mask, kept, self.noise, jacobian))
 
     def directions(self, site: Site, s: Tensor, gate: Tensor | None) -> Tensor:
         """All directions of this step at a site: (tangents, *s.shape)."""
+        if torch.is_autocast_enabled(s.device.type):
+            with torch.autocast(s.device.type, enabled=False):
+                return self._directions(site, s, gate)
+        return self._directions(site, s, gate)
+
+    def _directions(self, site: Site, s: Tensor, gate: Tensor | None) -> Tensor:
         frame = self.frame(site, s, gate)
-        with full_precision(s.device):
-            y = frame.apply(self._white(site, frame, s.device))
+        y = frame.apply(self._white(site, frame, s.device))
         if y.dtype == s.dtype and site.batch_dim == 0:
             return y if s.dim() == 2 else y.reshape(-1, *s.shape)
         return torch.stack([site.unflat(part, s) for part in y])

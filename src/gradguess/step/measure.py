@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradguess.errors import InputError
+from gradguess.backends import elementwise
 from gradguess.model.site import Site
 from gradguess.step.base import Step
 from gradguess.step.draw import Drawing
@@ -28,14 +28,6 @@ class Record:
     s: Tensor | None  # the output, where the method asked for it
     gate: Tensor | None = None  # with s; computed at once, since an in-place activation changes s
     y: Tensor | None = None  # (tangents, *s.shape)
-
-    def input(self, site: Site) -> Any:
-        if isinstance(self.x, Tensor) and self.x._version != self.version:
-            raise InputError(
-                f"The input of {site.name!r} was changed in place after the layer had read it. Write x = x + y "
-                "instead of x += y, or use memory='replay'."
-            )
-        return self.x
 
 
 Records = dict[str, Record]
@@ -68,6 +60,29 @@ class Measurement:
         rows = self.rows(site)
         c = self.jvp if len(rows) == len(self.passes) else torch.stack([self.jvp[row] for row in rows])
         return c / torch.stack(self.scales[site.name])[:, None] if site.name in self.scales else c
+
+    def weigh(self, step: Step, site: Site, y: Tensor, share: float = 1.0) -> Tensor:
+        """`ĝ = c y`, averaged over tangents: the estimate of each sample's own gradient at the site, times `share`.
+
+        Where the batch shares the site's output, or samples mix, `c` is the sum over the batch. Where nobody asked for
+        details, `y`, (tangents, *shape of the output), is not needed any more and is overwritten.
+        """
+        c, own = self.of(site).to(y.dtype), not step.detail
+        alone = y.shape[0] == 1 and y.dim() == 3 and site.batch_dim == 0 and step.options.coupling == "sample"
+        if alone and own:
+            return elementwise.weigh(y[0], c[0], share)
+        c = c if share == 1 else c * share
+        if alone:
+            return c.t() * y[0]
+        shape = [1] * (y.dim() - 1)
+        if site.batch_dim is None:
+            c = c.sum(1)
+        else:
+            shape[site.batch_dim] = c.shape[1]
+            if step.options.coupling == "batch":
+                c = step.pool.sum(c.sum(1, keepdim=True)).expand_as(c)
+        g = y.mul_(c.reshape(-1, *shape)) if own else c.reshape(-1, *shape) * y
+        return g[0] if g.shape[0] == 1 else g.mean(0)
 
     def injected(self, site: Site) -> Tensor | None:
         """The directions as they were carried, `σ y`: (tangents, *s.shape)."""
@@ -117,10 +132,8 @@ def _schedule(step: Step, only: Callable[[Site], bool]) -> list[tuple[int, str |
 class _Meter:
     """Meets every site of the tangent passes."""
 
-    def __init__(
-        self, drawing: Drawing, only: Callable[[Site], bool], keep_outputs: bool, watch: Watch | None
-    ) -> None:
-        self.drawing, self.step = drawing, drawing.step
+    def __init__(self, drawing: Drawing, only: Callable[[Site], bool], keep_outputs: bool, watch: Watch | None) -> None:
+        self.drawing, self.step, self.keeps = drawing, drawing.step, drawing.step.keeps
         self.only, self.keep_outputs, self.watch = only, keep_outputs, watch
         self.records: Records = {}
         self.scales: dict[str, list[Tensor]] = {}
@@ -133,11 +146,11 @@ class _Meter:
             y = known.y
         else:
             wanted = self.only(site)
-            self.gate = gate = site.gate_at(s) if wanted or self.keep_outputs else None
+            self.gate = gate = site.gate_at(s) if site.gate is not None and (wanted or self.keep_outputs) else None
             y = self.drawing.directions(site, s, gate) if wanted else None
-            if self.step.keeps:
-                kept = (s, gate) if self.keep_outputs else (None, None)
-                self.records[site.name] = record(self.step, x, *kept, y)
+            if self.keeps:
+                s_kept, gate_kept = (s, gate) if self.keep_outputs else (None, None)
+                self.records[site.name] = record(self.step, x, s_kept, gate_kept, y)
         return None if y is None or chosen not in (None, site.name) else y[tangent]
 
     def scale(self, number: int, tangent: int, site: Site, y: Tensor, t: Tensor | None) -> Tensor:

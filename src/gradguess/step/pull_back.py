@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from gradguess.backends.streams import side_by_side
-from gradguess.layers.table import parameter_gradients
+from gradguess.errors import InputError
 from gradguess.model.site import Layout, Site
 from gradguess.step.base import Step
-from gradguess.step.measure import Records
+from gradguess.step.measure import Record, Records
 
 Cotangent = Callable[[Site, Tensor | None], Tensor]  # (site, output s if it is known) -> estimate at the site
 
@@ -37,13 +37,30 @@ def pull_back(step: Step, cotangent: Cotangent, records: Records) -> dict[str, T
 def _from_records(step: Step, cotangent: Cotangent, records: Records, gradients: Gradients) -> None:
     def at_site(site: Site) -> dict[str, Tensor]:
         record = records[site.name]
-        return parameter_gradients(site.module, record.input(site), cotangent(site, record.s))
+        return _closed(site, input_of(record, site), cotangent(site, record.s))
 
     sites = step.layout.sites
     with torch.no_grad():  # layers do not wait for each other
         found = side_by_side(step.noise.generator.device, [partial(at_site, site) for site in sites])
     for site, grads in zip(sites, found, strict=True):
         gradients.add_own(site, grads)
+
+
+def input_of(record: Record, site: Site) -> Any:
+    """The input of a layer, as the layer read it."""
+    if isinstance(record.x, Tensor) and record.x._version != record.version:
+        raise InputError(
+            f"The input of {site.name!r} was changed in place after the layer had read it. Write x = x + y "
+            "instead of x += y, or use memory='replay'."
+        )
+    return record.x
+
+
+def _closed(site: Site, x: Any, g: Tensor) -> dict[str, Tensor]:
+    """Gradients of the layer's own parameters, by name, from its input `x` and the cotangent `g` of its output."""
+    assert site.gradient is not None
+    dtype = next(parameter.dtype for parameter in site.module._parameters.values() if parameter is not None)
+    return site.gradient(site.module, x.to(dtype) if x.is_floating_point() else x, g.to(dtype))
 
 
 def _from_pieces(step: Step, cotangent: Cotangent, gradients: Gradients) -> None:
@@ -70,13 +87,13 @@ class Gradients:
         self.by_name[name] = self.by_name[name] + grad if name in self.by_name else grad
 
     def add_own(self, site: Site, grads: dict[str, Tensor]) -> None:
-        """What `parameter_gradients` found for the layer of a site."""
+        """What is known of the layer of a site."""
         for name, grad in grads.items():
             self.add(self.name_of[id(getattr(site.module, name))], grad)
 
     def add_closed(self, site: Site, x: Any, g: Tensor) -> None:
         """By the closed form of the layer of a site."""
-        self.add_own(site, parameter_gradients(site.module, x, g))
+        self.add_own(site, _closed(site, x, g))
 
     def add_vjp(self, names: tuple[str, ...], s: Tensor, g: Tensor) -> None:
         """By a vjp of the graph below `s`."""

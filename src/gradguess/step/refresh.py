@@ -67,9 +67,7 @@ def _view(search: Search, site: Site, s: Tensor, gate: Tensor | None, jacobian: 
     return SiteView(site.name, s, gate, site.gate is mask, kept.get(site.name, {}), noise, jacobian)
 
 
-def _closed_views(
-    search: Search, layout: Layout, sites: list[Site], kept: Kept, pool: Pool
-) -> dict[str, SiteView]:
+def _closed_views(search: Search, layout: Layout, sites: list[Site], kept: Kept, pool: Pool) -> dict[str, SiteView]:
     """Sites below a linear layer: the mean of the gate's square over the whole batch, and a few samples."""
     if not sites:
         return {}

@@ -1,4 +1,4 @@
-"""What a step costs: time and memory of every method against backpropagation. Measured to JSON, shown elsewhere."""
+"""What a step costs: time and memory of every method against backpropagation, measured and written as JSON."""
 
 from gradguess.experiments.bench.run import bench_memory, bench_tasks, bench_time
 

@@ -1,4 +1,5 @@
 """Peak memory of one training loop, in a process of its own: growth of the resident set, or CUDA's allocator.
+
 `python -m gradguess.experiments.bench.memory '{"method": "replay", "case": {"depth": 100}, "steps": 1}'` measures one.
 """
 
@@ -16,12 +17,12 @@ from typing import Any
 import torch
 
 from gradguess.errors import GradguessError
-from gradguess.experiments.bench.rivals import Case, fewer, memory_rival
+from gradguess.experiments.bench.loops import Case, fewer, make_loop
 from gradguess.experiments.environment import PeakMemory
 
 STEPS = 4  # a multiple of every method's own period
-# glibc keeps freed blocks for itself, more of them the more often a loop allocates; here they go back at once, so that
-# the resident set is what the loop holds. That is slow: times are taken in another process.
+# glibc keeps freed blocks for itself, more of them the more often a loop allocates. With these settings they go back at
+# once, so that the resident set is what the loop holds. That is slow, so times are taken in another process.
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
@@ -46,20 +47,20 @@ def _in_a_process(job: dict[str, Any], variables: dict[str, str]) -> dict[str, f
 
 
 def probe(method: str, case: Case, steps: int = STEPS) -> dict[str, float]:
-    """Measured here and now: to be called in a fresh process."""
-    rival = memory_rival(method, fewer(case, 2))
-    rival.step()  # libraries set themselves up, the optimiser makes its state
-    rival.optimiser.zero_grad()
-    rival.x, rival.y = case.data()
+    """Measure in this process, which should be a fresh one."""
+    loop = make_loop(method, fewer(case, 2))
+    loop.step()  # now libraries are set up, and the optimiser has its state
+    loop.optimiser.zero_grad()
+    loop.x, loop.y = case.data()
     meter = PeakMemory(case.device)
     seconds = []
-    for _ in range(max(steps, rival.every)):
+    for _ in range(max(steps, loop.every)):
         start = time.perf_counter()
-        rival.step()
+        loop.step()
         if torch.device(case.device).type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    gradients = sum(p.numel() * p.element_size() for group in rival.optimiser.param_groups for p in group["params"])
+    gradients = sum(p.numel() * p.element_size() for group in loop.optimiser.param_groups for p in group["params"])
     return {
         "peak_mb": meter.megabytes(),
         "gradients_mb": gradients / 2**20,  # part of the peak, and the same for every method

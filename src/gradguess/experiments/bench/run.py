@@ -14,7 +14,16 @@ import torch
 from gradguess.errors import InputError
 from gradguess.experiments import environment
 from gradguess.experiments.bench import memory as probe
-from gradguess.experiments.bench.rivals import MEMORY, PER_SAMPLE, RIVAL, Case, check_methods, fewer, rival
+from gradguess.experiments.bench.loops import (
+    BACKPROP,
+    MEASURED,
+    PER_SAMPLE,
+    TIMED,
+    Case,
+    check_methods,
+    fewer,
+    make_loop,
+)
 from gradguess.experiments.bench.tasks import time_task
 from gradguess.experiments.bench.timing import Times, measure, measure_once
 from gradguess.experiments.files import explained, write_json
@@ -43,7 +52,7 @@ def bench_time(
         memory: also measure the peak memory, in subprocesses.
         out: directory for `time-DEVICE.json`.
     """
-    names = check_methods(methods)
+    names = tuple(name for name in check_methods(methods, TIMED) if name != BACKPROP)  # it is always timed
     load = os.getloadavg()[0]
     rows: list[Row] = []
     for case in cases:
@@ -59,16 +68,17 @@ def bench_time(
 def bench_memory(
     depths: Iterable[int],
     case: Case,
-    methods: Sequence[str] = MEMORY,
+    methods: Sequence[str] = (),
     out: Path | None = None,
     say: Say = lambda words: None,
 ) -> Row:
     """Peak memory and time per step against the depth, each measurement in a process of its own."""
+    names = check_methods(methods, MEASURED)
     load = os.getloadavg()[0]
     rows = []
     for depth in depths:
         deep = dataclasses.replace(case, depth=depth)
-        for method in methods or MEMORY:
+        for method in names:
             say(f"depth {depth}: {method}")
             rows.append({"method": method, **dataclasses.asdict(deep), **probe.peak(method, deep, _threads())})
     record = _record("memory", rows, case.device, load)
@@ -90,7 +100,7 @@ def bench_tasks(
         say(name)
         times = time_task(name, seconds, device)
         for variant, one in times.items():
-            rows.append({"method": variant, "task": name, "device": device, **_times(one, times[RIVAL])})
+            rows.append({"method": variant, "task": name, "device": device, **_times(one, times[BACKPROP])})
     record = _record("tasks", rows, device, load)
     record["growth"] = []
     return _keep(record, out, f"tasks-{_kind(device)}.json")
@@ -98,9 +108,9 @@ def bench_tasks(
 
 def _time_case(case: Case, names: Sequence[str], seconds: float, samples: int) -> list[Row]:
     slow = [name for name in names if name in PER_SAMPLE.get(_kind(case.device), PER_SAMPLE["cpu"])]
-    fast = [RIVAL, *(name for name in names if name not in slow)]
-    times = measure({name: rival(name, case) for name in fast}, seconds, case.device)
-    base = times[RIVAL]
+    fast = [BACKPROP, *(name for name in names if name not in slow)]
+    times = measure({name: make_loop(name, case) for name in fast}, seconds, case.device)
+    base = times[BACKPROP]
     rows = [_row(name, case, times[name], base) for name in fast]
     return rows + [_slow_row(name, case, base, samples) for name in slow]
 
@@ -128,7 +138,7 @@ def _times(times: Times, base: Times) -> Row:
 
 def _slow_row(name: str, case: Case, base: Times, samples: int) -> Row:
     part = fewer(case, samples)
-    seconds = measure_once(rival(name, part), case.device) * case.batch / part.batch
+    seconds = measure_once(make_loop(name, part), case.device) * case.batch / part.batch
     times = Times(plain=[seconds])
     return {**_row(name, case, times, base), "ratio": seconds / base.step, "scaled_from": part.batch}
 
@@ -159,7 +169,7 @@ def _series(rows: Sequence[Row], axis: str) -> dict[str, list[tuple[float, float
 
 
 def slopes(rows: Sequence[Row]) -> list[Row]:
-    """Megabytes that one more layer costs, the gradients of its parameters apart."""
+    """Megabytes that one more layer costs, without the gradients of its parameters."""
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         series.setdefault(row["method"], []).append((row["depth"], row["peak_mb"] - row["gradients_mb"]))

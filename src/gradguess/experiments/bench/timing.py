@@ -2,6 +2,7 @@
 
 Loops take turns, a round of steps each. A ratio is the median over the rounds of a loop's time over that of
 backpropagation in the same round, so that a busy machine slows down both sides of it.
+
 A step's time includes refreshes: rounds with a refresh are timed as well, and what they take more is spread over the
 steps between two refreshes.
 """
@@ -15,14 +16,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gradguess.experiments.bench.rivals import Rival
+from gradguess.experiments.bench.loops import Loop
 
 ROUND = 4  # steps; a multiple of every method's own period
-LONG_ROUND = 40  # steps that a GPU is given at once where they are short: it must not wait for the clock
-SHORT_STEP = 5e-3  # seconds
+LONG_ROUND = 40  # steps in a round of short steps on a GPU, which must not wait for the clock
+SHORT_STEP = 5e-3  # seconds; a shorter step counts as short
 LEAST_ROUNDS = 5
-WARM_ROUNDS = 4  # with a refresh, before the clock runs: on a GPU steps are captured when they have been seen
-REFRESHES = 3  # rounds with a refresh for each method that has any
+WARM_ROUNDS = 4  # on a GPU, before the clock runs: a step is captured after it has been seen a few times
+REFRESHES = 3  # rounds with a refresh, for each method that refreshes something
 
 
 @dataclass
@@ -55,49 +56,49 @@ class Times:
         """The time of a step when the machine had nothing else to do: the fastest decile."""
         return sorted(self.plain)[len(self.plain) // 10] + self.share
 
-    def ratio(self, rival: Times) -> float:
+    def ratio(self, other: Times) -> float:
         """The median of paired ratios, refreshes included."""
-        paired = [mine / theirs for mine, theirs in zip(self.plain, rival.plain, strict=False)]
-        return statistics.median(paired) + self.share / statistics.median(rival.plain)
+        paired = [mine / theirs for mine, theirs in zip(self.plain, other.plain, strict=False)]
+        return statistics.median(paired) + self.share / statistics.median(other.plain)
 
 
-def measure(rivals: Mapping[str, Rival], seconds: float, device: str) -> dict[str, Times]:
+def measure(loops: Mapping[str, Loop], seconds: float, device: str) -> dict[str, Times]:
     """Run all loops in turns for about `seconds` each."""
     wait = _waiter(device)
-    times = {name: Times(between=rival.refresh * rival.every) for name, rival in rivals.items()}
-    for name, rival in rivals.items():
+    times = {name: Times(between=loop.refresh * loop.every) for name, loop in loops.items()}
+    for name, loop in loops.items():
         for _ in range(WARM_ROUNDS if _on_gpu(device) else 1):
-            _round(rival, True, wait)
-            took = _round(rival, False, wait)
+            _round(loop, True, wait)
+            took = _round(loop, False, wait)
         times[name].length = LONG_ROUND if _on_gpu(device) and took < SHORT_STEP else ROUND
-    rounds, end = 0, time.perf_counter() + seconds * len(rivals)
+    rounds, end = 0, time.perf_counter() + seconds * len(loops)
     while rounds < LEAST_ROUNDS or time.perf_counter() < end:
-        for name, rival in rivals.items():
-            times[name].plain.append(_round(rival, False, wait, times[name].length))
+        for name, loop in loops.items():
+            times[name].plain.append(_round(loop, False, wait, times[name].length))
         if rounds < REFRESHES:
-            for name, rival in rivals.items():
-                if rival.refresh:
-                    times[name].refreshing.append(_round(rival, True, wait, times[name].length))
+            for name, loop in loops.items():
+                if loop.refresh:
+                    times[name].refreshing.append(_round(loop, True, wait, times[name].length))
         rounds += 1
     return times
 
 
-def measure_once(rival: Rival, device: str) -> float:
+def measure_once(loop: Loop, device: str) -> float:
     """Seconds of the second step of a loop too slow for rounds."""
     wait = _waiter(device)
-    rival.step()
+    loop.step()
     wait()
     start = time.perf_counter()
-    rival.step()
+    loop.step()
     wait()
     return time.perf_counter() - start
 
 
-def _round(rival: Rival, refreshing: bool, wait: Callable[[], None], length: int = ROUND) -> float:
-    rival.rewind(refreshing)
+def _round(loop: Loop, refreshing: bool, wait: Callable[[], None], length: int = ROUND) -> float:
+    loop.rewind(refreshing)
     start = time.perf_counter()
     for _ in range(length):
-        rival.turn()
+        loop.turn()
     wait()
     return (time.perf_counter() - start) / length
 

@@ -56,7 +56,7 @@ def mlp(
 def mlp_on(
     shape: Shape, width: int, depth: int, bias: bool, activation: str, generator: torch.Generator
 ) -> nn.Sequential:
-    """`mlp` for the samples of a dataset."""
+    """`mlp` for the samples of a data set."""
     refuse_text(shape, "mlp")
     layers = mlp(shape.inputs, width, depth, shape.classes, bias, activation, generator)
     return nn.Sequential(nn.Flatten(), *layers) if len(shape.size) > 1 else layers

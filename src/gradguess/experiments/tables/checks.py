@@ -10,8 +10,6 @@ from itertools import pairwise
 from gradguess.experiments.tables.compare import DIFFERS, HOLDS, NOT_RUN, UNCLEAR, Summary
 from gradguess.experiments.tables.runs import Run, Variant, overlap_of, select
 
-__all__ = ["Check", "Outcome", "Side", "agree", "ascending", "at_least", "every", "gap_grows", "gap_near"]
-
 _ORDER = (DIFFERS, UNCLEAR, HOLDS)  # the weakest first
 
 

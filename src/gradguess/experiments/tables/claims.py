@@ -21,8 +21,6 @@ from gradguess.experiments.tables.checks import (
 from gradguess.experiments.tables.runs import Run
 from gradguess.experiments.tables.table import Cell, Table, number, text
 
-__all__ = ["CLAIMS", "Claim", "claims_table"]
-
 
 @dataclass(frozen=True)
 class Claim:
@@ -62,7 +60,7 @@ def _layer(quantity: str) -> int | None:
     return 1 if quantity in {"variance", "bias", "covariance_norm", "gradient_norm"} else None
 
 
-_MOSTLY = math.sqrt(0.5)  # of the norm: more than half of its square
+_MOSTLY = math.sqrt(0.5)  # of the gradient's norm, which is half of its square
 
 CLAIMS = (
     Claim(

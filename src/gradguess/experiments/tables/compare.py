@@ -9,20 +9,6 @@ from dataclasses import dataclass
 
 from gradguess.experiments.paper_numbers import Published
 
-__all__ = [
-    "DIFFERS",
-    "HOLDS",
-    "NOT_COMPARED",
-    "NOT_RUN",
-    "RULES",
-    "UNCLEAR",
-    "Kind",
-    "Summary",
-    "kind_of",
-    "tolerance",
-    "verdict",
-]
-
 HOLDS = "holds"
 DIFFERS = "differs"
 NOT_RUN = "not run"
@@ -79,13 +65,9 @@ class Kind:
     name: str
     form: str
     single: Callable[[Published], float]  # the tolerance that stands in for a standard deviation
-    factor: float | None = None  # judged by ratio as well
-    slack: Callable[[Published], float] | None = None  # granted whatever the spread of our seeds
+    factor: float | None = None  # ours also holds within this factor of the paper's
+    slack: Callable[[Published], float] | None = None  # ours also holds within this distance, whatever our spread
     compared: bool = True
-
-
-def _accuracy_tolerance(entry: Published) -> float:
-    return SINGLE_SEED_ACCURACY
 
 
 def _rank_tolerance(entry: Published) -> float:
@@ -93,8 +75,8 @@ def _rank_tolerance(entry: Published) -> float:
 
 
 _KINDS = {
-    "train_accuracy": Kind("Train accuracy", ".3f", _accuracy_tolerance),
-    "test_accuracy": Kind("Test accuracy", ".3f", _accuracy_tolerance),
+    "train_accuracy": Kind("Train accuracy", ".3f", lambda entry: SINGLE_SEED_ACCURACY),
+    "test_accuracy": Kind("Test accuracy", ".3f", lambda entry: SINGLE_SEED_ACCURACY),
     "variance": Kind("Variance", ".2e", lambda entry: 0.0, factor=MAGNITUDE_FACTOR),
     "bias": Kind("Bias", ".2e", lambda entry: 0.0, factor=MAGNITUDE_FACTOR),
     "covariance_norm": Kind("Covariance norm", ".3f", lambda entry: 0.05 * entry.value),
@@ -115,6 +97,7 @@ def tolerance(entry: Published, ours: Summary) -> float:
 
 
 def verdict(entry: Published, ours: Summary | None) -> str:
+    """Whether ours agrees with the published number, by `RULES`."""
     kind = kind_of(entry.quantity)
     if ours is None:
         return NOT_RUN

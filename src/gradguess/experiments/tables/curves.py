@@ -6,13 +6,13 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
+from gradguess.experiments.methods import METHODS, method_label
 from gradguess.experiments.paper_numbers import LAYER_SITES, SCALING, WIDTHS
+from gradguess.experiments.tables.averages import curve_of_means, epoch_curve
 from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.lines import compare
-from gradguess.experiments.tables.runs import METHOD_LABELS, Run, Variant, method_label, overlap_of, select, variants
+from gradguess.experiments.tables.runs import Run, Variant, overlap_of, select, variants
 from gradguess.experiments.tables.table import Curve, Figure, slugify
-
-__all__ = ["overlap_figure", "scaling_figure", "training_figures"]
 
 _TRAINING = {
     "train_loss": "Train loss",
@@ -57,25 +57,16 @@ def _our_scaling(method: str, runs: Sequence[Run]) -> Curve | None:
     for line in compare([entry for entry in SCALING if entry.method == method], runs):
         if line.ours is not None:
             points.setdefault(line.entry.width, line.ours)
-    if not points:
-        return None
-    mean = [point.mean for point in points.values()]
-    sd = [point.sd or 0.0 for point in points.values()]
     label = method_label(method) + (", k = 10" if method == "wperp" else "")
-    return Curve(
-        label,
-        [float(width) for width in points],
-        mean,
-        method,
-        low=[m - s for m, s in zip(mean, sd, strict=True)],
-        high=[m + s for m, s in zip(mean, sd, strict=True)],
-        markers=True,
-        error_bars=True,
-    )
+    return curve_of_means(label, list(points.items()), method)
 
 
-def overlap_figure(runs: Sequence[Run], width: int) -> Figure | None:
+def overlap_figures(runs: Sequence[Run]) -> list[Figure]:
     """How much of the true gradient lies in the span of the k leading right singular vectors, per layer."""
+    return [figure for width in (128, 512) if (figure := _overlap_figure(runs, width))]
+
+
+def _overlap_figure(runs: Sequence[Run], width: int) -> Figure | None:
     variant = next((v for v in select(runs, "wperp", width, k=10) if any(r.diagnostics for r in v.runs)), None)
     if variant is None:
         return None
@@ -159,31 +150,17 @@ def _training_pair(slug: str, shape: tuple[str, ...], found: list[Variant]) -> l
 
 
 def _by_method(variant: Variant) -> tuple[int, str, str]:
-    known = list(METHOD_LABELS)
+    known = list(METHODS)
     method = variant.first.method
     return known.index(method) if method in known else len(known), variant.first.label, variant.label
 
 
 def _training_curve(variant: Variant, quantity: str, names: Counter[str]) -> Curve | None:
-    by_epoch: dict[float, list[float]] = {}
-    for run in variant.runs:
-        for row in run.history:
-            if quantity in row:
-                by_epoch.setdefault(row["epoch"], []).append(row[quantity])
-    if not by_epoch:
-        return None
-    epochs = sorted(by_epoch)
-    first, many = variant.first, len(variant.runs) > 1
+    first = variant.first
     twice = names[first.label] > 1 and variant.label
-    return Curve(
-        f"{first.label} ({variant.label})" if twice else first.label,
-        epochs,
-        [statistics.fmean(by_epoch[epoch]) for epoch in epochs],
-        _style(first),
-        low=[min(by_epoch[epoch]) for epoch in epochs] if many else None,
-        high=[max(by_epoch[epoch]) for epoch in epochs] if many else None,
-        dashed=bool(twice) and first.config.get("solver") == "svd",
-    )
+    label = f"{first.label} ({variant.label})" if twice else first.label
+    dashed = bool(twice) and first.config.get("solver") == "svd"
+    return epoch_curve(variant, quantity, label, _style(first), dashed)
 
 
 def _style(run: Run) -> str:

@@ -8,17 +8,16 @@ from collections.abc import Iterable, Sequence
 
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.plan import PRESETS, feedback_quality
-from gradguess.experiments.tables.feedback import (
+from gradguess.experiments.tables.averages import curve_of_means, epoch_curve
+from gradguess.experiments.tables.feedback_results import (
     QUANTITIES,
     Result,
     ablation_results,
     depth_results,
     results_of,
 )
-from gradguess.experiments.tables.runs import Run, Variant
+from gradguess.experiments.tables.runs import Run
 from gradguess.experiments.tables.table import Curve, Figure, slugify
-
-__all__ = ["feedback_figures"]
 
 _OVER_WIDTH = ("backprop", "feedback-direct", "feedback-chained", "wperp", "wt")
 
@@ -40,7 +39,9 @@ def _over_width(runs: Sequence[Run], quantity: str) -> Figure | None:
     curves = []
     for method in _OVER_WIDTH:
         results = results_of([TrainConfig(method=method, width=width) for width in widths], runs)
-        curves += _curve([result for result in results if result.variant], quantity, method)
+        points = [(result.config.width, summary) for result in results if (summary := result.ours(quantity))]
+        if curve := curve_of_means(results[0].label, points, method):
+            curves.append(curve)
     if not any(curve.style.startswith("feedback") for curve in curves):
         return None
     name = QUANTITIES[quantity]
@@ -56,16 +57,6 @@ def _over_width(runs: Sequence[Run], quantity: str) -> Figure | None:
         y_range=(0.0, 1.05),
         log_x=True,
     )
-
-
-def _curve(results: Sequence[Result], quantity: str, style: str) -> list[Curve]:
-    points = [(float(r.config.width), summary) for r in results if (summary := r.ours(quantity))]
-    if not points:
-        return []
-    low = [point.mean - (point.sd or 0.0) for _, point in points]
-    high = [point.mean + (point.sd or 0.0) for _, point in points]
-    x, y = [width for width, _ in points], [point.mean for _, point in points]
-    return [Curve(results[0].label, x, y, style, low=low, high=high, markers=True, error_bars=True)]
 
 
 _COSTED = (
@@ -103,13 +94,13 @@ def tangents(config: TrainConfig) -> float:
 
 
 def _over_cost(runs: Sequence[Run]) -> list[Figure | None]:
-    """The same training runs at width 512, against what they took."""
+    """Test accuracy at width 512 against the work and against the tangents that training took."""
     ran = [
         result
         for result in results_of([dataclasses.replace(config, width=512) for config in _COSTED], runs)
         if result.variant and any(run.history for run in result.variant.runs)
     ]
-    if not any(result.config.method.startswith("feedback") for result in ran):
+    if not any(result.is_taught for result in ran):
         return []
     made: list[Figure | None] = []
     for slug, words, price in (
@@ -144,7 +135,7 @@ def _quality(runs: Sequence[Run]) -> list[Figure | None]:
     """Cosine with the true gradient, bias and variance over training: the mean over the hidden layers."""
     looked_at = [run for run in runs if run.diagnostics]
     ran = [result for result in results_of(feedback_quality(PRESETS["paper"]), looked_at) if result.variant]
-    if not any(result.config.method.startswith("feedback") for result in ran):
+    if not any(result.is_taught for result in ran):
         return []
     made: list[Figure | None] = []
     for quantity, title in _QUALITIES.items():
@@ -198,28 +189,16 @@ def _over_epochs(results: Sequence[Result]) -> list[Figure | None]:
 
 
 def _training(result: Result, quantity: str = "train_accuracy") -> Iterable[Curve]:
-    by_epoch = _by_epoch(result.variant, quantity) if result.variant else {}
-    if by_epoch:
-        epochs = sorted(by_epoch)
-        mean = [statistics.fmean(by_epoch[epoch]) for epoch in epochs]
-        low, high = [min(by_epoch[epoch]) for epoch in epochs], [max(by_epoch[epoch]) for epoch in epochs]
-        dashed = result.config.sweeps > 1 or result.config.every > 1
-        yield Curve(result.label, epochs, mean, result.config.method, low=low, high=high, dashed=dashed)
-
-
-def _by_epoch(variant: Variant, quantity: str) -> dict[float, list[float]]:
-    found: dict[float, list[float]] = {}
-    for run in variant.runs:
-        for row in run.history:
-            if quantity in row:
-                found.setdefault(row["epoch"], []).append(row[quantity])
-    return found
+    assert result.variant is not None
+    dashed = result.config.sweeps > 1 or result.config.every > 1
+    curve = epoch_curve(result.variant, quantity, result.label, result.config.method, dashed)
+    return [curve] if curve else []
 
 
 def _dots(results: Sequence[Result]) -> Figure | None:
-    """A line per ablation: every seed's accuracy would be hidden by a bar, so dots with their spread."""
+    """A line per ablation, with dots for the means and bars for the spread of the seeds."""
     ran = [result for result in results if result.variant]
-    if not any(result.config.method.startswith("feedback") for result in ran):
+    if not any(result.is_taught for result in ran):
         return None
     ran.sort(key=lambda result: -(result.ours("train_accuracy").mean))  # type: ignore[union-attr]
     curves = []

@@ -9,8 +9,6 @@ from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.runs import Run, Variant, in_paper_setting, variants
 from gradguess.experiments.tables.table import Cell, Table, number, text
 
-__all__ = ["layers_table"]
-
 _QUANTITIES = {
     "variance": ("Variance", ".2e"),
     "bias": ("Bias", ".2e"),

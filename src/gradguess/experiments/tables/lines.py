@@ -5,19 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from gradguess.experiments.methods import method_label
 from gradguess.experiments.paper_numbers import SETTING, Published
 from gradguess.experiments.tables.compare import DIFFERS, Kind, Summary, kind_of, verdict
-from gradguess.experiments.tables.reasons import reason
-from gradguess.experiments.tables.runs import Run, Variant, command, method_label, select
+from gradguess.experiments.tables.runs import Run, Variant, command, select
 from gradguess.experiments.tables.table import Cell, Table, constant, number, text
-
-__all__ = ["Line", "compare", "comparison_table"]
 
 _COLUMNS = (
     *("Method", "Width", "Quantity"),
     *("Paper", "Ours", "± sd", "Difference", "Verdict", "Seeds", "Computed by"),
 )
-_DESCRIBING = ("Width", "Quantity", "Computed by")  # left out of sight where they say the same in every row
+_DESCRIBING = ("Width", "Quantity", "Computed by")  # hidden where they say the same in every row
+
+
+# Why a number of ours may differ from the paper's: shown under a table that has such lines.
+_UNSTATED_STEP = (
+    "The paper does not state the step at which bias and variance were measured; both fall with the gradient "
+    "during training. The order of the methods is what the claims compare."
+)
+
+_REASONS = {
+    ("wp", "bias"): (
+        "The exact bias of Wᴾ is zero at this layer: what is printed, in the paper and here, is the rounding "
+        "of the arithmetic and the regularisation σ."
+    ),
+    (None, "variance"): _UNSTATED_STEP,
+    (None, "bias"): _UNSTATED_STEP,
+    (None, "rank"): (
+        "The rank is that of W M with M the ReLU mask: it counts active units, and varies with the sample "
+        "and with the initial weights. Ours is the mean over a batch; the paper gives one number."
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +88,7 @@ def comparison_table(slug: str, title: str, lines: Iterable[Line], caption: str)
     """A row per line; below it, why some differ; what is the same in all rows is not shown."""
     lines = list(lines)
     rows = tuple(_row(line) for line in lines)
-    reasons = dict.fromkeys(reason(line.entry) for line in lines if line.verdict == DIFFERS)
+    reasons = dict.fromkeys(_reason(line.entry) for line in lines if line.verdict == DIFFERS)
     notes = " ".join(note for note in reasons if note)
     return Table(
         slug,
@@ -116,3 +134,8 @@ def _duration(seconds: float, signed: bool = False) -> str:
     if size < 60:
         return f"{sign}{size:.1f} s"
     return f"{sign}{size / 60:.0f} min" if size < 3600 else f"{sign}{size / 3600:.1f} h"
+
+
+def _reason(entry: Published) -> str | None:
+    """The most specific explanation on record."""
+    return _REASONS.get((entry.method, entry.quantity)) or _REASONS.get((None, entry.quantity))

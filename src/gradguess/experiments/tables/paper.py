@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from gradguess.experiments.methods import method_label
 from gradguess.experiments.paper_numbers import (
     BIAS_VARIANCE,
     CHOICE_OF_K,
@@ -12,74 +13,54 @@ from gradguess.experiments.paper_numbers import (
     RANKS,
     SCALING,
     WIDTHS,
+    Published,
 )
 from gradguess.experiments.tables.lines import Line, compare, comparison_table
-from gradguess.experiments.tables.runs import Run, method_label
-from gradguess.experiments.tables.table import Cell, Table, number
-
-__all__ = [
-    "bias_variance_table",
-    "choice_of_k_table",
-    "newton_schulz_table",
-    "preconditioning_table",
-    "rank_table",
-    "scaling_matrix",
-    "scaling_table",
-]
+from gradguess.experiments.tables.runs import Run
+from gradguess.experiments.tables.table import Cell, Table, mean_text, number
 
 
-def choice_of_k_table(runs: Sequence[Run]) -> Table:
-    return comparison_table(
-        "choice-of-k",
-        "Training accuracy by k",
-        compare(CHOICE_OF_K, runs),
-        "Width 128, 300 epochs; k = rank keeps the whole image of the Jacobian.",
-    )
+def _published(slug: str, title: str, entries: Sequence[Published], caption: str) -> Callable[[Sequence[Run]], Table]:
+    """A function from runs to the table of these published numbers."""
+    return lambda runs: comparison_table(slug, title, compare(entries, runs), caption)
 
 
-def rank_table(runs: Sequence[Run]) -> Table:
-    return comparison_table(
-        "ranks",
-        "Ranks of the upstream Jacobian",
-        compare(RANKS, runs),
-        "The ranks in the legends of the overlap figure. Ours: mean over a batch, trained with W⊥, k = 10.",
-    )
-
-
-def bias_variance_table(runs: Sequence[Run]) -> Table:
-    return comparison_table(
-        "bias-variance",
-        "Three guesses at width 128",
-        compare(BIAS_VARIANCE, runs),
-        "At the last diagnosed epoch. The paper names no layer: its numbers stand beside our layer 1.",
-    )
-
-
-def scaling_table(runs: Sequence[Run]) -> Table:
-    return comparison_table(
-        "scaling",
-        "Entry by entry",
-        compare(SCALING, runs),
-        "Training accuracy after 300 epochs; three hidden layers of the given width.",
-    )
-
-
-def newton_schulz_table(runs: Sequence[Run]) -> Table:
-    return comparison_table(
-        "newton-schulz",
-        "Time and accuracy",
-        compare(NEWTON_SCHULZ, runs),
-        "300 epochs. The paper's times are those of a laptop, with the SVD on its CPU.",
-    )
-
-
-def preconditioning_table(runs: Sequence[Run]) -> Table:
-    return comparison_table(
-        "preconditioning",
-        "Three guesses at width 256",
-        compare(PRECONDITIONING, runs),
-        "Variance and bias at layer 1 at the last diagnosed epoch; accuracy after 300 epochs.",
-    )
+choice_of_k_table = _published(
+    "choice-of-k",
+    "Training accuracy by k",
+    CHOICE_OF_K,
+    "Width 128, 300 epochs; k = rank keeps the whole image of the Jacobian.",
+)
+rank_table = _published(
+    "ranks",
+    "Ranks of the upstream Jacobian",
+    RANKS,
+    "The ranks in the legends of the overlap figure. Ours: mean over a batch, trained with W⊥, k = 10.",
+)
+bias_variance_table = _published(
+    "bias-variance",
+    "Three guesses at width 128",
+    BIAS_VARIANCE,
+    "At the last diagnosed epoch. The paper names no layer: its numbers stand beside our layer 1.",
+)
+scaling_table = _published(
+    "scaling",
+    "Entry by entry",
+    SCALING,
+    "Training accuracy after 300 epochs; three hidden layers of the given width.",
+)
+newton_schulz_table = _published(
+    "newton-schulz",
+    "Time and accuracy",
+    NEWTON_SCHULZ,
+    "300 epochs. The paper's times are those of a laptop, with the SVD on its CPU.",
+)
+preconditioning_table = _published(
+    "preconditioning",
+    "Three guesses at width 256",
+    PRECONDITIONING,
+    "Variance and bias at layer 1 at the last diagnosed epoch; accuracy after 300 epochs.",
+)
 
 
 def scaling_matrix(runs: Sequence[Run]) -> Table:
@@ -103,5 +84,4 @@ def _matrix_cell(line: Line) -> Cell:
     paper = f"paper {line.entry.value:.3f}"
     if line.ours is None:
         return Cell("–", None, line.verdict, paper)
-    spread = "" if line.ours.sd is None else f" ± {line.ours.sd:.3f}"
-    return Cell(f"{line.ours.mean:.3f}{spread}", line.ours.mean, line.verdict, paper)
+    return Cell(mean_text(line.ours.mean, line.ours.sd), line.ours.mean, line.verdict, paper)

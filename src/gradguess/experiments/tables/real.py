@@ -7,17 +7,16 @@ from dataclasses import dataclass
 
 from gradguess.errors import GradguessError
 from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.real import TASKS, VARIANTS, task_of, variant_of
+from gradguess.experiments.methods import method_label
+from gradguess.experiments.real import STUDIED, TASKS, task_of, variant_of
 from gradguess.experiments.tables.compare import Summary
-from gradguess.experiments.tables.runs import Run, method_label
+from gradguess.experiments.tables.runs import Run
 from gradguess.experiments.tables.table import Cell, Table, mean_text, number, text
-
-__all__ = ["real_table"]
 
 _CAPTION = (
     "All methods at equal epochs and over the same grid of learning rates (cosine schedule); each is shown at the rate "
     "with the best mean on the test set, chosen the same way for all. Accuracy, or bits per character for text (there "
-    "less is better). Rare lessons: tangents on a quarter of the batch at every fourth step. 3 pieces: sites=3. With "
+    "less is better). Rare tangents: on a quarter of the batch at every fourth step. 3 pieces: sites=3. With "
     "B = 0 nothing is predicted, and the lowest of the three pieces is not trained."
 )
 
@@ -36,13 +35,6 @@ class _Best:
 
 
 Setting = tuple[str, int, int, str]  # task, epochs, samples, device
-_LABELS = {
-    "feedback-chained-rare": "Feedback, chained, rare lessons",
-    "feedback-chained-pieces": "Feedback, chained, rare, 3 pieces",
-    "feedback-chained-pieces-zero": "Feedback, chained, 3 pieces, B = 0",
-    "feedback-chained-bootstrap": "Feedback, chained, bootstrap alone",
-    "feedback-chained-pieces-bootstrap": "Feedback, chained, bootstrap alone, 3 pieces",
-}
 
 
 def real_table(runs: Sequence[Run]) -> Table | None:
@@ -88,7 +80,7 @@ def _rows(setting: Setting, runs: dict[str, list[Run]]) -> list[tuple[Cell, ...]
     quantity = "bits" if bits else "accuracy"
     best = {
         variant: found
-        for variant in VARIANTS
+        for variant in STUDIED
         if variant in runs and (found := _best(variant, runs[variant], f"test_{quantity}", bits))
     }
     base = best.get("backprop")
@@ -97,7 +89,7 @@ def _rows(setting: Setting, runs: dict[str, list[Run]]) -> list[tuple[Cell, ...]
             text(name),
             number(samples, "d") if samples else text("all"),
             number(epochs, "d"),
-            text(_LABELS.get(variant) or method_label(variant)),
+            text(method_label(variant)),
             Cell(f"{one.lr:g}", one.lr, note="" if one.rates > 1 else "the only one tried"),
             _shown(one.summary(f"train_{quantity}")),
             _shown(one.summary(f"test_{quantity}")),

@@ -10,34 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.methods import OPTIONS, method_label, options_of
 from gradguess.experiments.paper_numbers import LAYER_SITES, SETTING
-
-__all__ = [
-    "METHOD_LABELS",
-    "Run",
-    "Variant",
-    "command",
-    "in_paper_setting",
-    "measure",
-    "method_label",
-    "overlap_of",
-    "select",
-    "variants",
-]
-
-# Options that say nothing about the methods that do not read them.
-_FEEDBACK = {"rate", "every", "fraction", "sweeps", "learn", "bootstrap", "start", "teacher"}
-_BASIS = {"k", "solver", "refresh"}
-_READS = {
-    "wperp": _BASIS,
-    "wperp-bottom": _BASIS,
-    "wperp-ns": {"k", "refresh", "steps"},
-    "wp": {"sigma"},
-    "feedback-direct": _BASIS | _FEEDBACK,
-    "feedback-chained": _BASIS | _FEEDBACK,
-    "feedback-corrected": _BASIS | _FEEDBACK,
-}
-_OPTIONAL = _BASIS | _FEEDBACK | {"steps", "sigma"}
 
 # The parts of a configuration that say which experiment a run is. Runs that agree in all of these are repetitions
 # of each other, whatever their seed. `device` is among them, since times and memory depend on it.
@@ -46,21 +20,7 @@ IDENTITY = tuple(name for name in _DEFAULTS if name not in {"seed", "eval_every"
 
 _NAMING = ("data", "method", "width", "depth", "epochs", "lr", "batch", "seed")
 
-METHOD_LABELS = {
-    "backprop": "Backpropagation",
-    "weight": "Weight perturbation",
-    "activation": "Activation perturbation",
-    "wt": "Wᵀ",
-    "wperp": "W⊥",
-    "wperp-bottom": "W⊥-bottom",
-    "wperp-ns": "W⊥-NS",
-    "wp": "Wᴾ",
-    "feedback-direct": "Feedback, direct",
-    "feedback-chained": "Feedback, chained",
-    "feedback-corrected": "Feedback, corrected",
-}
-
-# Told elsewhere: in a column of their own, or in the paper's setting.
+# These stand in a column of their own, or belong to the paper's setting.
 _NAMED = {"data", "model", "method", "width", "depth", "epochs", "k"}
 _SOLVERS = {"svd": "exact SVD", "subspace": "subspace iteration", "shared": "shared basis"}
 
@@ -85,14 +45,14 @@ class Run:
         """The method, with `k` where it has one."""
         k = self.config.get("k")
         named = method_label(self.method)
-        return f"{named}, k = {k}" if k is not None and "k" in _READS.get(self.method, ()) else named
+        return f"{named}, k = {k}" if k is not None and "k" in options_of(self.method) else named
 
     @property
     def identity(self) -> tuple[tuple[str, Any], ...]:
         return tuple((name, self._part(name)) for name in IDENTITY if self._part(name) is not None)
 
     def _part(self, name: str) -> Any:
-        if name in _OPTIONAL and name not in _READS.get(self.method, ()):
+        if name in OPTIONS and name not in options_of(self.method):
             return None
         value = self.config.get(name, _DEFAULTS[name])  # an older record lacks the newest options
         if name == "device" and isinstance(value, str):
@@ -128,10 +88,6 @@ class Variant:
         """The quantity in every run that measured it."""
         found = (measure(run, quantity, layer) for run in self.runs)
         return [value for value in found if value is not None]
-
-
-def method_label(method: str) -> str:
-    return METHOD_LABELS.get(method, method)
 
 
 def measure(run: Run, quantity: str, layer: int | None = None) -> float | None:
@@ -201,11 +157,11 @@ def command(config: Mapping[str, Any]) -> str:
     >>> command({"method": "wt", "width": 128, "k": 25, "lr": 1e-4, "seed": 0, "diagnose": 10})
     'gradguess train --method wt --width 128 --lr 0.0001 --seed 0 --diagnose 10'
     """
-    read = _READS.get(str(config.get("method")), set[str]())
+    read = options_of(str(config.get("method")))
     words = ["gradguess", "train"]
     for name in (*_NAMING, *(name for name in config if name not in _NAMING)):
         value = config.get(name)
-        unread = name in _OPTIONAL and name not in read
+        unread = name in OPTIONS and name not in read
         if value is None or unread or (name not in _NAMING and value == _DEFAULTS.get(name, value)):
             continue
         flag = "--" + name.replace("_", "-")

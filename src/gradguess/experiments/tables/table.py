@@ -6,8 +6,6 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Cell", "Curve", "Figure", "Table", "constant", "mean_text", "number", "slugify", "text"]
-
 
 @dataclass(frozen=True)
 class Cell:

@@ -56,7 +56,6 @@ class Feedback(Method):
     bootstrap: float = 0.0
 
     rule: ClassVar[Rule] = WEIGHTED  # how a lesson changes the matrices
-    start: ClassVar[Start] = staticmethod(zeros)  # the matrices at first
 
     def __post_init__(self) -> None:
         if not isinstance(self.guess, Guess):
@@ -80,7 +79,7 @@ class Feedback(Method):
         return None if count % self.every else Draws(self.guess, count // self.every, self.fraction)
 
     def run(self, step: Step) -> tuple[Estimate, State]:
-        predictor = Predictor(step.state.learned, step.pool, self.start)
+        predictor = Predictor(step.state.learned, step.pool, self.start())
         teaches = self.draws(step.state.count) is not None
         if step.options.memory == "replay" and not step.detail:
             result = Replay(self, step, predictor, teaches).run()
@@ -106,6 +105,10 @@ class Feedback(Method):
             result.site_grads = {site.name: forward.shaped(site, g) for site in step.layout.sites}
             result.directions = {} if seen is None else _directions(seen)
         return result
+
+    def start(self) -> Start:
+        """How the matrices begin: at zero."""
+        return zeros
 
     def before_lesson(self, step: Step, forward: Forward, predictor: Predictor, error: OutputError) -> None:
         """For studies: the predictor may be changed here."""

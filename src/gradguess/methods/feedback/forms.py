@@ -54,14 +54,18 @@ class Form(ABC):
         return predictor.predict(site, gate, d, error)
 
     @abstractmethod
-    def combine(self, method: Feedback, forward: Forward, predictor: Predictor, h: Values, error: OutputError) -> Values:
+    def combine(
+        self, method: Feedback, forward: Forward, predictor: Predictor, h: Values, error: OutputError
+    ) -> Values:
         """The estimate at every site, where a pass is kept."""
 
 
 class Direct(Form):
     """The prediction itself. The cheapest form."""
 
-    def combine(self, method: Feedback, forward: Forward, predictor: Predictor, h: Values, error: OutputError) -> Values:
+    def combine(
+        self, method: Feedback, forward: Forward, predictor: Predictor, h: Values, error: OutputError
+    ) -> Values:
         return h | forward.exact_tops(error)
 
 
@@ -94,7 +98,9 @@ class Chained(Form):
     def reads(self, site: Site, layout: Layout) -> bool:
         return any(site.name in below.above for below in layout.sites)
 
-    def combine(self, method: Feedback, forward: Forward, predictor: Predictor, h: Values, error: OutputError) -> Values:
+    def combine(
+        self, method: Feedback, forward: Forward, predictor: Predictor, h: Values, error: OutputError
+    ) -> Values:
         g = h
         for _ in range(method.sweeps):
             g = forward.chain(g, error)

@@ -71,15 +71,11 @@ class ClosedForward(Forward):
 
     def __init__(self, step: Step, seen: Measurement | None) -> None:
         self.step = step
-        if seen is not None:
-            self.records, self.outputs = seen.records, seen.outputs
-            return
-        self.records: Records = {}
+        self.records: Records = {} if seen is None else seen.records
+        self.outputs = step.passes.plain(self._observe) if seen is None else seen.outputs
 
-        def observe(site: Site, x: Any, s: Tensor) -> None:
-            self.records[site.name] = record(step, x, s, site.gate_at(s))
-
-        self.outputs = step.passes.plain(observe)
+    def _observe(self, site: Site, x: Any, s: Tensor) -> None:
+        self.records[site.name] = record(self.step, x, s, site.gate_at(s))
 
     def output(self, site: Site) -> Tensor:
         s = self.records[site.name].s

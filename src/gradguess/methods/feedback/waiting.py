@@ -12,6 +12,7 @@ from gradguess.methods.feedback.error import pull
 from gradguess.methods.feedback.forward import down
 from gradguess.model.site import Site
 from gradguess.step.measure import Record, record
+from gradguess.step.pull_back import input_of
 
 if TYPE_CHECKING:
     from gradguess.methods.feedback.replay import Replay
@@ -49,7 +50,7 @@ class ClosedChain:
     def _finish(self, site: Site, seen: Record, g: Tensor) -> None:
         replay = self.replay
         assert seen.s is not None
-        replay.gradients.add_closed(site, seen.input(site), site.unflat(g, seen.s) / replay.batch)
+        replay.gradients.add_closed(site, input_of(seen, site), site.unflat(g, seen.s) / replay.batch)
         if replay.method.bootstrap and site.guessed:
             replay.predictor.regress(site, seen.gate, replay.error, g, replay.method.bootstrap)
 

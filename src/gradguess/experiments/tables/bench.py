@@ -5,52 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradguess.experiments.tables import Cell, Curve, Figure, Table, constant, method_label, number, text
+from gradguess.experiments.methods import VARIANTS, method_label, style_name
+from gradguess.experiments.tables.table import Cell, Curve, Figure, Table, constant, number, text
 
-__all__ = ["figures", "label", "tables"]
-
-_LABELS = {
-    "backprop-wrapped": "Backpropagation, wrapped",
-    "wperp-subspace": "W⊥, subspace solver",
-    "wperp-svd": "W⊥, dense SVD",
-    "feedback-direct-rare": "Feedback, direct, every 4th step, ¼ batch",
-    "feedback-chained-rare": "Feedback, chained, every 4th step, ¼ batch",
-    "feedback-chained-pieces": "Feedback, chained, 3 pieces, every 4th step, ¼ batch",
-    "feedback-chained-bootstrap": "Feedback, chained, bootstrap alone",
-    "feedback-chained-pieces-bootstrap": "Feedback, chained, 3 pieces, bootstrap alone",
-    "checkpoint-all": "Backpropagation, every layer recomputed",
-    "checkpoint-sqrt": "Backpropagation, √depth checkpoints",
-    "store": "W⊥, store",
-    "replay": "W⊥, replay",
-    "feedback-replay": "Feedback, direct, replay",
-    "pieces-replay": "Feedback, chained, √depth pieces, replay",
-}
-_STYLES = {
-    "backprop-wrapped": "wp",
-    "wperp-subspace": "wperp-ns",
-    "wperp-svd": "wperp-bottom",
-    "feedback-direct-rare": "feedback-direct",
-    "feedback-chained-rare": "feedback-chained",
-    "checkpoint-all": "layer-1",
-    "checkpoint-sqrt": "layer-3",
-    "store": "wperp",
-    "replay": "feedback-direct",
-    "feedback-replay": "feedback-chained",
-    "pieces-replay": "layer-2",
-}
+_RARE = "Rare tangents: on a quarter of the batch at every fourth step. "
 _SETTING = ("Width", "Depth", "Batch", "k", "Dtype", "Device")
 Record = Mapping[str, Any]
 
 
-def label(method: str) -> str:
-    return _LABELS.get(method) or method_label(method)
-
-
-def tables(record: Record) -> tuple[Table, ...]:
-    """The measurements, and how they grow."""
-    main = {"time": _time_table, "memory": _memory_table, "tasks": _task_table}[record["kind"]](record)
-    grown = _growth_table(record)
-    return (main, grown) if grown.rows else (main,)
+def bench_tables(records: Sequence[Record]) -> list[Table]:
+    """For each benchmark the measurements, and how they grow where that was fitted."""
+    kinds = {"time": _time_table, "memory": _memory_table, "tasks": _task_table}
+    made = [make(record) for record in records for make in (kinds[record["kind"]], _growth_table)]
+    return [table for table in made if table.rows or not table.slug.startswith("bench-growth")]
 
 
 def _device(record: Record) -> str:
@@ -80,7 +47,7 @@ def _time_table(record: Record) -> Table:
     columns = ("Method", *_SETTING, "Ratio", "Quiet ratio", "Step, ms", "Refresh, ms", "Memory, MB", "Note")
     rows = tuple(
         (
-            text(label(row["method"])),
+            text(method_label(row["method"])),
             *_settings(row),
             number(row["ratio"], ".2f" if row["ratio"] < 100 else ".0f"),
             number(row["quiet_ratio"], ".2f" if row["quiet_ratio"] < 100 else ".0f"),
@@ -94,7 +61,7 @@ def _time_table(record: Record) -> Table:
     caption = (
         "Ratio: time of a training step over that of backpropagation, median of paired rounds of four steps; refreshes "
         "are timed apart and spread over the steps between them. Quiet ratio: the same from the fastest decile of "
-        "rounds. Memory: peak above weights and optimiser, of a process of its own. " + _place(record)
+        "rounds. Memory: peak above weights and optimiser, of a process of its own. " + _RARE + _place(record)
     )
     hidden = constant(columns, rows, (*_SETTING, "Note"))
     return Table(f"bench-{_suffix(record)}", f"Time per step, {_device(record)}", columns, rows, caption, hidden=hidden)
@@ -105,7 +72,7 @@ def _task_table(record: Record) -> Table:
     rows = tuple(
         (
             text(row["task"]),
-            text(label(row["method"])),
+            text(method_label(row["method"])),
             text(row["device"]),
             number(row["ratio"], ".2f"),
             number(row["quiet_ratio"], ".2f"),
@@ -116,7 +83,9 @@ def _task_table(record: Record) -> Table:
     )
     caption = (
         "Ratio: time of a training step over that of a plain loop with backpropagation, median of paired rounds of "
-        "four steps, refreshes included. Quiet ratio: the same from the fastest decile of rounds. " + _place(record)
+        "four steps, refreshes included. Quiet ratio: the same from the fastest decile of rounds. "
+        + _RARE
+        + _place(record)
     )
     hidden = constant(columns, rows, ("Device",))
     return Table(f"bench-{_suffix(record)}", "Real networks", columns, rows, caption, hidden=hidden)
@@ -127,7 +96,7 @@ def _memory_table(record: Record) -> Table:
     base = {row["depth"]: row["step_ms"] for row in record["rows"] if row["method"] == "backprop"}
     rows = tuple(
         (
-            text(label(row["method"])),
+            text(method_label(row["method"])),
             *_settings(row),
             number(row["peak_mb"], ".1f"),
             number(row["gradients_mb"], ".1f"),
@@ -150,7 +119,7 @@ def _growth_table(record: Record) -> Table:
     columns = ("Method", "Axis", "MB per layer" if memory else "Exponent", "Points")
     rows = tuple(
         (
-            text(label(fit["method"])),
+            text(method_label(fit["method"])),
             text(fit["axis"]),
             number(fit[value], ".3f" if memory else ".2f"),
             number(fit["points"], "d"),
@@ -165,19 +134,16 @@ def _growth_table(record: Record) -> Table:
     return Table(f"bench-growth-{_suffix(record)}", "Growth", columns, rows, caption)
 
 
-def figures(record: Record) -> tuple[Figure, ...]:
-    """Ratio over width, or memory and time over depth; none from a single point."""
-    if record["kind"] == "tasks":
-        return ()
-    made: list[Figure | None]
-    if record["kind"] == "time":
-        made = [_figure(record, "width", "ratio", "Time of a step over backpropagation's", log_y=True)]
-    else:
-        made = [
-            _figure(record, "depth", "peak_mb", "Peak memory, MB", log_y=False),
-            _figure(record, "depth", "step_ms", "Step, ms", log_y=True),
-        ]
-    return tuple(figure for figure in made if figure is not None)
+def bench_figures(records: Sequence[Record]) -> list[Figure]:
+    """Time over the width, or memory and time over the depth; none from a single point."""
+    made: list[Figure | None] = []
+    for record in records:
+        if record["kind"] == "time":
+            made.append(_figure(record, "width", "ratio", "Time of a step over backpropagation's", log_y=True))
+        if record["kind"] == "memory":
+            made.append(_figure(record, "depth", "peak_mb", "Peak memory, MB", log_y=False))
+            made.append(_figure(record, "depth", "step_ms", "Step, ms", log_y=True))
+    return [figure for figure in made if figure is not None]
 
 
 def _figure(record: Record, axis: str, value: str, title: str, log_y: bool) -> Figure | None:
@@ -204,4 +170,5 @@ def _figure(record: Record, axis: str, value: str, title: str, log_y: bool) -> F
 def _curve(method: str, rows: Sequence[Record], axis: str, value: str) -> Curve:
     points = sorted((row[axis], row[value]) for row in rows if row["method"] == method)
     x, y = zip(*points, strict=True)
-    return Curve(label(method), x, y, _STYLES.get(method, method), dashed=method.endswith("rare"), markers=True)
+    dashed = method in VARIANTS and VARIANTS[method].dashed
+    return Curve(method_label(method), x, y, style_name(method), dashed=dashed, markers=True)

@@ -1,13 +1,12 @@
-"""Every run, whether the paper has a counterpart or not."""
+"""What was run, and where: every run whether the paper has a counterpart or not, and every environment."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from gradguess.experiments.tables import Cell, Run, Table, command, constant, number, text
-from gradguess.report.section import Section
-
-__all__ = ["all_runs"]
+from gradguess.experiments.tables.runs import Run, command
+from gradguess.experiments.tables.table import Cell, Table, constant, number, text
 
 _SETTING = ("Method", "Data", "Model", "Width", "Depth", "Epochs", "Seed", "Device")
 _METRICS = {
@@ -17,12 +16,21 @@ _METRICS = {
     "step_ms": ("Step, ms", ".2f"),
     "peak_memory_mb": ("Memory, MB", ".0f"),
 }
+_ENVIRONMENT = {
+    "gradguess": "gradguess",
+    "torch": "PyTorch",
+    "python": "Python",
+    "device": "Device",
+    "threads": "Threads",
+    "platform": "Platform",
+}
 
 
-def all_runs(runs: Sequence[Run]) -> Section:
+def runs_table(runs: Sequence[Run]) -> Table:
+    """One line for each run."""
     columns = ("Run", *_SETTING, *(title for title, _ in _METRICS.values()))
     rows = tuple(_row(run) for run in runs)
-    table = Table(
+    return Table(
         "runs",
         "All results that were found",
         columns,
@@ -31,7 +39,6 @@ def all_runs(runs: Sequence[Run]) -> Section:
         tuple((run.key, command(run.config)) for run in runs),
         hidden=constant(columns, rows, _SETTING),
     )
-    return Section("runs", "Every run", tables=(table,))
 
 
 def _row(run: Run) -> tuple[Cell, ...]:
@@ -45,3 +52,11 @@ def _row(run: Run) -> tuple[Cell, ...]:
 
 def _setting(value: object) -> Cell:
     return number(value, "d") if isinstance(value, int) else text("–" if value is None else value)
+
+
+def environments_table(runs: Sequence[Run]) -> Table:
+    """Where the runs took place, each place once."""
+    places = Counter(tuple(str(run.environment.get(name, "–")) for name in _ENVIRONMENT) for run in runs)
+    rows = [(*(text(part) for part in place), number(count, "d")) for place, count in places.most_common()]
+    caption = "One line for each environment that was recorded."
+    return Table("environments", "Environments", (*_ENVIRONMENT.values(), "Runs"), tuple(rows), caption)

@@ -1,0 +1,15 @@
+"""The registry of data sets. To add one, write a file here with its `SOURCE` and add one line to `DATASETS`."""
+
+from gradguess.experiments.datasets import digits, fashion_mnist, mnist, mnist1d, mnist5k, shakespeare
+from gradguess.experiments.datasets.source import Source
+
+DATASETS: dict[str, Source] = {
+    "mnist1d": mnist1d.SOURCE,
+    "digits": digits.SOURCE,
+    "mnist5k": mnist5k.SOURCE,
+    "mnist": mnist.SOURCE,
+    "fashion-mnist": fashion_mnist.SOURCE,
+    "shakespeare": shakespeare.SOURCE,
+}
+
+__all__ = ["DATASETS"]

@@ -1,0 +1,83 @@
+"""What a person sees in the terminal: progress bars and tables. Needs the package rich."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+
+from gradguess.experiments.inspection import NUMBERS
+from gradguess.experiments.tables.table import Table
+
+if TYPE_CHECKING:
+    from gradguess.experiments.config import TrainConfig
+    from gradguess.experiments.progress import Progress as RunsProgress
+
+notes = Console(stderr=True)  # results alone go to standard output
+
+
+@contextlib.contextmanager
+def epoch_bar(config: TrainConfig, visible: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A bar over the epochs with loss, accuracy, step time and time left; the block calls it with each row."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[scores]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=notes, disable=not visible) as bar:
+        task = bar.add_task(config.key, total=config.epochs, scores="")
+        accuracy = "  …"
+
+        def show(row: dict[str, Any]) -> None:
+            nonlocal accuracy
+            if "test_accuracy" in row:
+                accuracy = f"{row['train_accuracy']:.3f}/{row['test_accuracy']:.3f}"
+            scores = f"loss {row['loss']:.3f}  acc {accuracy}  {row['step_ms']:.2f} ms/step"
+            bar.update(task, completed=row["epoch"], scores=scores)
+
+        yield show
+
+
+@contextlib.contextmanager
+def runs_bar() -> Iterator[Callable[[RunsProgress], None]]:
+    """One bar over many runs: what runs now, how much is done, when it will end."""
+    columns = (
+        BarColumn(),
+        TextColumn("{task.percentage:.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=notes) as bar:
+        task = bar.add_task("starting", total=1.0)
+
+        def show(progress: RunsProgress) -> None:
+            left = progress.seconds_left
+            eta = "…" if left is None else f"{int(left) // 60}:{int(left) % 60:02d}"
+            now = ", ".join(f"{key} {done}/{total}" for key, done, total in progress.running)
+            counted = f"{progress.finished}/{len(progress.configs)} runs, {eta} left  {now}"
+            bar.update(task, completed=progress.fraction, description=counted)
+
+        yield show
+
+
+def print_tables(tables: Sequence[Table]) -> None:
+    """The columns that are shown of each table."""
+    for table in tables:
+        shown = RichTable(*(table.columns[i] for i in table.shown), title=table.title, caption=table.caption)
+        for row in table.rows:
+            shown.add_row(*(row[i].text for i in table.shown))
+        Console().print(shown)
+
+
+def print_sites(record: dict[str, Any]) -> None:
+    """The numbers of a diagnosis, one line for each site."""
+    table = RichTable("site", *NUMBERS, title=f"{record['key']}, epoch {record['epoch']}")
+    for site, row in record["sites"].items():
+        table.add_row(site, *(f"{row[name]:.3g}" if row.get(name) is not None else "–" for name in NUMBERS))
+    Console().print(table)
