@@ -38,9 +38,9 @@ class WPerpNS(Guess):
     nearest of nine sets for `σ_k/σ_1 = 0.1, …, 0.9` (`gradguess.linalg.step_polynomials`).
 
     Args:
-        k: dimension of the guessing space.
-        steps: how often the polynomial is applied.
-        refresh: steps between two estimates of the singular values.
+        k: dimension of the guessing space: the polynomial is meant to keep the k largest singular values.
+        steps: how often the polynomial is applied. Its coefficients are fitted for five.
+        refresh: training steps between two estimates of the singular values.
 
     >>> import gradguess as gg
     >>> gg.WPerpNS()
