@@ -114,7 +114,7 @@ class Feedback(Method):
         return zeros
 
     def before_lesson(self, step: Step, forward: Forward, predictor: Predictor, error: OutputError) -> None:
-        """For studies: the predictor may be changed here."""
+        """Does nothing. A study may change the predictor here."""
 
     def measure(self, step: Step) -> Measurement:
         """Balanced directions at every site whose gradient is predicted."""
