@@ -1,13 +1,12 @@
-"""A guess of your own: subclass `Guess`, return a frame, a linear map from white noise to directions."""
+"""A guess of your own: subclass `Guess` and return a frame, which is a linear map from white noise to directions."""
 
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.guesses import Frame, Guess, SiteView
-from gradguess.guesses._base import GatedBasis
+from gradguess.guesses import Frame, GatedBasis, Guess, SiteView
 
 
 @dataclass(frozen=True)
@@ -15,14 +14,18 @@ class RandomSubspace(Guess):
     """Directions in a random subspace of `k` dimensions, inside the gate. Bias like W⊥'s, but blind to the weights."""
 
     k: int = 10
+    refresh: int = 50  # steps between two searches
     reads = "never"  # it does not look at the Jacobian above
+    searches = True
+
+    def search(self, view: SiteView) -> dict[str, Tensor]:
+        """A new basis; it is kept until the next search, and saved with the state."""
+        d = view.output.shape[1]
+        noise = view.noise.normal((d, min(self.k, d)), view.output.dtype, view.output.device)
+        return {"basis": torch.linalg.qr(noise).Q}
 
     def frame(self, view: SiteView) -> Frame:
-        batch, d = view.output.shape
-        if "basis" not in view.cache:  # kept from step to step, and saved with the state
-            noise = view.noise.normal((d, min(self.k, d)), view.output.dtype, view.output.device)
-            view.cache["basis"] = torch.linalg.qr(noise).Q
-        return GatedBasis(view.cache["basis"], view.gate, batch)
+        return GatedBasis(view.kept["basis"], view.gate, len(view.output))
 
 
 torch.manual_seed(0)

@@ -62,3 +62,18 @@ def test_the_architecture_names_every_module_and_nothing_else():
     named = set(re.findall(r"`(?:gradguess/)?(\w+\.py)`", text))
     there = {path.name for path in (ROOT / "src" / "gradguess").glob("*.py")} - {"__init__.py", "__main__.py"}
     assert named == there
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_file_that_is_named_exists(page: Path):
+    """A path in backticks with a slash is a file or a folder of the package, or of the repository."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for path in re.findall(r"`([\w.]+(?:/[\w.]+)*/(?:\w+\.(?:py|json|md))?)`", text):
+        places = [ROOT / path, ROOT / "src" / "gradguess" / path, ROOT / "src" / "gradguess" / "experiments" / path]
+        assert any(place.exists() for place in places), f"{name(page)} names {path}"
+
+
+def test_the_architecture_names_every_package():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    packages = {path.parent.name for path in (ROOT / "src" / "gradguess").glob("*/__init__.py")}
+    assert packages <= set(re.findall(r"^\| `(\w+)/`", text, flags=re.MULTILINE))

@@ -30,15 +30,18 @@ class _Captured:
 
 
 class CapturedStep:
-    """`forward`, then `optimiser.step()`, replayed from a CUDA graph.
+    """A training step, `forward` and then `optimiser.step()`, replayed from a CUDA graph.
 
-    The result is that of the same calls made one by one. Gradients are set to None before each step; accumulate or
-    clip outside of it. NaN is not looked for, since that would wait for the device.
+    The result is that of the same calls made one by one. The first steps of each kind and shape run by themselves.
+    So do steps that cannot be recorded: those of a model with dropout or batch norm, those that sketch a basis, and
+    those of a guess that is not steady. Gradients are set to None before each step. To accumulate or
+    clip gradients, call `forward` and the optimiser yourself. It does not look for NaN, since that would wait for the
+    device.
 
     Args:
-        forward: on CUDA, `memory="store"`, a model without dropout or batch norm (their state cannot be replayed).
-        optimiser: made with `capturable=True`.
-        loss_fn: as in `ForwardGradient.__call__`.
+        forward: a `ForwardGradient` of a model on CUDA, with `memory="store"`, one process and no `chunk`.
+        optimiser: an optimiser of the same parameters, made with `capturable=True`.
+        loss_fn: `loss_fn(outputs, targets)` returns one loss per sample.
     """
 
     def __init__(self, forward: ForwardGradient, optimiser: torch.optim.Optimizer, loss_fn: LossFn) -> None:
@@ -55,7 +58,12 @@ class CapturedStep:
         self.state = forward.state  # its tensors are those that the recordings read and write
 
     def __call__(self, inputs: Any, targets: Any) -> Tensor:
-        """One training step; returns the mean loss (valid until the next step)."""
+        """Make one training step and return the mean loss, which is valid until the next step.
+
+        Args:
+            inputs: of the model, on its device. Steps are recorded once for each shape.
+            targets: of the loss.
+        """
         if self.forward.state is not self.state:  # a state was loaded
             self._settle(self.forward.state)
         kind = self.forward.plan.method.kind(self.forward.steps)

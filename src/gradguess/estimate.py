@@ -38,17 +38,28 @@ def estimate(
     """Estimate the gradient of the mean loss of one batch. Writes nothing, holds no state.
 
     Args:
-        model: any module; a tuple of inputs is passed as arguments, a dict as keyword arguments.
-        guess: how directions are drawn, `gg.WPerp()` for instance.
-        loss_fn: `loss_fn(outputs, targets)` returns one loss per sample.
-        tangents: directions per step; the estimate is their average.
-        sites: "auto", "leaf" (every layer), "branch" (what feeds an addition), a list of module names, or a number:
-            the model in so many pieces.
-        generator: source of the directions; without one, a new one with a fresh seed.
-        isolate: one tangent per site, so that sites cause each other no noise. `jvp` then has one row per tangent
+        model: any module. Its parameters that require a gradient get an estimate.
+        guess: how directions are drawn, `gg.WPerp()` for instance, or another method, such as `gg.Feedback(...)`.
+        loss_fn: `loss_fn(outputs, targets)` returns one loss per sample, shape (batch,).
+        inputs: of the model. A tuple is passed as arguments, a dict as keyword arguments.
+        targets: of the loss.
+        tangents: the number of directions at each site. The estimate is the average over them.
+        sites: where gradients are guessed. "auto" takes the layers that feed an addition if the model has such
+            additions, else every layer; "leaf" takes every layer, "branch" is the same as "auto"; a list takes the
+            modules with these names; a number cuts the model into so many pieces.
+        generator: source of the directions. None makes a new one with a fresh seed.
+        isolate: use one tangent per site, so that sites cause each other no noise. `jvp` then has one row per tangent
             and site, tangent by tangent.
-        coupling: "batch" where a layer mixes the samples (batch norm in training mode): every sample's estimate then
-            uses the directional derivative of the whole batch. See the docs, "Batch norm".
+        coupling: "sample" where samples do not depend on each other. "batch" where a layer mixes them (batch norm in
+            training mode): every sample's estimate then uses the directional derivative of the whole batch. See
+            `docs/sites.md`.
+        balance: scale each site's directions to the tangent that arrives from below, and divide its estimate by the
+            same factor, so that the noise of some sites does not drown the others. The mean of the estimate stays
+            the same. `Feedback` balances whatever is passed here. See `docs/feedback.md`, "Balanced sites".
+
+    Returns:
+        an `Estimate`, with a gradient for every parameter that requires one. Parameters that the loss does not depend
+        on have a gradient of zero.
 
     >>> import torch, gradguess as gg
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
@@ -71,22 +82,32 @@ def estimate(
 class ForwardGradient:
     """Adds estimated gradients to `.grad`, as `loss.backward()` would; any optimiser can follow.
 
-    Owns what lives from step to step: the random generator, cached bases and learned feedback.
+    It owns what lives from step to step: the random generator, what guesses keep (`kept`), what feedback has learned
+    (`learned`), and the number of steps (`steps`).
 
     Args:
-        model, guess, tangents, sites, isolate, coupling: as in `estimate`.
-        memory: "store" keeps each layer's input and direction until the derivative is known; "replay" runs the pass
+        model: any module with parameters. It is not changed, but for `.grad` and the buffers that it writes itself.
+        guess: how directions are drawn, `gg.WPerp()` for instance, or another method, such as `gg.Feedback(...)`.
+        tangents: the number of directions at each site. The estimate is the average over them.
+        memory: "store" keeps each layer's input and direction until the derivative is known. "replay" runs the pass
             a second time instead, so that activation memory does not grow with depth.
+        sites: where gradients are guessed: "auto", "leaf", "branch", a list of module names or a number of pieces, as
+            in `estimate`.
         seed: of the generator, which lives on the device of the first parameter.
+        isolate: use one tangent per site, so that sites cause each other no noise. It costs a pass per site.
+        coupling: "sample", or "batch" where a layer mixes the samples (batch norm in training mode), as in `estimate`.
+        balance: scale each site's directions to the tangent that arrives from below, so that the noise of some sites
+            does not drown the others, as in `estimate`.
         nonfinite: what a NaN or infinite loss or derivative does: "raise" an error that names the step, "skip" the
-            step (nothing is added to `.grad`; `skipped` counts), or "ignore" (no check, and no wait for a GPU).
-        chunk: run the batch in pieces of at most so many samples; bounds memory in the batch, not the estimate, which
-            is that of the whole batch up to rounding. Dropout and batch norm see each piece as a batch, `Feedback`
-            as a lesson, `balance` takes its scales from each, and W⊥-NS its singular values from the first.
-        group: the processes (of torch.distributed) that share each batch; by default all of them, where it is
-            initialised. Each passes its own samples; `.grad` is that of all, the same everywhere, and for a given
-            seed does not depend on their number. The loss that is returned is of a process's own samples. The
-            model starts as rank 0's.
+            step (nothing is added to `.grad`, and `skipped` counts it), or "ignore" it (no check, and no wait for a
+            GPU).
+        chunk: run the batch in chunks of at most so many samples. This bounds memory. The estimate is that of the
+            whole batch up to rounding. Dropout and batch norm see each chunk as a batch, `Feedback` takes a lesson
+            from each, `balance` takes its scales from each, and W⊥-NS takes its singular values from the first.
+        group: the processes (of torch.distributed) that share each batch. None takes all of them where
+            torch.distributed is initialised, else this process alone. Each process passes its own samples. `.grad` is
+            that of all samples, equal in all processes, and for a given seed it does not depend on their number. The
+            loss that is returned is of a process's own samples. The model starts as rank 0's.
 
     >>> import torch, gradguess as gg
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
@@ -134,17 +155,17 @@ class ForwardGradient:
 
     @property
     def steps(self) -> int:
-        """Steps that were made, skipped ones included."""
+        """The number of steps that were made, skipped ones included."""
         return self.state.count
 
     @property
     def kept(self) -> Kept:
-        """What the guess keeps between steps, by site: bases."""
+        """What the guess keeps between steps, such as bases: site name -> name -> tensor."""
         return self.state.kept
 
     @property
     def learned(self) -> Kept:
-        """What feedback has learned, by site."""
+        """What feedback has learned: site name -> name -> tensor; "B" is the feedback matrix."""
         return self.state.learned
 
     def __call__(self, loss_fn: LossFn, inputs: Any, targets: Any, *, place: tuple[int, int] | None = None) -> Tensor:
@@ -154,8 +175,8 @@ class ForwardGradient:
             loss_fn: `loss_fn(outputs, targets)` returns one loss per sample.
             inputs: of the model; a tuple is passed as arguments, a dict as keyword arguments.
             targets: of the loss.
-            place: (number of the first sample, number of all) in the batch that a group of processes shares. Without
-                it they ask each other for it at every step, 8 bytes each.
+            place: (number of the first sample, number of all samples) in the batch that a group of processes shares.
+                Without it the processes ask each other for it at every step, 8 bytes each.
         """
         return self.step(loss_fn, inputs, targets, place, self.nonfinite)
 
@@ -167,7 +188,7 @@ class ForwardGradient:
         place: tuple[int, int] | None = None,
         nonfinite: str = "raise",
     ) -> Tensor:
-        """The same, with another choice of what NaN does."""
+        """The same as a call, with `nonfinite` for this step alone."""
         task = Task(self.model, loss_fn, inputs, targets)
         if self.layout is None or not self.layout.members.current():
             self.layout = find_layout(self.plan, task)

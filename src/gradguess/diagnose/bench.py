@@ -1,4 +1,4 @@
-"""One batch with its true gradient, against which a method is held."""
+"""One batch with its true gradient, with which the estimates of a method are compared."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Values = dict[str, Tensor]  # site name -> (batch, d)
 
 
 class Bench:
-    """The true gradient of one batch, and what is needed to hold estimates against it.
+    """The true gradient of one batch, and what is needed to compare estimates with it.
 
     Inside, gradients are those of each sample's own loss; `moments.summary` divides by the batch.
     """
@@ -171,7 +171,7 @@ class Bench:
 
     @cached_property
     def probe(self) -> Tensor:
-        """The first samples that have a gradient at every site with something above, then those that lack some."""
+        """The first samples whose gradient is nonzero at every guessed site, then the others."""
         silent = [
             (self.g[site.name] == 0).all(1) for site in self.layout.sites if site.batch_dim is not None and site.above
         ]

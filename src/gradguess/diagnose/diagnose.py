@@ -40,13 +40,22 @@ def diagnose(
     """Bias, variance and more of one step of `guess` with one tangent, at every site. Writes nothing, holds no state.
 
     Args:
-        model, guess, loss_fn, inputs, targets, generator, sites, isolate, coupling: as in `estimate`; `cosine` is
-            that of the estimate which `estimate` returns for the same generator.
-        draws: random vectors or estimates where there is no closed form: for methods that draw no directions at
-            sites, for W^T above a large layer that is not linear, and for outputs that the batch shares.
+        model: any module, as in `estimate`.
+        guess: the guess, or another method, that is examined.
+        loss_fn: `loss_fn(outputs, targets)` returns one loss per sample.
+        inputs: of the model, as in `estimate`.
+        targets: of the loss.
+        generator: source of the directions. The `cosine` of the report is that of the estimate which `estimate`
+            returns for the same generator.
+        sites: where gradients are guessed, as in `estimate`.
+        draws: how many random vectors, or estimates, replace a closed form that does not exist. That concerns methods
+            that draw no directions at sites, W^T below a large layer that is not linear, and outputs that the batch
+            shares.
         curve: decompose the Jacobian above each site, for rank, singular values and overlap.
-        forward: take over what this one has cached and learned (bases, feedback matrices): the report is then of the
-            step that it would make next.
+        isolate: as in `estimate`: the variance is then without the noise of the other sites.
+        coupling: "sample" or "batch", as in `estimate`.
+        forward: a `ForwardGradient` whose state (bases, feedback matrices) is used. The report is then of the step
+            that it would make next. Without one the state is empty.
 
     Returns:
         a mapping from site name to `SiteReport`; from parameter name for weight perturbation, which has no sites.

@@ -31,13 +31,13 @@ class SiteView:
     """What a guess may look at: one site with something above it, on one batch.
 
     Attributes:
-        name: of the site.
+        name: the name of the site.
         output: `s`, (batch, d).
         gate: the derivative of the elementwise function that follows, (batch, d); None where there is none.
         binary: the gate is zero or one.
         kept: what `search` found last.
         noise: for `search`; it does not shift the numbers that directions are drawn from.
-        jacobian: makes `W`.
+        jacobian: a function that makes `W`.
     """
 
     name: str
@@ -58,11 +58,11 @@ class Guess(ABC):
     """A way to draw a direction at every site. Subclasses implement `frame`, and `search` where something is kept.
 
     Attributes:
-        reads: when the Jacobian `view.W` is looked at: "never", in "search" alone, or in "frame".
-        searches: does `search` find anything?
+        reads: when the guess looks at the Jacobian `view.W`: "never", in "search" alone, or in "frame".
+        searches: whether the guess implements `search`.
         refresh: steps between two searches.
-        steady: does every step do the same operations on the same shapes, whatever the numbers are? Such steps can be
-            recorded once and replayed.
+        steady: whether every step does the same operations on the same shapes, whatever the numbers are. Such steps
+            can be recorded once and replayed.
     """
 
     reads: ClassVar[Literal["never", "search", "frame"]] = "frame"
@@ -75,8 +75,8 @@ class Guess(ABC):
         """The map from white noise to this guess's directions at a site."""
 
     def search(self, view: SiteView) -> dict[str, Tensor]:
-        """What is found every `refresh` steps and kept until then; `view` shows a few samples of the batch.
+        """Find what `frame` will see as `view.kept` until the next search, `refresh` steps later.
 
-        `view.W.shared_basis` speaks for the whole batch.
+        Here `view` shows a few samples of the batch, but `view.W.shared_basis` is that of the whole batch.
         """
         return {}

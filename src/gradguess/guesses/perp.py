@@ -27,8 +27,10 @@ CHUNK = 1 << 26  # numbers in a dense batch of Jacobians that are decomposed at 
 OVERSAMPLE = 6  # extra columns that make the subspace iteration converge faster
 USUAL = (2, 8)  # degrees of the filter on dense Gram matrices, round by round
 CAREFUL = (2, 4, 4)  # the same where the spectrum is steep
-STEEP = 12**2  # steep: the strongest direction of the block has this many times the squared value of the weakest,
-BULK = 1.75  # or the last direction that is wanted has this many times: a filter of a high degree would cap it
+# A spectrum is steep if one of these squared singular values is more than so many times that of the block's weakest
+# direction. A filter of a high degree would cap such directions.
+STEEP = 12**2  # of the strongest direction
+BULK = 1.75  # of the k-th direction
 
 
 @dataclass(frozen=True)
@@ -36,20 +38,21 @@ class WPerp(Guess):
     """Directions from the `k` strongest (or weakest) right singular vectors `V_k` of `W̃ = U S Vᵀ`.
 
     Direction `y = V_k U_kᵀ ε`, in law `V_k z` with `z ~ N(0, I_k)`. Covariance `V_k V_kᵀ`, a projector.
-    Bias `(V_k V_kᵀ - I) g`: what of the gradient lies outside the subspace. Variance that of a k-dimensional guess,
+    Bias `(V_k V_kᵀ - I) g`: the part of the gradient outside the subspace. Variance that of a k-dimensional guess,
     whatever the width. Paper: eqs. (7) and (8). A `k` above the rank gives the whole row space.
 
     Args:
         k: dimension of the guessing space.
         solver: how `V_k` is found.
-            "svd", the reference: a dense SVD for every sample.
+            "svd", the paper's definition and the reference: a dense SVD for every sample.
             "subspace": every sample's own `V_k`, to a projector error below 1e-2, by products with the layer above,
-            which all samples share; or from the Gram matrix of each sample's open units where that is faster.
-            "shared": one basis for the batch, found every `refresh` steps, bent into each sample's gate:
-            `D V C^{-½} z` with `C = Vᵀ D² V`, an exact rank-k projector inside the image of the gate.
-            About the cost of W^T.
-        refresh: steps between two searches for the shared basis.
-        end: "top", or "bottom" for the k smallest singular values (the paper's control).
+            which all samples share, or from the Gram matrix of each sample's open units where that is faster.
+            "shared", the default: one basis `V` for the batch, found every `refresh` steps, then multiplied by each
+            sample's gate and made orthonormal: `D V C^{-½} z` with `C = Vᵀ D² V`. Its covariance is an exact rank-k
+            projector inside the image of the gate. It is not the sample's own top-k subspace, which the paper uses.
+            It costs about as much as W^T.
+        refresh: steps between two searches for the shared basis, or for the first vectors of "subspace".
+        end: "top" for the k largest singular values, "bottom" for the k smallest (the paper's control).
 
     >>> import torch, gradguess as gg
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
@@ -131,7 +134,7 @@ def _bottom_of(W: Tensor, k: int) -> Tensor:
 
 
 class _Shared(_Solver):
-    """One basis for the batch, bent into each sample's gate."""
+    """One basis for the batch, multiplied by each sample's gate and made orthonormal."""
 
     def search(self, guess: WPerp, view: SiteView) -> dict[str, Tensor]:
         W, k = view.W, min(guess.k, view.output.shape[1])
@@ -173,7 +176,7 @@ def _closes(gate: Tensor | None) -> bool:
 
 
 class _Subspace(_Solver):
-    """Per sample, by products: one dense product of the layer above with all samples' columns at a time."""
+    """Every sample's own, by products: each multiplies the layer above with the columns of all samples at once."""
 
     def search(self, guess: WPerp, view: SiteView) -> dict[str, Tensor]:
         W, k, width = view.W, min(guess.k, view.output.shape[1]), self._width(guess, view)
@@ -216,7 +219,7 @@ class _Subspace(_Solver):
 
 
 def _is_row_space(W: Jacobian, k: int) -> bool:
-    """Do k directions hold all that the layer above sees?"""
+    """Do k directions span the whole row space of the layer above?"""
     return isinstance(W, GatedLinear) and W.m <= k
 
 
@@ -224,14 +227,14 @@ def _is_row_space(W: Jacobian, k: int) -> bool:
 def _on_open_units(
     product: Tensor, index: Tensor, gate: Tensor, start: Tensor, *, k: int, degrees: tuple[int, ...]
 ) -> Tensor:
-    """A product of a block with a sample's own small matrix reads that alone: where memory sets the pace."""
+    """The top-k subspace of every sample, from the small Gram matrices of its open units."""
     small = OpenUnits(product, index, gate)
     V, _ = steady_top_subspace(small.gram(), gate[:, :, None] * start[index], k, degrees)
     return small.scatter(V.permute(2, 0, 1)).permute(1, 2, 0)
 
 
 def _steep(W: GatedLinear, start: Tensor, k: int) -> Tensor:
-    """Must the filter be careful? 0-dim. Asked of the batch as a whole: the spectra of samples are alike."""
+    """Is the spectrum of the batch steep, so that the filter must be careful? 0-dim. The samples' spectra are alike."""
     values = torch.linalg.vector_norm(W.of_batch() @ start, dim=0).square().sort(descending=True).values
     return ((values[0] > STEEP * values[-1]) | (values[k - 1] > BULK * values[-1])).to(start.dtype)
 

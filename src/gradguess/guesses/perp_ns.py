@@ -38,9 +38,9 @@ class WPerpNS(Guess):
     nearest of nine sets for `σ_k/σ_1 = 0.1, …, 0.9` (`gradguess.linalg.step_polynomials`).
 
     Args:
-        k: dimension of the guessing space.
-        steps: how often the polynomial is applied.
-        refresh: steps between two estimates of the singular values.
+        k: dimension of the guessing space: the polynomial is meant to keep the k largest singular values.
+        steps: how often the polynomial is applied. Its coefficients are fitted for five.
+        refresh: training steps between two estimates of the singular values.
 
     >>> import gradguess as gg
     >>> gg.WPerpNS()
@@ -77,7 +77,7 @@ class WPerpNS(Guess):
         if not isinstance(W, GatedLinear) or W.gate is None:
             (dense,) = _tensors(view)
             return self._dense(*self._fitted(view, dense), dense)
-        parts = groups(W)  # what waits for the device comes first
+        parts = groups(W)  # first, since it waits for the device
         scale, coefficients = self._fitted(view, W.weight, W.gate)
         if max(small.size for _, small in parts) > W.m:
             return self._dense(scale, coefficients, W.weight, W.gate)
@@ -98,7 +98,7 @@ class WPerpNS(Guess):
     def _fitted(self, view: SiteView, *tensors: Tensor) -> tuple[Tensor, tuple[float, ...]]:
         """What each sample's `W̃` is divided by, (batch,), and the coefficients; `tensors` as in `_jacobian`."""
         fixed, s = torch.Generator(view.output.device).manual_seed(0), view.output
-        start = torch.randn(s.shape, generator=fixed, dtype=s.dtype, device=s.device)  # a replay must see the same
+        start = torch.randn(s.shape, generator=fixed, dtype=s.dtype, device=s.device)  # the same in a replay
         own = _norms(start, *tensors) * MARGIN
         # a sample above the probe's norm is scaled by its own, lest the iteration diverge
         return torch.maximum(own, view.kept["scale"]), tuple(view.kept["coefficients"].tolist())
@@ -119,7 +119,7 @@ def _jacobian(*tensors: Tensor) -> Jacobian:
 
 @graphed
 def _norms(start: Tensor, *tensors: Tensor) -> Tensor:
-    """Every sample's spectral norm, from below."""
+    """A lower bound of every sample's spectral norm, close to it."""
     W = _jacobian(*tensors)
     return largest_singular(W.jvp, W.vjp, start, LANCZOS)
 
@@ -146,7 +146,7 @@ class Polynomial(Frame):
         return self.W.jvp(self._filter(v)) / self.scale
 
     def _filter(self, v: Tensor) -> Tensor:
-        if preferences(v).replays_functions and v.dim() == 3 and len(v) == 1:  # as a step does it
+        if preferences(v).replays_functions and v.dim() == 3 and len(v) == 1:  # one direction, as in a step
             small, options = self.filter.small, {"coefficients": self.filter.coefficients, "steps": self.filter.steps}
             return _filtered(v, small.product, small.index, small.gate, self.scale, **options)
         return self.filter(v)
@@ -168,8 +168,8 @@ def _filtered(
 
 class _Filter:
     """With `X_0 = W̃/σ`, `G_j = X_jᵀX_j` and `p(X) = X q(XᵀX)` the steps are `X_{j+1} = X_j q(G_j)`, so that
-    `X_Nᵀ z = q(G_{N-1}) ⋯ q(G_0) X_0ᵀ z` and `G_{j+1} = q(G_j) G_j q(G_j)`: matrices of the size of the open units,
-    four products of them a step, and none for the last two, which only meet vectors.
+    `X_Nᵀ z = q(G_{N-1}) ⋯ q(G_0) X_0ᵀ z` and `G_{j+1} = q(G_j) G_j q(G_j)`: matrices of the size of the open units.
+    A step costs four products of them. The last two steps cost none, since they are applied to vectors alone.
     """
 
     def __init__(self, small: OpenUnits, scale: Tensor, coefficients: tuple[float, ...], steps: int) -> None:
@@ -204,7 +204,7 @@ class _Filter:
         return total
 
     def _times(self, j: int, v: Tensor, more: Tensor | None = None, weight: float = 0.0) -> Tensor:
-        """`G_j v + weight more`; the last is not worth forming: seven products of the one before with a vector do."""
+        """`G_j v + weight more`. The last `G_j` is not formed, since seven products of the one before do the same."""
         more = v if more is None else more
         if j < len(self.grams):
             return torch.baddbmm(more, self.grams[j], v, beta=weight)

@@ -41,7 +41,7 @@ class Jacobian(ABC):
 
     @abstractmethod
     def shared_basis(self, k: int, noise: Noise, warm: Tensor | None = None) -> Tensor:
-        """Top-k right singular vectors of the batch as a whole, (d, k); `warm` is a basis from before."""
+        """Top-k right singular vectors of the batch as a whole, (d, k); `warm` is the basis of an earlier search."""
 
 
 class Dense(Jacobian):

@@ -100,7 +100,7 @@ class GraphJacobian(Jacobian):
     def jvp(self, v: Tensor) -> Tensor:
         if v.dim() > 2:
             return torch.stack([self.jvp(part) for part in v])
-        if self._linear is None:  # W̃ᵀ ε is linear in ε: its own transpose is W̃
+        if self._linear is None:  # W̃ᵀ ε is linear in ε, so a vjp of it multiplies by W̃
             with torch.enable_grad():
                 eps = torch.zeros(
                     self.batch, self.m, dtype=self.leaf.dtype, device=self.leaf.device, requires_grad=True

@@ -16,8 +16,8 @@ from gradguess.backends import elementwise
 from gradguess.backends.policy import preferences
 from gradguess.jacobian.gated_linear import GatedLinear
 
-TILE = 128  # a matrix that is larger by little than a multiple of this costs a GPU as much as one of the next
-SHARE = 64  # groups of samples on a GPU are multiples of this, again for fewer different sizes
+TILE = 128  # a GPU makes products in tiles of this size, so a matrix costs as much as the next multiple of it
+SHARE = 64  # the first group's size is a multiple of this, so that there are fewer different sizes
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,10 @@ class OpenUnits:
 
 
 def groups(W: GatedLinear) -> list[tuple[Tensor, OpenUnits]]:
-    """Samples (their places in the batch) with few open units, and the others: each as small as it can be.
+    """The samples with few open units, and the others: for each group its places in the batch and its `OpenUnits`.
 
-    Products of matrices are paid in tiles. Waits for the device.
+    The matrices of a group are as small as its samples allow, since a GPU makes products in whole tiles. Waits for the
+    device.
     """
     assert W.gate is not None
     counts = (W.gate != 0).sum(1).tolist()

@@ -42,7 +42,7 @@ class Draws:
     """The guess that draws directions in a step.
 
     Attributes:
-        guess: draws them.
+        guess: the guess.
         count: the number of steps in which it has drawn before.
         fraction: the part of the batch that carries them.
     """
@@ -58,7 +58,7 @@ class Method(ABC):
     uses_sites: ClassVar[bool] = True
 
     def draws(self, count: int) -> Draws | None:
-        """Who draws directions at sites in step `count`, if anyone does."""
+        """The guess that draws directions at sites in step `count`, or None where nothing is drawn."""
         return None
 
     def kind(self, count: int) -> str | None:

@@ -79,8 +79,8 @@ class _Walk:
         self.refreshed = False
 
     def settle(self, parts: Sequence[Part], part: Part, noise: Noise) -> Estimate:
-        """The estimate of a part. Where the model makes other calls than are known, its sites are found again; at
-        last on all samples.
+        """The estimate of a part. Where the model makes other calls than the layout has, its sites are found again:
+        first on a few samples, then on all of them.
         """
         before = Snapshot(part.task.model) if self.layout.leaves_traces else None
         for full_batch in (False, True):

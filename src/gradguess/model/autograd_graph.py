@@ -1,4 +1,4 @@
-"""What can be read off the autograd graph of a pass: who consumes a node, and which leaves lie below it."""
+"""What the autograd graph of a pass tells: which nodes use a node, and which leaves lie below it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class AutogradGraph:
         return {id(node.variable): node for node in self.nodes if hasattr(node, "variable")}
 
     def above(self, nodes: Iterable[Any]) -> set[Any]:
-        """`nodes`, and all that uses them."""
+        """`nodes`, and all nodes that use them, directly or through others."""
         found = set(nodes)
         todo = list(found)
         while todo:

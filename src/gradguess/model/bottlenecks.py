@@ -68,8 +68,8 @@ def _survey(task: Task) -> tuple[dict[Any, _Place], int, list[Tensor], Tensor]:
 def _narrow(losses: Tensor, places: dict[Any, _Place]) -> list[_Place]:
     """The places that every path from the losses to a place below must pass, in call order.
 
-    Nodes are taken one by one, each after all that use it. A node through which everything passes is one that is
-    taken while no other is waiting. Nodes below which there is no place (a transposed weight) do not count.
+    The loop takes nodes one by one, each after all nodes that use it. If no other node waits when a node is taken,
+    then every path passes through it. Nodes without a place below them (a transposed weight) do not count.
     """
     graph = AutogradGraph([losses])
     root: Any = losses.grad_fn

@@ -1,4 +1,4 @@
-"""A pass with a reverse graph that is cut where sites may be, before it is known which of them are."""
+"""A pass with a reverse graph that is cut at every possible site. The sites of a model are found from it."""
 
 from __future__ import annotations
 

@@ -124,11 +124,11 @@ def _is_data_addition(node: Any, graph: AutogradGraph, cut_leaves: set[int]) -> 
 
 
 def _branch_calls(cut: CutPass) -> set[tuple[nn.Module, int]]:
-    """The calls that feed an addition directly, and those above which there is no other; none without additions."""
+    """The calls that feed an addition directly, and those with no call above; nothing in a model without additions."""
     owner = {id(leaf): call for call in cut.calls for _, leaf in call.slots.values()}
     graph = AutogradGraph([cut.losses, *(s for call in cut.calls for s, _ in call.slots.values())])
     inside = AutogradGraph([*cut.ends, *(s for call in cut.calls for s, _ in call.slots.values())])
-    additions = {node for node in inside.nodes if _is_data_addition(node, graph, set(owner))}  # none of the loss's
+    additions = {node for node in inside.nodes if _is_data_addition(node, graph, set(owner))}  # not the loss's
     if not additions:
         return set()
     feeding: set[int] = set()
@@ -236,7 +236,7 @@ def _title(call: Call, slot: int, used: Sequence[tuple[Call, int]]) -> str:
 
 
 def _batch_dim(s: Tensor, batch: int, fewer: torch.Size | None) -> int | None:
-    """The dimension of the batch: of its size, and smaller in the shape that `fewer` samples gave."""
+    """The dimension of the batch: it has the size of the batch, and shrinks in `fewer`, the shape on fewer samples."""
     dims = [dim for dim in (0, 1) if dim < s.dim() and s.shape[dim] == batch]
     if fewer is not None and len(fewer) == s.dim():
         dims = [dim for dim in dims if fewer[dim] != s.shape[dim]]
@@ -244,7 +244,7 @@ def _batch_dim(s: Tensor, batch: int, fewer: torch.Size | None) -> int | None:
 
 
 def _follower(graph: AutogradGraph, leaf: Any) -> tuple[Gate | None, Any]:
-    """The gate of a site, and the node whose output is all that the rest of the graph sees of it."""
+    """The gate of a site, and the node through which the rest of the graph sees the site."""
     node = leaf
     consumers = graph.consumers.get(node, [])
     if len(consumers) == 1 and consumers[0].name() == "CloneBackward0":

@@ -43,7 +43,7 @@ def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
 
 
 class _Buffer:
-    """A buffer, where it lives and its value. Its version says too little: batch norm writes without counting."""
+    """A buffer, where it lives and its value. PyTorch counts writes, but not those of batch norm."""
 
     def __init__(self, module: nn.Module, name: str, tensor: Tensor) -> None:
         self.module, self.name, self.tensor = module, name, tensor

@@ -40,7 +40,7 @@ class Site:
 
     @cached_property
     def top(self) -> bool:
-        """No site lies above: the paper draws N(0, I) here."""
+        """Does no site lie above? The paper draws N(0, I) at such a site."""
         return not self.above
 
     @cached_property
@@ -73,7 +73,7 @@ class LayoutChanged(Exception):
 
 
 class Members:
-    """The modules and parameters of a model, listed once: walking over a model takes as long as a small layer."""
+    """The modules and parameters of a model, listed once: a walk over the model takes as long as a small layer."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -147,5 +147,5 @@ class Layout:
 
 
 def at_least_float32(t: Tensor) -> Tensor:
-    """Half precision as float32: factorisations and sums over the batch need it."""
+    """Convert half precision to float32, which factorisations and sums over the batch need."""
     return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t

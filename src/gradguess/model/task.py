@@ -1,4 +1,4 @@
-"""What is differentiated: a model, a loss and one batch, checked once so that the rest need not."""
+"""What is differentiated: a model, a loss and one batch. They are checked here, once."""
 
 from __future__ import annotations
 

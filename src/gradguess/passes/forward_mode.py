@@ -66,7 +66,7 @@ class _TangentsKeepDtype(TorchFunctionMode):
 
 @contextmanager
 def formula_kernels(model: nn.Module) -> Iterator[None]:
-    """Keep away from the fused attention and recurrent kernels that cannot carry a tangent."""
+    """Switch off the fused attention and recurrent kernels, which cannot carry a tangent."""
     before = [(switch, is_on()) for switch, is_on, _ in _SWITCHES]
     try:
         for switch, _, wanted in _SWITCHES:

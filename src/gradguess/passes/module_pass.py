@@ -95,7 +95,7 @@ class ModulePass(Pass):
 
 
 class _AsidePass(ModulePass):
-    """Passes that leave no trace; all of them start from the random state of now."""
+    """Passes that leave no trace. All of them start from the random state at the time of construction."""
 
     def __init__(self, task: Task, layout: Layout) -> None:
         super().__init__(task, layout)

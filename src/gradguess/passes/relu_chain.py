@@ -1,4 +1,4 @@
-"""Passes in closed form over linear layers in a row with ReLUs between them. Nothing else knows of this file.
+"""Passes in closed form over linear layers in a row with ReLUs between them. Only `choose` knows of this file.
 
     s_i = W_i x_i,  x_{i+1} = relu(s_i)        t_1 = y_1,  t_{i+1} = W_{i+1} D_i t_i + y_{i+1}
 
@@ -92,7 +92,7 @@ class ReluChainPass(ModulePass):
         return seen, x
 
     def _call_model(self, act: Observe, seen: Seen) -> Any:
-        """The same by calling the model. The first sample tells whether this batch took the path that is known."""
+        """The same by calling the model. The first sample tells whether the model ran as the layout says."""
         rows: list[Tensor] = []
 
         def note(site: Site, x: Any, s: Tensor) -> None:

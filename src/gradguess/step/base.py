@@ -25,11 +25,12 @@ class Options:
     """How directions are measured and turned into gradients; the same for every guess.
 
     Attributes:
-        tangents: directions per step.
-        isolate: one tangent per site, so that sites cause each other no noise.
-        memory: keep what a pass saw ("store"), or run it again ("replay").
-        coupling: "batch" for layers that mix the samples of a batch.
-        balance: scale each site's directions to the tangent that arrives from below.
+        tangents: the number of directions at each site in one step.
+        isolate: use one tangent per site, so that sites cause each other no noise.
+        memory: keep what a pass saw ("store"), or run the pass again ("replay").
+        coupling: "sample", or "batch" for layers that mix the samples of a batch.
+        balance: scale each site's directions to the tangent that arrives from below, so that no site's noise drowns
+            the others.
     """
 
     tangents: int = 1

@@ -130,7 +130,7 @@ def _schedule(step: Step, only: Callable[[Site], bool]) -> list[tuple[int, str |
 
 
 class _Meter:
-    """Meets every site of the tangent passes."""
+    """Draws, scales and records at every site of the tangent passes."""
 
     def __init__(self, drawing: Drawing, only: Callable[[Site], bool], keep_outputs: bool, watch: Watch | None) -> None:
         self.drawing, self.step, self.keeps = drawing, drawing.step, drawing.step.keeps

@@ -2,8 +2,8 @@
 
 What is read off the batch as a whole is added up over its parts: the gates' moments that a shared basis is found from,
 the scales of balanced directions, the lessons of learned feedback. Bases are rank 0's. All ranks could compute them
-from the pooled moments, but two machines may round a factorisation differently, and bases that differ would make the
-averaged estimate nobody's: a broadcast every `refresh` steps is cheaper than that risk.
+from the pooled moments, but two machines may round a factorisation differently. Then the processes would average
+estimates from different subspaces. A broadcast every `refresh` steps avoids that.
 """
 
 from __future__ import annotations

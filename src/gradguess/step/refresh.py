@@ -26,7 +26,7 @@ PROBE_ROWS = 32  # samples that a search sees, and on which the basis of a site 
 
 @dataclass(frozen=True)
 class Search:
-    """Where a guess looks.
+    """What a search needs to know.
 
     Attributes:
         guess, count: the guess, and the number of steps that it has drawn before.

@@ -72,7 +72,7 @@ def split(task: Task, layout: Layout, chunk: int | None, pool: Pool, place: tupl
 
 
 def _bounds(batch: int, total: int, chunk: int | None, pool: Pool) -> Iterator[tuple[int, int]]:
-    """Rows of the chunks. Processes must make the same number of them: they meet in every one."""
+    """Rows of the chunks. Processes must make the same number of them, since they exchange messages in each."""
     if chunk is None:
         yield 0, batch
     elif pool.size == 1:

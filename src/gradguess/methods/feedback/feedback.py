@@ -30,13 +30,16 @@ class Feedback(Method):
 
     Args:
         guess: draws the directions that teach, `gg.WPerp()` for instance.
-        form: how predictions become the estimate: "direct", "chained" or "corrected", see `feedback.forms`.
-        rate: step size of the predictor, relative to the largest that is stable (below 2, whatever the guess).
-        every: tangents every so many steps; the others run a plain forward pass.
-        fraction: part of the batch that carries tangents.
-        sweeps: how often the chain rule is applied to the predictions ("chained"). Each sweep is a step towards
-            backpropagation; with as many sweeps as there are sites in a row it *is* backpropagation.
-        bootstrap: rate at which the predictor is also drawn to the chained estimate itself ("chained").
+        form: how predictions become the estimate. "direct" uses the prediction itself, "chained" applies the chain
+            rule to the predictions of the sites above, "corrected" adds what the tangents say against the prediction.
+        rate: step size of the predictor, at least 0 and below 2. From 2 on it diverges, whatever the guess.
+        every: draw tangents every so many steps. The other steps run a plain forward pass.
+        fraction: the part of the batch that carries tangents, above 0 and at most 1.
+        sweeps: how often "chained" applies the chain rule to the predictions. Each sweep is a step towards
+            backpropagation; with as many sweeps as there are sites in a row it *is* backpropagation. The other forms
+            do not use it.
+        bootstrap: the rate, from 0 to 1, at which "chained" also draws the predictor to the chained estimate itself.
+            The other forms do not use it.
 
     >>> import torch, gradguess as gg
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
@@ -111,7 +114,7 @@ class Feedback(Method):
         return zeros
 
     def before_lesson(self, step: Step, forward: Forward, predictor: Predictor, error: OutputError) -> None:
-        """For studies: the predictor may be changed here."""
+        """Does nothing. A study may change the predictor here."""
 
     def measure(self, step: Step) -> Measurement:
         """Balanced directions at every site whose gradient is predicted."""

@@ -60,7 +60,7 @@ def is_closed(layout: Layout, chained: bool) -> bool:
 
 
 def keep_pass(step: Step, seen: Measurement | None, chained: bool) -> Forward:
-    """The pass that was measured where that is enough, or another one."""
+    """The measured pass where closed forms suffice, else another pass with a cut graph."""
     if is_closed(step.layout, chained):
         return ClosedForward(step, seen)
     return GraphForward(step)
@@ -98,7 +98,7 @@ class ClosedForward(Forward):
     def to_parameters(self, g: Values, batch: int) -> dict[str, Tensor]:
         def cotangent(site: Site, s: Tensor | None) -> Tensor:
             value = self.shaped(site, g)
-            ours = site.guessed and value.is_contiguous() and not self.step.detail  # not needed any more
+            ours = site.guessed and value.is_contiguous() and not self.step.detail  # nobody reads the value after this
             return value.div_(batch) if ours else value / batch
 
         return pull_back(self.step, cotangent, self.records)

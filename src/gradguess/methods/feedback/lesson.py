@@ -53,7 +53,7 @@ class Lesson:
         self.largest[p] = torch.maximum(self.largest[p], largest) if p in self.largest else largest
 
     def conclude(self, seen: Measurement, error: OutputError) -> None:
-        """The outputs are known: what did the predictor not explain?"""
+        """Compute the residuals, which the predictor did not explain, and the step sizes. The outputs are known now."""
         self.seen, self.error = seen, error
         for p, tangents in enumerate(seen.output_tangents):
             u, explained = flatten_outputs([coded(part) for part in tangents]), self.explained.get(p)

@@ -48,7 +48,7 @@ class LeastMeanSquares(Rule):
 
 
 class Weighted(LeastMeanSquares):
-    """Samples weigh as their errors |e|² do: what is predicted will be multiplied with them."""
+    """A sample's weight is its squared error |e|², since its prediction is multiplied by its error."""
 
     def samples(self, lesson: Lesson) -> Tensor:
         power = lesson.power(lesson.own)

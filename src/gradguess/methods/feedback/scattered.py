@@ -16,7 +16,7 @@ from gradguess.model.site import Layout
 
 
 class _Signed(Frame):
-    """The directions of a frame, with a random sign at every token: tokens do not speak for each other."""
+    """The directions of a frame, with a random sign at every token, so that tokens are uncorrelated."""
 
     def __init__(self, frame: Frame, pattern: Pattern, d: int) -> None:
         self.frame, self.pattern, self.d = frame, pattern, d
@@ -54,7 +54,7 @@ class Scattered(Guess):
 
 
 def scattered(guess: Guess, layout: Layout) -> Guess:
-    """The guess; where positions share a matrix, with directions that do not tie them together."""
+    """The guess itself, or, where positions share a matrix, one with uncorrelated directions at the positions."""
     patterns = {site.name: site.pattern for site in layout.sites}
     plain = all(pattern.kind == "full" for pattern in patterns.values())
     return guess if plain else Scattered(guess, patterns)
