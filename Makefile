@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: setup test lint format reproduce bench clean
+.PHONY: setup test lint format reproduce bench mutants coverage-map clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,15 @@ reproduce: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/gradguess bench $(ARGS)
+
+SAMPLE ?= 40
+SEED ?= 0
+
+mutants: $(STAMP)  # docs/mutants.md
+	PYTHONPATH=tests $(BIN)/python -m mutants --jobs $(JOBS) run --sample $(SAMPLE) --seed $(SEED) $(ARGS)
+
+coverage-map: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m mutants --jobs $(JOBS) map $(ARGS)
 
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -140,7 +140,10 @@ _NEVER_TESTED = ("TYPE_CHECKING", "typing.TYPE_CHECKING", "__name__ == '__main__
 
 def _is_type_or_all(target: ast.expr) -> bool:
     """`__all__`, or a name in capitals and small letters, which is a type made of others."""
-    return isinstance(target, ast.Name) and (target.id == "__all__" or target.id[:1].isupper() != target.id.isupper())
+    if not isinstance(target, ast.Name):
+        return False
+    name = target.id.lstrip("_")
+    return target.id == "__all__" or (name[:1].isupper() and not name.isupper())
 
 
 def _bound(node: ast.stmt) -> tuple[str, ...]:

@@ -67,20 +67,25 @@ class Map:
         known = self.functions.get(f"{file}::{function}")
         return {t for tests in known.statements.values() for t in tests} if known else ()
 
-    def choose(self, covering: list[int], file: str, settings: Settings) -> list[int]:
-        """The fastest tests, the fastest of those that bear the module's name, as long as the time allows."""
+    def choose(self, covering: list[int], file: str, settings: Settings) -> list[tuple[str, float]]:
+        """The fastest tests, the fastest of those that bear the module's name, as long as the time allows.
+
+        Tests whose file is gone are left out: the map may be older than the tree.
+        """
+        covering = [t for t in covering if (settings.root / self.tests[t][0].split("::")[0]).exists()]
         fastest = covering[: settings.tests]
         mirrored = [t for t in covering[settings.tests :] if mirrors(self.tests[t][0], file)][: settings.mirrored]
-        chosen, seconds = [], 0.0
+        chosen: list[int] = []
+        seconds = 0.0
         for test in sorted({*fastest, *mirrored}):
             seconds += self.tests[test][1]
             if chosen and seconds > settings.seconds:
                 break
             chosen.append(test)
-        return chosen
+        return [self.tests[t] for t in chosen]
 
     def shortened(self, most: int) -> "Map":
-        """With at most `most` tests for a statement, and the fastest that bear the module's name: small enough to keep."""
+        """With the fastest tests alone, and the fastest that bear the module's name: small enough to be committed."""
         functions = {}
         for name, function in self.functions.items():
             file = name.split("::")[0]
@@ -157,7 +162,8 @@ def environment_of(root: Path, **more: str) -> dict[str, str]:
     """The environment of a run of the tests in a tree: its own sources first, one thread."""
     paths = [str(root / "src"), str(root / "tests"), str(TOOL)]
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return {**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **more}
+    outer = {k: v for k, v in os.environ.items() if not k.startswith(("MUTANTS_", "COVERAGE_", "PYTEST_"))}
+    return {**outer, **one_thread, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **more}
 
 
 def _read(settings: Settings, data: Path, times: dict[str, float]) -> Map:

@@ -1,9 +1,12 @@
 """A plugin of pytest for both runs: it times tests for the map, and runs chosen tests in order against a mutant.
 
-It is steered by the environment, so that workers of pytest-xdist see the same:
-`MUTANTS_TIMES` is a file for the seconds of each test that passed, `MUTANTS_CHILDREN` a configuration of coverage.py for
-the processes that tests start, `MUTANTS_CHOSEN` a list of tests, `MUTANTS_KILLER` a file for the first that fails,
-`MUTANTS_ALARM` a number of seconds after which the process ends, even if nobody watches it any more.
+It reads its options from the environment, so that workers of pytest-xdist see the same:
+
+- `MUTANTS_TIMES`: a file for the seconds of each test that passed;
+- `MUTANTS_CHILDREN`: a configuration of coverage.py for the processes that tests start;
+- `MUTANTS_CHOSEN`: a file with the tests to run, in order;
+- `MUTANTS_KILLER`: a file for the tests that fail;
+- `MUTANTS_ALARM`: the seconds after which the process ends, even if nobody watches it any more.
 """
 
 import json
