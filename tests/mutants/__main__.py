@@ -28,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     running = commands.add_parser("run", help="run a sample of mutants")
     running.add_argument("--sample", type=int, default=40)
     running.add_argument("--seed", type=int, default=0)
+    running.add_argument("--only", action="append", default=[], metavar="PATH", help="a file or folder to draw from")
     running.add_argument("--tests", type=int, help="the most tests for a mutant; survivors of fewer run again")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         return make_map(settings, given.tests, given.jobs, given.store)
     if given.tests is not None:
         settings = replace(settings, tests=given.tests)
-    return run(settings, given.sample, given.seed, given.jobs)
+    return run(settings, given.sample, given.seed, given.jobs, given.only)
 
 
 def make_map(settings: Settings, tests: list[str], jobs: int, store: int | None) -> int:
@@ -58,9 +59,10 @@ def read_map(settings: Settings) -> Map:
     raise FileNotFoundError(f"{settings.map} is not there: make it first, `make coverage-map`")
 
 
-def run(settings: Settings, size: int, seed: int, jobs: int) -> int:
+def run(settings: Settings, size: int, seed: int, jobs: int, only: list[str]) -> int:
     known, mutants = read_map(settings), all_mutants(settings)
-    chosen = sample(mutants, size, seed)
+    inside = [m for m in mutants if not only or any(Path(m.file).is_relative_to(path) for path in only)]
+    chosen = sample(inside, size, seed)
     results = _results(settings, chosen, seed)
     waiting = [m for m in chosen if m.name not in results or _met_too_few(m, results[m.name], known, settings)]
     print(f"{len(chosen)} of {len(mutants)} mutants, {len(waiting)} to run; map of {known.commit}", flush=True)
