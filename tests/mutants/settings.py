@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-COPIED = ("src", "tests", "docs", "examples", "benchmarks", "scripts", "results")
-"""Folders that a tree for mutants holds, beside the files at the root of the repository."""
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -80,6 +77,11 @@ class Settings:
         untracked = self._git("ls-files", "--others", "--exclude-standard", *scope).decode().split("\n")[:-1]
         changes += b"".join(name.encode() + (self.root / name).read_bytes() for name in untracked)
         return f"{last}+{hashlib.sha1(changes).hexdigest()[:8]}" if changes else last
+
+    def repository(self) -> list[str]:
+        """Every file of the working tree that git does not ignore."""
+        listed = self._git("ls-files", "-z", "--cached", "--others", "--exclude-standard").decode().split("\0")[:-1]
+        return [name for name in dict.fromkeys(listed) if (self.root / name).exists()]
 
     def _git(self, *arguments: str) -> bytes:
         return subprocess.run(["git", *arguments], cwd=self.root, capture_output=True, check=False).stdout

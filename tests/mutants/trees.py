@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from .settings import COPIED, Settings
+from .settings import Settings
 
 
 def make_trees(settings: Settings, jobs: int) -> list[Path]:
@@ -13,7 +13,7 @@ def make_trees(settings: Settings, jobs: int) -> list[Path]:
     for old in trees.glob("*"):
         if not _runs(old.name):
             shutil.rmtree(old, ignore_errors=True)
-    return [_copy(settings.root, trees / str(os.getpid()) / str(job)) for job in range(jobs)]
+    return [_copy(settings, trees / str(os.getpid()) / str(job)) for job in range(jobs)]
 
 
 def remove_trees(settings: Settings) -> None:
@@ -28,14 +28,10 @@ def put(tree: Path, file: str, text: str) -> None:
         compiled.unlink(missing_ok=True)
 
 
-def _copy(root: Path, tree: Path) -> Path:
-    tree.mkdir(parents=True)
-    leave_out = shutil.ignore_patterns("__pycache__", ".hypothesis", "*.egg-info")
-    for path in root.iterdir():
-        if path.is_dir() and path.name in COPIED:
-            shutil.copytree(path, tree / path.name, ignore=leave_out, symlinks=True)
-        elif path.is_file() and path.name != ".git":  # of a worktree, `.git` is a file
-            shutil.copy2(path, tree / path.name)
+def _copy(settings: Settings, tree: Path) -> Path:
+    for name in settings.repository():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(settings.root / name, tree / name, follow_symlinks=False)
     return tree
 
 
