@@ -8,7 +8,7 @@ RUNS := $(VENV)/.installed-runs
 ALL := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: setup test test-gpu lint format reproduce bench clean
+.PHONY: setup test test-gpu lint format reproduce bench mutants coverage-map clean
 
 setup: $(ALL)
 
@@ -39,6 +39,15 @@ reproduce: $(RUNS)
 
 bench: $(RUNS)
 	$(BIN)/gradguess bench $(ARGS)
+
+SAMPLE ?= 40
+SEED ?= 0
+
+mutants: $(ALL)  # docs/mutants.md
+	PYTHONPATH=tests $(BIN)/python -m mutants --jobs $(JOBS) run --sample $(SAMPLE) --seed $(SEED) $(ARGS)
+
+coverage-map: $(ALL)
+	PYTHONPATH=tests $(BIN)/python -m mutants --jobs $(JOBS) map $(ARGS)
 
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -19,7 +19,8 @@ WORKER = Path(__file__).with_name("processes_worker.py")
 
 
 def world(size: int, directory: Path) -> list[dict[str, Any]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(WORKER.parent)}
+    paths = os.pathsep.join([str(WORKER.parent), os.environ.get("PYTHONPATH", "")])  # the source under test stays first
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     ranks = [
         subprocess.Popen([sys.executable, str(WORKER), str(rank), str(size), str(directory)], env=environment)
         for rank in range(size)

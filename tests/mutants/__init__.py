@@ -1,0 +1,1 @@
+"""Mutants of the source, run against the tests that cover them: see docs/mutants.md."""
