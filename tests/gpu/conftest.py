@@ -26,9 +26,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             if "gpu" in report.nodeid and (report.when == "call" or outcome != "passed"):
                 found = files.setdefault(report.nodeid.split("::")[0].rsplit("/", 1)[-1], {})
                 found[outcome] = found.get(outcome, 0) + 1
-    if files:
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
-        terminalreporter.write_line(f"covered on {device}, PyTorch {torch.__version__}:")
+    if files and torch.cuda.is_available():
+        terminalreporter.write_line(f"covered on {torch.cuda.get_device_name()}, PyTorch {torch.__version__}:")
         for name, counts in sorted(files.items()):
             words = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
             terminalreporter.write_line(f"  {name.removeprefix('test_').removesuffix('.py')}: {words}")

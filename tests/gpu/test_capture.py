@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_networks import METHODS, NETWORKS, batch, loss_fn, make
 from torch import Tensor, nn
 
 import gradguess as gg
+from gpu_networks import METHODS, NETWORKS, batch, loss_fn, make
 
 STEPS = 18  # two refreshes and more
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu_networks import METHODS, NETWORKS, batch, loss_fn, make
 
 import gradguess as gg
+from gpu_networks import METHODS, NETWORKS, batch, loss_fn, make
 
 # A solver of its own on a GPU, to a stated accuracy of its subspace; on random weights the law alone agrees.
 OTHER_SOLVER = ("wperp-subspace", "wperp-ns")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_networks import loss_fn
 from torch import nn
 
 import gradguess as gg
+from gpu_networks import loss_fn
 
 WIDTH, ROWS = 256, 2048
 
