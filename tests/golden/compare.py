@@ -23,7 +23,7 @@ def worst(expected: Mapping[str, float], found: Mapping[str, float]) -> tuple[fl
     gone, new = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if gone or new:
         return float("inf"), f"labels differ: no longer there {gone}, new {new}"
-    largest = max((abs(value) for label, value in expected.items() if label.endswith(" norm")), default=0.0)
+    largest = max((abs(value) for label, value in expected.items() if label.endswith("norm")), default=0.0)
     worst_of, at = 0.0, ""
     for label, value in expected.items():
         own = expected.get(label.removesuffix("projection") + "norm", value)
