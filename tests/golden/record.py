@@ -1,6 +1,7 @@
 """Write tests/golden/golden.npz anew: python tests/golden/record.py [CASE ...]
 
-With names, these cases alone are computed anew, and the others stay as they are. This is done only when a change of the numbers is wanted, and the message of the commit must say why they change.
+With names, these cases alone are computed anew, and the others stay as they are. This is done only when a change of
+the numbers is wanted, and the message of the commit must say why they change.
 
 Every case is computed as it is, and with weights that differ by 1e-15 of their size in four ways. What this does to its
 numbers is what another order of summation may do. A case is held to 1e-10; where that is less than 30 times what was
