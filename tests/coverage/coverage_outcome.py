@@ -10,9 +10,9 @@ import gradguess as gg
 from asserts import jvp_error
 from coverage_layers import LAYERS, make
 from gradguess.guesses import Backprop, Estimate, Method
-from gradguess.layout import lay_out
+from gradguess.model.find_sites import lay_out
 from gradguess.step import Step
-from gradguess.task import Task
+from gradguess.model.task import Task
 from models import GUESSES, Case, generator
 from references import gradients
 

@@ -472,7 +472,7 @@ def test_forward_is_taken_over_and_left_alone():
     kept = {key: value.clone() for key, value in forward.state_dict().items()}
     fresh = diagnosed(gg.WPerp(k=2), model)
     taken = diagnosed(gg.WPerp(k=2), model, forward=forward)
-    V = forward.cache["0"]["basis"]
+    V = forward.kept["0"]["basis"]
     g = dense_sites(model, COVARIANCES[gg.WTranspose()])["0"].g
     gated = (model[0](x) > 0).double()[:, :, None] * V
     outside = [v - A @ torch.linalg.pinv(A, rtol=1e-9) @ v for A, v in zip(gated, g, strict=True)]

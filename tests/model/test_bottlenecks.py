@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess import InputError
-from gradguess.layout import lay_out
-from gradguess.task import Task
+from gradguess.model.find_sites import lay_out
+from gradguess.model.task import Task
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import gradguess as gg
-from gradguess.layout import lay_out
-from gradguess.sites import Layout
-from gradguess.task import Task
+from gradguess.model.find_sites import lay_out
+from gradguess.model.site import Layout
+from gradguess.model.task import Task
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -127,7 +127,7 @@ FORMS = METHODS | {
 
 
 def gradients_over_steps(
-    model: nn.Module, method: gg.guesses.Method, sizes: tuple[int, ...] = (11, 11, 7, 11), memory: str = "store"
+    model: nn.Module, method: gg.methods.Method, sizes: tuple[int, ...] = (11, 11, 7, 11), memory: str = "store"
 ):
     """Of every step, on batches of several sizes: memory is used again in the next one."""
     forward, found = gg.ForwardGradient(model, method, memory=memory), []

@@ -48,10 +48,10 @@ def run(name: str, rows: slice) -> dict[str, Any]:
     sent = 0
     for step in range(STEPS):
         optimiser.zero_grad()
-        before = getattr(forward.pool, "sent", 0)
+        before = getattr(forward.plan.pool, "sent", 0)
         total = len(case.targets)
         forward(case.loss_fn, case.inputs[rows], case.targets[rows], place=(rows.start, total) if step else None)
-        sent = getattr(forward.pool, "sent", 0) - before
+        sent = getattr(forward.plan.pool, "sent", 0) - before
         grads += [p.grad.clone() for p in case.model.parameters() if p.grad is not None]
         optimiser.step()
     return {"grads": grads, "state": forward.state_dict(), "sent": sent}

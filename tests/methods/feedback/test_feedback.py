@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import gradguess as gg
 from asserts import assert_unbiased
 from gradguess.feedback import _largest
-from gradguess.layout import lay_out
+from gradguess.model.find_sites import lay_out
 from gradguess.noise import Noise
 from gradguess.parts import ALONE
 from gradguess.step import Options, Step
-from gradguess.task import Task
+from gradguess.model.task import Task
 from models import BATCH, CLASSES, INPUTS, Case, cross_entropy, generator, make, mlp
 from references import gradients
 
@@ -189,7 +189,7 @@ def fixed_point(case: Case, guess: gg.Guess, forward: gg.ForwardGradient) -> lis
     dense = Dense(case)
     power = dense.e.square().sum(1)
     step = Step(Task(case.model, *case.args), lay_out(Task(case.model, *case.args)), Noise(generator()))
-    step.cache, step.count = forward.cache, 1
+    step.cache, step.count = forward.kept, 1
     found, x = [], case.inputs
     for i, gate in enumerate(dense.gates):
         s = case.model[2 * i](x).detach()

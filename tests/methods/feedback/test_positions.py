@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.guesses.scattered import Scattered
-from gradguess.layout import lay_out
+from gradguess.model.find_sites import lay_out
 from gradguess.positions import WORDS, Pattern, coded
-from gradguess.task import Task
+from gradguess.model.task import Task
 from models import cross_entropy, generator, per_sequence
 
 PATTERNS = [
