@@ -8,6 +8,7 @@ from gradguess.jacobian import GatedLinear
 from gradguess.jacobian.open_units import SHARE, TILE, OpenUnits, groups
 from matrices import F64, gated_jacobians, noise
 
+
 def test_its_gram_matrix_is_that_of_the_open_columns():
     W = gated_jacobians()
     small, scale = OpenUnits.of(W), torch.linspace(1, 2, 6, dtype=F64)[:, None]

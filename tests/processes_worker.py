@@ -18,7 +18,7 @@ from models import GUESSES, make
 STEPS = 3
 FORMS = {f: gg.Feedback(gg.WPerp(k=3, refresh=2), form=f) for f in ("direct", "chained", "corrected")}
 OPTIONS = {
-    "boot": gg.Feedback(gg.WPerp(k=3), bootstrap=0.5, start="random", learn="weighted"),
+    "boot": gg.Feedback(gg.WPerp(k=3), bootstrap=0.5),
     "part": gg.Feedback(gg.WPerp(k=3), fraction=0.99),  # rounds to all
 }
 METHODS = {**GUESSES, **FORMS, **OPTIONS, "backprop": gg.Backprop()}
