@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from gradguess.errors import InputError
 from gradguess.estimate import ForwardGradient
-from gradguess.guesses import Method
-from gradguess.task import LossFn
+from gradguess.methods import Method
+from gradguess.model.task import LossFn
 
 KEY = "gradguess"  # of a checkpoint
 
