@@ -19,7 +19,7 @@ from gradguess.errors import InputError
 from gradguess.experiments.loss import per_sample_loss
 from gradguess.experiments.models import mlp
 from gradguess.experiments.names import lookup
-from gradguess.task import LossFn
+from gradguess.model.task import LossFn
 
 INPUTS, CLASSES = 40, 10  # those of MNIST-1D
 
