@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import torch
-from gradguess.layout import lay_out
-from gradguess.sites import Layout
-from gradguess.task import Task
 from torch import Tensor
 
 import gradguess as gg
 from gradguess.guesses import Frame
-from gradguess.noise import Noise
-from gradguess.step import Step
-from models import Case, generator
+from gradguess.model.site import Layout
+from gradguess.step import Drawing
+from models import Case
 from references import no_trace, recorded_outputs
+from steps import layout_of, step_of
 
 
 def frames_of(case: Case, guess: gg.Guess, sites="auto", layout: Layout | None = None) -> dict[str, Frame]:
     """What the guess makes of each site, on this batch."""
-    task = Task(case.model, *case.args)
-    layout = lay_out(task, sites) if layout is None else layout
-    step = Step(task, layout, Noise(generator()))
+    step = step_of(case, guess, sites=sites, layout=layout)
     with no_trace(case.model):
-        step.prepare(guess)
-    slots = {site.name: site.slot for site in layout.sites}
+        drawing = Drawing(step, guess)
+    slots = {site.name: site.slot for site in step.layout.sites}
     with torch.no_grad(), no_trace(case.model), recorded_outputs(case.model, slots, slots) as outputs:
         case.losses()
-    return {site.name: step.frame(guess, site, outputs[site.name].detach()) for site in layout.sites}
+    found = {}
+    for site in step.layout.sites:
+        s = outputs[site.name].detach()
+        found[site.name] = drawing.frame(site, s, site.gate_at(s))
+    return found
 
 
 def covariance(frame: Frame, d: int) -> Tensor:
@@ -43,4 +43,4 @@ def matrix(frame: Frame) -> Tensor:
 
 def slots_of(case: Case, sites="auto") -> dict[str, int]:
     """Site name -> which of the tensors that its module returns."""
-    return {site.name: site.slot for site in lay_out(Task(case.model, *case.args), sites).sites}
+    return {site.name: site.slot for site in layout_of(case, sites).sites}

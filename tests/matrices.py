@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from gradguess.jacobian import GatedLinear
+
 F64 = torch.float64
 
 
@@ -49,3 +51,11 @@ def degenerate_batch(dtype: torch.dtype) -> tuple[Tensor, list[int]]:
     Y[4] *= torch.tensor([1.0, 1e-1, 1e-1, 1.0, 1e-1])
     Y[5, :, 0] = 0
     return Y, [5, 0, 4, 3, 5, 4]
+
+
+def gated_jacobians(m: int = 40, d: int = 30, batch: int = 6) -> GatedLinear:
+    """Gates of a ReLU and of something smoother; a sample with all units closed and one with all open."""
+    gate = (noise(batch, d, seed=1) > 0).to(F64)
+    gate[2] *= noise(d, seed=2).abs()
+    gate[0], gate[1] = 0, 1
+    return GatedLinear(noise(m, d) / d**0.5, gate)

@@ -253,7 +253,7 @@ ZOO: dict[str, Callable[[], Case]] = {
     ),
 }
 
-GUESSES: dict[str, gg.guesses.Method] = {
+GUESSES: dict[str, gg.Guess | gg.methods.Method] = {
     "weight": gg.WeightPerturbation(),
     "activation": gg.ActivationPerturbation(),
     "wt": gg.WTranspose(),

@@ -18,7 +18,7 @@ from models import GUESSES, make
 STEPS = 3
 FORMS = {f: gg.Feedback(gg.WPerp(k=3, refresh=2), form=f) for f in ("direct", "chained", "corrected")}
 OPTIONS = {
-    "boot": gg.Feedback(gg.WPerp(k=3), bootstrap=0.5, start="random", learn="weighted"),
+    "boot": gg.Feedback(gg.WPerp(k=3), bootstrap=0.5),
     "part": gg.Feedback(gg.WPerp(k=3), fraction=0.99),  # rounds to all
 }
 METHODS = {**GUESSES, **FORMS, **OPTIONS, "backprop": gg.Backprop()}
@@ -48,10 +48,10 @@ def run(name: str, rows: slice) -> dict[str, Any]:
     sent = 0
     for step in range(STEPS):
         optimiser.zero_grad()
-        before = getattr(forward.pool, "sent", 0)
+        before = getattr(forward.plan.pool, "sent", 0)
         total = len(case.targets)
         forward(case.loss_fn, case.inputs[rows], case.targets[rows], place=(rows.start, total) if step else None)
-        sent = getattr(forward.pool, "sent", 0) - before
+        sent = getattr(forward.plan.pool, "sent", 0) - before
         grads += [p.grad.clone() for p in case.model.parameters() if p.grad is not None]
         optimiser.step()
     return {"grads": grads, "state": forward.state_dict(), "sent": sent}

@@ -350,7 +350,7 @@ def test_no_reverse_graph_wherever_the_chain_rule_is_closed(name):
     case = make(name)
     forward = gg.ForwardGradient(case.model, gg.ActivationPerturbation())
     forward(*case.args)
-    assert forward.layout.closed
+    assert forward.layout.has_closed_gradients
     with torch.autograd.graph.saved_tensors_hooks(forbidden, lambda packed: packed):
         forward(*case.args)
 

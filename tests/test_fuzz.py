@@ -57,9 +57,7 @@ feedbacks = st.builds(
     every=counts,
     fraction=numbers,
     sweeps=counts,
-    learn=words("outputs", "weighted", "loss", "truth", "never"),
     bootstrap=numbers,
-    start=words("zero", "random"),
 )
 methods = perps | others | feedbacks
 

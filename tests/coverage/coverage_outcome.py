@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from gradguess.layout import lay_out
-from gradguess.task import Task
 
 import gradguess as gg
 from asserts import jvp_error
 from coverage_layers import LAYERS, make
-from gradguess.guesses import Backprop, Estimate, Method
-from gradguess.step import Step
+from gradguess.methods import Backprop, Estimate, Method
+from gradguess.step import State, Step, pull_back
 from models import GUESSES, Case, generator
 from references import gradients
+from steps import layout_of
 
 RIGHT, REFUSED = "✓", "refused"
 TOLERANCE = 1e-9
@@ -25,12 +24,11 @@ COLUMNS = (*GUESSES, "feedback", "pull back")
 class Truth(Method):
     """The true gradient at every site, pulled back to the parameters by the layers' own chain rule."""
 
-    def run(self, step: Step) -> Estimate:
-        truth = Backprop().run(step)
-        assert truth.losses is not None
+    def run(self, step: Step) -> tuple[Estimate, State]:
+        truth, state = Backprop().run(step)
         batch = len(truth.losses)
-        grads = step.pull_back(lambda site, s: truth.site_grads[site.name] / batch, None)
-        return Estimate(truth.loss, grads, truth.jvp, losses=truth.losses)
+        grads = pull_back(step, lambda site, s: truth.site_grads[site.name] / batch, {})
+        return Estimate(truth.loss, grads, truth.jvp, losses=truth.losses), state
 
 
 def _largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -40,7 +38,7 @@ def _largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) 
 
 def _depth(case: Case) -> int:
     """More than the longest chain of sites."""
-    return len(lay_out(Task(case.model, *case.args), "leaf").sites) + 1
+    return len(layout_of(case, "leaf").sites) + 1
 
 
 def error(layer: str, column: str) -> float:
@@ -50,13 +48,13 @@ def error(layer: str, column: str) -> float:
     """
     case, coupling = make(layer), LAYERS[layer].coupling
     if column in GUESSES:
-        slots = {s.name: s.slot for s in lay_out(Task(case.model, *case.args), "leaf").sites}
+        slots = {s.name: s.slot for s in layout_of(case, "leaf").sites}
         est = gg.estimate(
             case.model, GUESSES[column], *case.args, sites="leaf", generator=generator(), coupling=coupling
         )
         assert est.jvp.abs().max() > 0, "a derivative that is zero shows nothing"
         return jvp_error(case, est, slots)
-    guess: Method = Truth()
+    guess: gg.Guess | Method = Truth()
     if column == "feedback":
         guess = gg.Feedback(gg.WPerp(k=3), form="chained", sweeps=_depth(case))
     est = gg.estimate(case.model, guess, *case.args, sites="leaf", generator=generator(), coupling=coupling)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gradguess.layout import lay_out
-from gradguess.task import Task
 from torch import Tensor, nn
 
 import gradguess as gg
 from asserts import assert_covariance, assert_in_subspace, assert_projector, assert_unbiased
 from frames import covariance, frames_of, matrix
 from gradguess.guesses import Guess, perp_ns
-from gradguess.noise import Noise
-from gradguess.step import Options, Step
+from gradguess.linalg.step_polynomials import coefficients
+from gradguess.methods import Guessed
 from models import SITE_GUESSES, Case, generator, make
 from references import mlp_jacobians, row_projector, sample_gradients, spectral_norms, top_projector
+from steps import step_of
 
 DRAWS = 40_000
 K = 3
@@ -26,8 +25,6 @@ K = 3
 
 def newton_schulz_covariance(W: Tensor) -> Tensor:
     """`p^N(W̃)ᵀ p^N(W̃)` through the singular values: (batch, m, d) -> (batch, d, d)."""
-    from gradguess.newton_schulz import coefficients
-
     _, S, Vh = torch.linalg.svd(W, full_matrices=False)
     scale = S[: perp_ns.PROBE, 0].max() * perp_ns.MARGIN
     ratio = float(S[: perp_ns.PROBE, min(K, S.shape[1]) - 1].mean() / scale)
@@ -150,9 +147,7 @@ def test_law_of_several_tangents(guess):
 def test_balanced_sites_estimate_the_same():
     """Scaled to weigh the same in the derivative, and scaled back: E[ĝ] = Cov g as before."""
     case = repeated("relu-bias")
-    task = Task(case.model, *case.args)
-    step = Step(task, lay_out(task), Noise(generator(1)), Options(balance=True))
-    est = gg.WPerp(k=3).run(step)
+    est, _ = Guessed(gg.WPerp(k=3)).run(step_of(case, gg.WPerp(k=3), seed=1, balance=True))
     one = Case(case.model, case.inputs[:1], case.targets[:1])
     g = sample_gradients(one, est.directions)
     for site, frame in frames_of(one, gg.WPerp(k=3)).items():
@@ -296,6 +291,13 @@ class Spy(Guess):
     @property
     def reads(self):
         return self.guess.reads
+
+    @property
+    def searches(self):
+        return self.guess.searches
+
+    def search(self, view):
+        return self.guess.search(view)
 
     def frame(self, view):
         self.seen.append(self.guess.frame(view))

@@ -1,22 +1,20 @@
-"""Feedback on sites with positions: the patterns, and that each learns what it stands for."""
+"""Feedback on sites with positions: which pattern each gets, and that it learns what it stands for."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
-from gradguess.guesses.scattered import Scattered
-from gradguess.layout import lay_out
-from gradguess.positions import WORDS, Pattern, coded
-from gradguess.task import Task
 from torch import Tensor, nn
 
 import gradguess as gg
-from models import cross_entropy, generator, per_sequence
-
-PATTERNS = [
-    Pattern(kind, 4, first) for kind in ("full", "shared", "each") for first in (False, True)
-]  # of 3 positions × 4 features
+from gradguess.layers.positions import WORDS, Pattern
+from gradguess.methods.feedback.scattered import scattered
+from gradguess.model.find_sites import lay_out
+from gradguess.model.task import Task
+from gradguess.step import Drawing, measure
+from models import Case, cross_entropy, per_sequence
+from steps import step_of
 
 
 class TokenModel(nn.Module):
@@ -35,15 +33,6 @@ class TokenModel(nn.Module):
 
 def patterns(model: nn.Module, x: Tensor, y: Tensor, loss_fn=cross_entropy) -> dict[str, Pattern]:
     return {site.name: site.pattern for site in lay_out(Task(model, loss_fn, x, y)).sites}
-
-
-@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-def test_fold_and_unfold_are_adjoint(pattern: Pattern):
-    v = torch.randn(2, 12, dtype=torch.float64)
-    folded = pattern.fold(v)
-    h = torch.randn_like(folded)
-    torch.testing.assert_close((folded * h).sum(), (v * pattern.unfold(h, 2, 12)).sum())
-    assert folded.shape[1] == pattern.width(12)
 
 
 def test_which_pattern_a_site_gets():
@@ -66,7 +55,7 @@ def test_the_shared_matrix_becomes_the_jacobian(pooled: bool, memory: str):
     model = TokenModel(pooled=pooled).double()
     x = torch.randn(32, 3, 6, dtype=torch.float64)
     y = torch.randint(5, (32,) if pooled else (32, 3))
-    guess = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=0.5, learn="outputs")
+    guess = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=0.5)
     forward = gg.ForwardGradient(model, guess, memory=memory)
     for _ in range(300):
         forward(cross_entropy if pooled else per_sequence, x, y)
@@ -79,20 +68,13 @@ def test_the_shared_matrix_becomes_the_jacobian(pooled: bool, memory: str):
 def test_signs_tie_no_two_tokens():
     torch.manual_seed(0)
     model, x, y = TokenModel().double(), torch.randn(2, 3, 6, dtype=torch.float64), torch.randint(5, (2, 3))
-    guess = Scattered(gg.WPerp(k=1), patterns(model, x, y, per_sequence))
-    est = gg.estimate(model, guess, per_sequence, x, y, tangents=400, generator=generator())
-    draws = est.directions["first"][:, 0]  # (tangents, tokens, features)
+    step = step_of(Case(model, x, y, per_sequence), gg.WPerp(k=1), tangents=400)
+    drawn = measure(Drawing(step, scattered(gg.WPerp(k=1), step.layout))).records["first"].y
+    assert drawn is not None
+    draws = drawn[:, 0]  # (tangents, tokens, features)
     between = (draws[:, 0, :, None] * draws[:, 1, None, :]).mean(0)
     within = (draws[:, 0, :, None] * draws[:, 0, None, :]).mean(0)
     assert between.abs().max() < 0.25 * within.abs().max()
-
-
-def test_a_large_alphabet_is_projected_and_keeps_inner_products():
-    a, b = torch.randn(1, 3000), torch.randn(1, 3000)
-    assert coded(torch.ones(2, WORDS)).shape == (2, WORDS)
-    assert coded(a).shape == (1, WORDS)
-    assert abs(float((coded(a) * coded(a)).sum() / (a * a).sum()) - 1) < 0.3
-    assert abs(float((coded(a) * coded(b)).sum() / a.norm() / b.norm())) < 0.3
 
 
 def test_a_model_with_a_large_alphabet_trains():

@@ -7,18 +7,16 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from gradguess.layout import lay_out
-from gradguess.tangent import formula_kernels
-from gradguess.task import Task
-from gradguess.upstream import ClosedForm, CutGraph
 from torch import Tensor, nn
 
 import gradguess as gg
 from asserts import assert_in_subspace
 from frames import frames_of, matrix
+from gradguess.jacobian import CutGraph, GatedLinear
 from gradguess.noise import Noise
 from models import BATCH, ZOO, Case, generator, make
 from references import mlp_jacobians, row_projector, top_projector
+from steps import layout_of, step_of
 
 MLPS = ["relu-bias", "gelu-bias", "tanh-no-bias", "relu-no-bias", "in-place"]
 ACTIVATIONS = [
@@ -29,14 +27,12 @@ ACTIVATIONS = [
 
 
 def graph_of(case: Case, sites="auto") -> CutGraph:
-    task = Task(case.model, *case.args)
-    with formula_kernels(case.model):
-        return CutGraph(task, lay_out(task, sites))
+    return step_of(case, sites=sites).passes.cut()
 
 
 def w_transpose(case: Case, *, closed: bool) -> dict[str, Tensor]:
     """`W̃ᵀ` of every guessed site, through the engine; with closed forms, or without."""
-    layout = lay_out(Task(case.model, *case.args))
+    layout = layout_of(case)
     if not closed:
         layout = dataclasses.replace(layout, sites=tuple(dataclasses.replace(s, linear=None) for s in layout.sites))
     frames = frames_of(case, gg.WTranspose(), layout=layout)
@@ -58,7 +54,7 @@ def test_gates_are_the_derivatives(activation):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), activation, nn.Linear(8, 4)).double()
     case = Case(model, 2 * torch.randn(BATCH, 6).double(), torch.randint(4, (BATCH,)))
-    (site, _) = lay_out(Task(model, *case.args)).sites
+    (site, _) = layout_of(case).sites
     assert site.linear is model[2]
     torch.testing.assert_close(
         w_transpose(case, closed=True)["0"].mT, mlp_jacobians(model, case.inputs)["0"], rtol=0, atol=1e-10
@@ -72,7 +68,7 @@ def test_products_are_those_of_the_matrix(name):
     for site in graph.layout.sites:
         if site.top or site.batch_dim is None:
             continue
-        W = graph.upstream(site)
+        W = graph.jacobian(site)
         dense = W.matrix()
         assert dense.shape == (W.batch, W.m, W.d)
         v = torch.randn(2, W.batch, W.d, dtype=dense.dtype)
@@ -93,7 +89,7 @@ def test_branches_of_unlike_length():
         M = torch.diag((s[b] > 0).to(s.dtype))
         head = model.head.weight[:, :7] @ torch.diag(short[b])  # cat[short * x, short + long]
         expected = torch.cat([model.shared.weight @ M, model.long[0].weight @ M, head @ M])
-        found = graph.upstream(graph.layout["stem"]).matrix()[b]
+        found = graph.jacobian(graph.layout["stem"]).matrix()[b]
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -109,7 +105,7 @@ def test_skip_paths_of_a_residual_network():
         second = block2.down(F.gelu(block2.up(block2.norm(x))))
         return torch.cat([second, head(norm(x + branch2[b]))])
 
-    found = graph.upstream(graph.layout["1.down"]).matrix()
+    found = graph.jacobian(graph.layout["1.down"]).matrix()
     for b in range(BATCH):
         expected = torch.autograd.functional.jacobian(lambda s, b=b: frontier(s, b), branch1[b])
         torch.testing.assert_close(found[b], expected, rtol=0, atol=1e-12)
@@ -131,7 +127,7 @@ def test_a_site_that_also_reaches_the_output_sees_it():
     site = graph.layout["a"]
     assert site.reaches_output
     gate = 1 - torch.tanh(graph.above["a"].detach()).square()
-    found = graph.upstream(site).matrix()
+    found = graph.jacobian(site).matrix()
     for b in range(BATCH):
         expected = torch.cat([case.model.b.weight @ torch.diag(gate[b]), 3 * torch.eye(4, dtype=torch.float64)])
         torch.testing.assert_close(found[b], expected, rtol=0, atol=1e-12)
@@ -140,7 +136,7 @@ def test_a_site_that_also_reaches_the_output_sees_it():
 def test_shared_basis_is_that_of_the_mean_gate():
     torch.manual_seed(0)
     weight, gate = torch.randn(5, 9).double(), torch.randint(2, (7, 9)).double()
-    V = ClosedForm(weight, gate).shared_basis(3, Noise(generator()))
+    V = GatedLinear(weight, gate).shared_basis(3, Noise(generator()))
     expected = top_projector(weight @ torch.diag(gate.mean(0).sqrt()), 3)
     torch.testing.assert_close(V @ V.mT, expected, rtol=0, atol=1e-9)
 
@@ -152,7 +148,7 @@ def test_sketched_basis_finds_a_low_rank_row_space():
     case = Case(model, torch.randn(BATCH, 6).double(), torch.randint(4, (BATCH,)))
     graph = graph_of(case)
     assert graph.layout["0"].linear is None or model[1].p == 0
-    V = graph.upstream(graph.layout["0"]).shared_basis(3, Noise(generator()))
+    V = graph.jacobian(graph.layout["0"]).shared_basis(3, Noise(generator()))
     P = row_projector(model[2].weight.detach())
     assert_in_subspace(V.mT, P)
     torch.testing.assert_close(V @ V.mT, P, rtol=0, atol=1e-9)

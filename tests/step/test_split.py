@@ -14,7 +14,7 @@ METHODS = {**GUESSES, **WIDE, "backprop": gg.Backprop()}
 del METHODS["ns"]  # fits its polynomial to the first samples of the first piece
 
 
-def gradients(name: str, method: gg.guesses.Method, chunk: int | None, steps: int = 2, **options) -> list[torch.Tensor]:
+def gradients(name: str, method: gg.methods.Method, chunk: int | None, steps: int = 2, **options) -> list[torch.Tensor]:
     case = make(name)
     forward = gg.ForwardGradient(case.model, method, chunk=chunk, **options)
     optimiser = torch.optim.SGD(case.model.parameters(), lr=0.1)

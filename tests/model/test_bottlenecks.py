@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from gradguess.layout import lay_out
-from gradguess.task import Task
 from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess import InputError
+from gradguess.model.find_sites import lay_out
+from gradguess.model.task import Task
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

@@ -7,18 +7,19 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from gradguess.feedback import _largest
-from gradguess.layout import lay_out
-from gradguess.parts import ALONE
-from gradguess.task import Task
 from torch import Tensor, nn
 
 import gradguess as gg
 from asserts import assert_unbiased
-from gradguess.noise import Noise
-from gradguess.step import Options, Step
+from gradguess.methods.feedback import feedback
+from gradguess.methods.feedback.lesson import Lesson
+from gradguess.methods.feedback.predictor import Predictor
+from gradguess.methods.feedback.rules import WEIGHTED
+from gradguess.step import ALONE, Drawing, State
+from gradguess.step.base import Kept
 from models import BATCH, CLASSES, INPUTS, Case, cross_entropy, generator, make, mlp
 from references import gradients
+from steps import layout_of, step_of
 
 TEACHERS = {
     "wperp": gg.WPerp(k=4, refresh=20),
@@ -28,9 +29,10 @@ TEACHERS = {
 SLOPES = {"relu": lambda s: (s > 0).double(), "tanh": lambda s: 1 - torch.tanh(s) ** 2}
 
 
-def step_of(case: Case, learned: dict | None = None, seed: int = 0, sites: str = "auto", **options) -> Step:
-    task = Task(case.model, case.loss_fn, case.inputs, case.targets)
-    return Step(task, lay_out(task, sites), Noise(generator(seed)), Options(**options), learned=learned or {})
+def run(method: gg.Feedback, case: Case, learned: dict | None = None, **options) -> tuple[gg.Estimate, Kept]:
+    """One step from what was learned: the estimate, and what is learned after it."""
+    result, state = method.run(step_of(case, method, learned=learned, **options))
+    return result, state.learned
 
 
 def wide(widths: tuple[int, ...] = (8, 7), batch: int = 32, seed: int = 0, classes: int = CLASSES) -> Case:
@@ -86,7 +88,7 @@ def random_B(case: Case, seed: int = 3) -> dict[str, dict[str, Tensor]]:
 def test_the_prediction_is_the_gated_error(activation):
     case = Case(mlp(activation).double(), *make("relu-bias").args[1:])
     learned = random_B(case)
-    est = gg.Feedback(gg.WPerp(k=3), form="direct", learn="never").run(step_of(case, learned))
+    est, _ = run(gg.Feedback(gg.WPerp(k=3), form="direct", rate=0.0), case, learned)
     dense = Dense(case)
     for i, gate in enumerate(dense.gates):
         expected = gate * (dense.e @ learned[str(2 * i)]["B"].mT)
@@ -96,7 +98,7 @@ def test_the_prediction_is_the_gated_error(activation):
 
 def test_the_error_is_the_derivative_of_any_loss():
     case = make("two-inputs")
-    est = gg.Feedback(gg.WPerp(k=3), form="direct").run(step_of(case))
+    est, _ = run(gg.Feedback(gg.WPerp(k=3), form="direct"), case)
     outputs = {name: out.detach().requires_grad_() for name, out in case.model(*case.inputs).items()}
     e = torch.autograd.grad(case.loss_fn(outputs, case.targets).sum(), list(outputs.values()))
     torch.testing.assert_close(est.site_grads["head"], e[0])
@@ -106,18 +108,16 @@ def test_the_error_is_the_derivative_of_any_loss():
 # --- learning ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("learn", ["outputs", "weighted", "loss"])
 @pytest.mark.parametrize("tangents", [1, 2])
-def test_learning_is_least_mean_squares_of_the_outputs_tangents(learn, tangents):
+def test_learning_is_least_mean_squares_of_the_outputs_tangents(tangents):
     case, rate = wide(), 0.3
-    learned = random_B(case)
-    before = {name: entry["B"].clone() for name, entry in learned.items()}
-    step = step_of(case, learned, tangents=tangents)
-    est = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=rate, learn=learn).run(step)
+    before = {name: entry["B"] for name, entry in random_B(case).items()}
+    method = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=rate)
+    est, learned = run(method, case, random_B(case), tangents=tangents)
 
     dense, b = Dense(case), len(case.targets)
     power = dense.e.square().sum(1)
-    weight = torch.ones(b).double() / b if learn == "outputs" else power / power.sum()
+    weight = power / power.sum()
     effective = 1 / weight.square().sum()  # samples, as many as their weights are worth
     change = {name: torch.zeros_like(B) for name, B in before.items()}
     lambdas = dict.fromkeys(range(tangents), 0.0)
@@ -137,45 +137,15 @@ def test_learning_is_least_mean_squares_of_the_outputs_tangents(learn, tangents)
         K = sum(p.square().sum() for p in phi) / b
         mu = rate / (lambdas[t] + K / (effective * tangents)) / tangents
         for s, p, name in zip(sigma, phi, before, strict=True):
-            wrong = (r * dense.e).sum(1, keepdim=True) * dense.e / power[:, None] if learn == "loss" else r
-            change[name] += mu / s * p.mT @ (weight[:, None] * wrong)
+            change[name] += mu / s * p.mT @ (weight[:, None] * r)
     for name, B in before.items():
         torch.testing.assert_close(learned[name]["B"], B + change[name])
 
 
-def test_the_truth_is_that_of_the_same_masks():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3)).double()
-    masks: list[Tensor] = []
-    model[1].register_forward_hook(lambda module, args, output: masks.append((output != 0).detach()))
-    forward = gg.ForwardGradient(model, gg.Feedback(gg.ActivationPerturbation(), form="direct", learn="truth"))
-    x, t = torch.randn(64, 5).double(), torch.randint(3, (64,))
-    forward(cross_entropy, x, t)
-    masks.clear()
-    forward(cross_entropy, x, t)
-    assert len(masks) > 1
-    assert all(torch.equal(mask, masks[0]) for mask in masks)
-
-
-def test_momentum_is_a_running_mean_of_raw_estimates():
-    case, rate = wide(), 0.1
-    learned = random_B(case)
-    before = {name: entry["B"].clone() for name, entry in learned.items()}
-    method = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=rate, learn="momentum")
-    est = method.run(step_of(case, learned))
-    dense, b = Dense(case), len(case.targets)
-    y = [est.directions["0"][0], est.directions["2"][0]]
-    phi = [gate * direction for gate, direction in zip(dense.gates, y, strict=True)]
-    sigma = [1.0, (phi[0] @ dense.weights[1].mT).norm() / y[1].norm()]
-    u = sum(s * (J @ d[..., None])[..., 0] for s, J, d in zip(sigma, dense.J, y, strict=True))
-    for s, p, (name, B) in zip(sigma, phi, before.items(), strict=True):
-        torch.testing.assert_close(learned[name]["B"], (1 - rate) * B + rate * p.mT @ u / b / s)
-
-
 def test_the_largest_eigenvalue_is_found_over_the_steps():
     phi = torch.randn(200, 12, generator=generator()).double() * torch.linspace(0.3, 2, 12).double()
-    learned: dict[str, Tensor] = {}
-    found = [float(_largest(learned, phi, ALONE, len(phi))) for _ in range(20)]
+    (site, *_), predictor = layout_of(make("relu-bias")).sites, Predictor({}, ALONE)
+    found = [float(Lesson(predictor, WEIGHTED, 0.3, 1)._largest(site, phi, len(phi))) for _ in range(20)]
     exact = float(torch.linalg.eigvalsh(phi.mT @ phi / len(phi))[-1])
     assert 0.5 * exact < found[0] <= exact * (1 + 1e-9)
     assert found[-1] == pytest.approx(exact, rel=1e-2)
@@ -188,13 +158,13 @@ def fixed_point(case: Case, guess: gg.Guess, forward: gg.ForwardGradient) -> lis
     """
     dense = Dense(case)
     power = dense.e.square().sum(1)
-    step = Step(Task(case.model, *case.args), lay_out(Task(case.model, *case.args)), Noise(generator()))
-    step.cache, step.count = forward.cache, 1
+    drawing = Drawing(step_of(case, state=State(forward.kept, count=1)), guess)
     found, x = [], case.inputs
     for i, gate in enumerate(dense.gates):
         s = case.model[2 * i](x).detach()
         x = torch.relu(s)
-        frame = step.frame(guess, step.layout[str(2 * i)], s)
+        site = drawing.step.layout[str(2 * i)]
+        frame = drawing.frame(site, s, site.gate_at(s))
         d = s.shape[1]
         cov = torch.stack([frame.covariance_times(row.expand_as(s)) for row in torch.eye(d).double()], -1)
         cov = gate[:, :, None] * cov * gate[:, None, :]
@@ -226,7 +196,7 @@ def test_feedback_reaches_the_least_squares_fit(name):
 def test_chained_is_one_hop_of_the_chain_rule():
     case = wide((8, 7, 6))
     learned = random_B(case)
-    est = gg.Feedback(gg.WPerp(k=3), learn="never").run(step_of(case, learned))
+    est, _ = run(gg.Feedback(gg.WPerp(k=3), rate=0.0), case, learned)
     dense = Dense(case)
     h = [gate * (dense.e @ learned[str(2 * i)]["B"].mT) for i, gate in enumerate(dense.gates)]
     above = [*h[1:], dense.e]
@@ -267,9 +237,8 @@ def test_over_a_residual_net_the_chain_goes_to_every_later_branch_and_the_head()
     model = case.model
     B = {name: torch.randn(6, CLASSES, generator=generator(i)).double() for i, name in enumerate(("down.0", "down.1"))}
     h = {name: e @ value.mT for name, value in B.items()}
-    step = step_of(case, {name: {"B": value.clone()} for name, value in B.items()})
-    assert [site.name for site in step.layout.sites] == ["stem", "down.0", "down.1", "head"]
-    est = gg.Feedback(gg.WPerp(k=3), learn="never").run(step)
+    assert [site.name for site in layout_of(case).sites] == ["stem", "down.0", "down.1", "head"]
+    est, _ = run(gg.Feedback(gg.WPerp(k=3), rate=0.0), case, {name: {"B": value} for name, value in B.items()})
 
     def pull(i: int, x: Tensor, v: Tensor) -> Tensor:
         return torch.autograd.functional.vjp(lambda x: model.branch(i, x), x, v)[1]
@@ -283,7 +252,7 @@ def test_over_a_residual_net_the_chain_goes_to_every_later_branch_and_the_head()
 
 def test_without_any_feedback_the_skip_path_and_the_head_are_exact():
     case, _, e = residual_case()
-    est = gg.estimate(case.model, gg.Feedback(gg.WPerp(k=3), learn="never"), *case.args)
+    est = gg.estimate(case.model, gg.Feedback(gg.WPerp(k=3), rate=0.0), *case.args)
     skip = e @ case.model.head.weight.detach()
     for name in ("stem", "down.0", "down.1"):
         torch.testing.assert_close(est.site_grads[name], skip)
@@ -296,7 +265,7 @@ def test_without_any_feedback_the_skip_path_and_the_head_are_exact():
 @pytest.mark.parametrize("sites", ["auto", "leaf"])
 def test_with_as_many_sweeps_as_sites_it_is_backpropagation(name, sites):
     case = make(name)
-    method = gg.Feedback(gg.WPerp(k=3), sweeps=len(step_of(case, sites=sites).layout.sites), learn="never")
+    method = gg.Feedback(gg.WPerp(k=3), sweeps=len(layout_of(case, sites).sites), rate=0.0)
     est = gg.estimate(case.model, method, *case.args, sites=sites)
     for parameter, truth in gradients(case).items():
         torch.testing.assert_close(est.grads[parameter], truth, rtol=1e-10, atol=1e-12)
@@ -304,7 +273,7 @@ def test_with_as_many_sweeps_as_sites_it_is_backpropagation(name, sites):
 
 def test_one_sweep_less_is_not():
     case = wide((8, 7, 6))
-    est = gg.estimate(case.model, gg.Feedback(gg.WPerp(k=3), sweeps=2, learn="never"), *case.args)
+    est = gg.estimate(case.model, gg.Feedback(gg.WPerp(k=3), sweeps=2, rate=0.0), *case.args)
     assert est.grads["0.weight"].abs().max() == 0  # three hops to the output
     torch.testing.assert_close(est.grads["2.weight"], gradients(case)["2.weight"])
 
@@ -332,8 +301,7 @@ def test_mean_and_variance_of_the_corrected_estimate(name, isolate):
     case = copies(DRAWS)
     learned = random_B(case)
     guess = gg.WPerp(k=4, solver="svd") if name == "wperp" else TEACHERS[name]
-    step = step_of(case, learned, isolate=isolate)
-    est = gg.Feedback(guess, form="corrected", rate=0.0).run(step)
+    est, _ = run(gg.Feedback(guess, form="corrected", rate=0.0), case, learned, isolate=isolate)
     dense = Dense(Case(case.model, case.inputs[:1], case.targets[:1]))
     for i, gate in enumerate(dense.gates):
         site, cov = str(2 * i), covariance(name, dense, i)
@@ -350,7 +318,7 @@ def test_a_right_prediction_leaves_nothing_to_correct():
     case = wide((8,))
     case.model[1] = nn.Identity()  # linear: one B is right for all samples
     weight = case.model[2].weight.detach()
-    est = gg.Feedback(gg.ActivationPerturbation(), form="corrected").run(step_of(case, {"0": {"B": weight.mT.clone()}}))
+    est, _ = run(gg.Feedback(gg.ActivationPerturbation(), form="corrected"), case, {"0": {"B": weight.mT}})
     for name, truth in gradients(case).items():
         torch.testing.assert_close(est.grads[name], truth)
 
@@ -361,14 +329,14 @@ def test_a_right_prediction_leaves_nothing_to_correct():
 def test_tangents_are_carried_every_so_often_and_on_a_part_of_the_batch(monkeypatch):
     case = make("relu-bias")
     seen: list[tuple[int, int]] = []
-    measure = Step.measure
+    measure = feedback.measure
 
-    def counted(step: Step, *args, **kwargs):
-        found = measure(step, *args, **kwargs)
+    def counted(*args, **kwargs):
+        found = measure(*args, **kwargs)
         seen.append((forward.steps, len(found.losses)))
         return found
 
-    monkeypatch.setattr(Step, "measure", counted)
+    monkeypatch.setattr(feedback, "measure", counted)
     forward = gg.ForwardGradient(case.model, gg.Feedback(gg.WPerp(k=3), every=3, fraction=0.4))
     matrices = []
     for _ in range(7):
@@ -382,10 +350,10 @@ def test_tangents_are_carried_every_so_often_and_on_a_part_of_the_batch(monkeypa
 def test_a_part_of_the_batch_teaches_what_it_would_teach_alone():
     case = make("relu-bias")
     method = gg.Feedback(gg.ActivationPerturbation(), form="direct", fraction=0.6)
-    whole, part = random_B(case), random_B(case)
-    method.run(step_of(case, whole))
+    _, whole = run(method, case, random_B(case))
     alone = Case(case.model, case.inputs[:3], case.targets[:3])
-    gg.Feedback(gg.ActivationPerturbation(), form="direct").run(step_of(alone, part))
+    _, part = run(gg.Feedback(gg.ActivationPerturbation(), form="direct"), alone, random_B(case))
+    assert part.keys() == random_B(case).keys()
     for name in part:
         torch.testing.assert_close(whole[name]["B"], part[name]["B"])
 
@@ -394,15 +362,14 @@ def test_a_part_of_the_batch_teaches_what_it_would_teach_alone():
 
 
 @pytest.mark.parametrize(("scale", "batch"), [(1.0, 4), (1.0, 32), (10.0, 32)])
-@pytest.mark.parametrize("learn", ["weighted", "outputs", "loss"])
 @pytest.mark.parametrize("name", TEACHERS)
-def test_just_below_the_largest_rate_it_does_not_diverge(name, learn, scale, batch):
+def test_just_below_the_largest_rate_it_does_not_diverge(name, scale, batch):
     """300 steps at rate 1.9; a rate above the bound grows by orders of magnitude in as many."""
     case = wide((64, 64), batch=batch, classes=10)
     with torch.no_grad():
         for p in case.model.parameters():
             p *= scale
-    forward = gg.ForwardGradient(case.model, gg.Feedback(TEACHERS[name], form="direct", rate=1.9, learn=learn))
+    forward = gg.ForwardGradient(case.model, gg.Feedback(TEACHERS[name], form="direct", rate=1.9))
     for _ in range(300):
         forward(*case.args)
     for i, J in enumerate(Dense(case).J):
@@ -411,14 +378,13 @@ def test_just_below_the_largest_rate_it_does_not_diverge(name, learn, scale, bat
 
 
 @pytest.mark.parametrize("form", ["direct", "chained", "corrected"])
-@pytest.mark.parametrize("learn", ["weighted", "outputs", "loss"])
-def test_a_loss_of_zero_teaches_nothing_wrong(form, learn):
+def test_a_loss_of_zero_teaches_nothing_wrong(form):
     case = make("relu-bias", dtype=torch.float32)
     with torch.no_grad():
         case.model[-1].weight *= 1e-3
         case.model[-1].bias.copy_(torch.tensor([2e3, 0, 0, 0]))
     case.targets = torch.zeros_like(case.targets)
-    forward = gg.ForwardGradient(case.model, gg.Feedback(gg.WPerp(k=3), form=form, learn=learn, bootstrap=0.0))
+    forward = gg.ForwardGradient(case.model, gg.Feedback(gg.WPerp(k=3), form=form, bootstrap=0.0))
     for _ in range(20):
         assert forward(*case.args) == 0
     for value in forward.state_dict().values():

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from gradguess.diagnostics import SiteReport
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gradguess as gg
-from gradguess import covariance, diagnostics
-from gradguess.guesses import Estimate, Method
+from gradguess.diagnose import Report, SiteReport, bench, covariance
+from gradguess.methods import Estimate, Method
+from gradguess.step import State
 
 REPEATS, SIGMAS = 3000, 5
 loss_fn = nn.CrossEntropyLoss(reduction="none")
@@ -42,7 +42,7 @@ def data(batch: int = 7) -> tuple[Tensor, Tensor]:
     return x, torch.arange(batch) % 4
 
 
-def diagnosed(guess: Method, model: nn.Module | None = None, **options: Any) -> gg.diagnostics.Report:
+def diagnosed(guess: Method, model: nn.Module | None = None, **options: Any) -> Report:
     return gg.diagnose(mlp() if model is None else model, guess, loss_fn, *data(), seeded(), **options)
 
 
@@ -168,7 +168,7 @@ def test_nothing_above_the_top():
 
 
 def test_without_curve_nothing_is_decomposed(monkeypatch):
-    monkeypatch.setattr(diagnostics, "_spectrum", None)
+    monkeypatch.setattr(bench, "decompose", None)
     assert diagnosed(gg.WTranspose(), curve=False)["0"].overlap is None
 
 
@@ -343,12 +343,12 @@ class Noisy(Method):
     offset: float
     sigma: float
 
-    def run(self, step: Any) -> Estimate:
-        found = gg.Backprop().run(step)
+    def run(self, step: Any) -> tuple[Estimate, State]:
+        found, state = gg.Backprop().run(step)
         for name, g in found.site_grads.items():
             noise = step.noise.normal(g.shape, g.dtype, g.device)
             found.site_grads[name] = g + self.offset + self.sigma * noise
-        return found
+        return found, state
 
 
 def test_other_methods_by_draws():
@@ -397,7 +397,7 @@ def test_a_batch_without_gradient_has_no_overlap():
 
 def test_samples_with_a_gradient_are_probed_first(monkeypatch):
     """More silent samples than the probe holds must not hide those that speak."""
-    monkeypatch.setattr(diagnostics, "PROBE", 2)
+    monkeypatch.setattr(bench, "PROBE", 2)
     x = torch.zeros(6, 6, dtype=torch.float64)
     x[4:] = torch.randn(2, 6, dtype=torch.float64, generator=seeded())
     report = gg.diagnose(mlp(), gg.WTranspose(), loss_fn, x, torch.arange(6) % 4, seeded())
@@ -406,7 +406,7 @@ def test_samples_with_a_gradient_are_probed_first(monkeypatch):
 
 
 def test_a_large_jacobian_is_left_alone(monkeypatch):
-    monkeypatch.setattr(diagnostics, "DENSE", 12 * 9 - 1)
+    monkeypatch.setattr(bench, "DENSE", 12 * 9 - 1)
     report = diagnosed(gg.WTranspose())
     assert report["0"].rank is None
     assert report["2"].rank is not None
@@ -431,7 +431,7 @@ def test_no_array_of_batch_times_d_times_d(guess):
     model = nn.Sequential(nn.Linear(6, d), nn.ReLU(), nn.Linear(d, d), nn.ReLU(), nn.Linear(d, 4))
     with Largest() as largest:
         gg.diagnose(model, guess, loss_fn, torch.randn(batch, 6), torch.arange(batch) % 4, seeded())
-    assert largest.numbers <= max(diagnostics.PROBE * d * d, batch * d * 4)
+    assert largest.numbers <= max(bench.PROBE * d * d, batch * d * 4)
     assert largest.numbers < batch * d * d
 
 
@@ -472,7 +472,7 @@ def test_forward_is_taken_over_and_left_alone():
     kept = {key: value.clone() for key, value in forward.state_dict().items()}
     fresh = diagnosed(gg.WPerp(k=2), model)
     taken = diagnosed(gg.WPerp(k=2), model, forward=forward)
-    V = forward.cache["0"]["basis"]
+    V = forward.kept["0"]["basis"]
     g = dense_sites(model, COVARIANCES[gg.WTranspose()])["0"].g
     gated = (model[0](x) > 0).double()[:, :, None] * V
     outside = [v - A @ torch.linalg.pinv(A, rtol=1e-9) @ v for A, v in zip(gated, g, strict=True)]

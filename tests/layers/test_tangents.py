@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
-from gradguess.rules import ClosedForms
 from torch import Tensor, nn
 
-from gradguess import rules
+from gradguess.layers import tangents
+from gradguess.layers.tangents import TangentRules
 
 torch.manual_seed(0)
 VECTORS, TOKENS, IMAGES = torch.randn(6, 8), torch.randn(3, 5, 8), torch.randn(3, 8, 7, 6)
@@ -81,7 +81,7 @@ def test_as_pytorch_does(case):
     expected = dual(function, x, t)
     with torch.no_grad():
         value = function(x)
-    with ClosedForms():
+    with TangentRules():
         found = dual(function, x, t)
     assert torch.equal(found[0], value)  # the model's own, bit for bit
     torch.testing.assert_close(found[1], expected[1], rtol=1e-10, atol=1e-12)
@@ -92,7 +92,7 @@ def test_statistics_are_written_once():
     ours.load_state_dict(plain.state_dict())
     x = IMAGES.double()
     plain(x)
-    with ClosedForms():
+    with TangentRules():
         dual(ours, x, x)
     assert torch.equal(plain.running_var, ours.running_var)
     assert torch.equal(plain.running_mean, ours.running_mean)
@@ -103,14 +103,14 @@ def test_what_is_done_in_place_stays_there(make):
     """x + relu_(x + k): the tangent of the sum is not that of x."""
     x, t = TOKENS.double(), torch.randn(3, 5, 8, dtype=torch.float64)
     expected = dual(lambda x: x + make(x).relu_().mul_(2), x, t)[1]
-    with ClosedForms():
+    with TangentRules():
         found = dual(lambda x: x + make(x).relu_().mul_(2), x, t)[1]
     torch.testing.assert_close(found, expected)
 
 
 def test_a_weight_that_has_a_tangent_is_left_to_pytorch():
     x, t = VECTORS.double(), torch.randn(6, 8, dtype=torch.float64)
-    with ClosedForms():
+    with TangentRules():
         _, found = dual(lambda x: F.linear(VECTORS.double(), x), x, t)
         _, both = dual(lambda x: F.linear(x, x * 2), x, t)
         _, norm = dual(lambda x: F.layer_norm(x, (8,), x[0], x[1]), x, t)
@@ -121,7 +121,7 @@ def test_a_weight_that_has_a_tangent_is_left_to_pytorch():
 
 def test_other_kinds_of_numbers_are_promoted():
     x, t = TOKENS, torch.randn_like(TOKENS)
-    with ClosedForms():
+    with TangentRules():
         found = dual(lambda x: x + CONSTANT, x, t)[1]
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, t.double())
@@ -132,10 +132,11 @@ def test_the_rules_are_used(monkeypatch):
     used = []
     table = {
         func: lambda *args, _rule=rule, **kw: used.append(_rule.__name__) or _rule(*args, **kw)
-        for func, rule in rules._RULES.items()
+        for func, rule in tangents.TANGENTS.items()
     }
-    monkeypatch.setattr(rules, "_RULES", table)
+    monkeypatch.setattr(tangents, "TANGENTS", table)
     for function, x in CASES.values():
-        with ClosedForms():
+        with TangentRules():
             dual(function, x.double(), torch.randn_like(x.double()))
-    assert set(used) == {"_linear", "_with_constant", "_layer_norm", "_group_norm", "_batch_norm", "_rms_norm"}
+    norms = {"layer_norm_tangent", "group_norm_tangent", "batch_norm_tangent", "rms_norm_tangent"}
+    assert set(used) == {"apply_linear", "with_constant", *norms}

@@ -6,12 +6,14 @@ from itertools import pairwise
 
 import pytest
 import torch
-from gradguess.layout import lay_out
-from gradguess.sites import Layout
-from gradguess.task import Task
 from torch import nn
 
 import gradguess as gg
+from gradguess.backends import small_cholesky
+from gradguess.model.find_sites import lay_out
+from gradguess.model.task import Task
+from gradguess.passes import choose_pass, relu_chain
+from gradguess.passes.relu_chain import ReluChainPass
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -28,8 +30,15 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(11, 5, generator=generator), torch.randint(3, (11,), generator=generator)
 
 
-def laid_out(model: nn.Module) -> Layout:
-    return lay_out(Task(model, LOSS, *batch()))
+def fits(model: nn.Module, *, keep: bool = True) -> bool:
+    """Is the model run as linear layers in a row?"""
+    task = Task(model, LOSS, *batch())
+    return isinstance(choose_pass(task, lay_out(task), keep=keep), ReluChainPass)
+
+
+def call_every_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model is run layer by layer from now on."""
+    monkeypatch.setattr(relu_chain, "_runs_by_layers", lambda task, layout: False)
 
 
 METHODS = {
@@ -52,9 +61,10 @@ def test_the_closed_form_is_what_dual_numbers_give(name, options, monkeypatch):
             forward(LOSS, *batch())
         return [p.grad for p in model.parameters()]
 
-    assert laid_out(network()).chain
+    assert fits(network())
     closed = train()
-    monkeypatch.setattr(Layout, "chain", False)
+    monkeypatch.setattr(ReluChainPass, "fits", lambda task, layout, keep: False)
+    assert not fits(network())
     for a, b in zip(closed, train(), strict=True):
         assert torch.equal(a, b)
 
@@ -84,7 +94,7 @@ class Residual(nn.Module):
     ids=["relu", "identity", "inplace", "gelu", "dropout", "sigmoid", "residual", "single"],
 )
 def test_what_counts_as_linear_layers_in_a_row(model, expected):
-    assert laid_out(model).chain is expected
+    assert fits(model) is expected
 
 
 class Fickle(nn.Module):
@@ -127,7 +137,7 @@ FORMS = METHODS | {
 
 
 def gradients_over_steps(
-    model: nn.Module, method: gg.guesses.Method, sizes: tuple[int, ...] = (11, 11, 7, 11), memory: str = "store"
+    model: nn.Module, method: gg.methods.Method, sizes: tuple[int, ...] = (11, 11, 7, 11), memory: str = "store"
 ):
     """Of every step, on batches of several sizes: memory is used again in the next one."""
     forward, found = gg.ForwardGradient(model, method, memory=memory), []
@@ -142,9 +152,10 @@ def gradients_over_steps(
 @pytest.mark.parametrize("memory", ["store", "replay"])
 @pytest.mark.parametrize("name", FORMS)
 def test_a_row_of_layers_gives_what_the_model_gives(name, memory, monkeypatch):
-    assert laid_out(network()).row
+    assert fits(network(), keep=False)
     row = gradients_over_steps(network(), FORMS[name], memory=memory)
-    monkeypatch.setattr(Layout, "row", ())
+    call_every_model(monkeypatch)
+    assert not fits(network(), keep=False)
     for ours, theirs in zip(row, gradients_over_steps(network(), FORMS[name], memory=memory), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
@@ -152,26 +163,17 @@ def test_a_row_of_layers_gives_what_the_model_gives(name, memory, monkeypatch):
 def test_tangents_on_a_part_of_the_batch_use_the_pass_that_was_run(monkeypatch):
     method = gg.Feedback(gg.WPerp(k=3), form="direct", every=2, fraction=0.3)
     row = gradients_over_steps(network(), method)
-    monkeypatch.setattr(Layout, "row", ())
+    call_every_model(monkeypatch)
+    assert not fits(network(), keep=False)
     for ours, theirs in zip(row, gradients_over_steps(network(), method), strict=True):
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
-def test_the_memory_of_one_step_is_that_of_the_next():
-    model = network()
-    forward = gg.ForwardGradient(model, gg.WPerp(k=3))
-    forward(LOSS, *batch())
-    before = {name: t.data_ptr() for name, t in forward.scratch._kept.items()}
-    forward(LOSS, *batch())
-    assert before
-    assert before == {name: t.data_ptr() for name, t in forward.scratch._kept.items()}
-
-
 def test_a_basis_that_was_refreshed_is_used(monkeypatch):
     """What is kept of a basis between steps must not outlive it."""
     often = gradients_over_steps(network(), gg.WPerp(k=3, refresh=1), (11, 7, 11))
-    monkeypatch.setattr("gradguess.scratch.Scratch.memo", lambda self, name: {})
+    monkeypatch.setattr(small_cholesky, "outer_products", small_cholesky._outer_products)
     for ours, theirs in zip(often, gradients_over_steps(network(), gg.WPerp(k=3, refresh=1), (11, 7, 11)), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 

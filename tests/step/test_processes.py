@@ -15,12 +15,12 @@ from torch import nn
 import gradguess as gg
 from processes_worker import SCENARIOS
 
-WORKER = Path(__file__).with_name("processes_worker.py")
+WORKER = Path(__file__).parents[1] / "processes_worker.py"
+PATH = os.pathsep.join([str(WORKER.parent), os.environ.get("PYTHONPATH", "")])
 
 
 def world(size: int, directory: Path) -> list[dict[str, Any]]:
-    paths = os.pathsep.join([str(WORKER.parent), os.environ.get("PYTHONPATH", "")])  # the source under test stays first
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
     ranks = [
         subprocess.Popen([sys.executable, str(WORKER), str(rank), str(size), str(directory)], env=environment)
         for rank in range(size)

@@ -1,0 +1,284 @@
+"""Studies of learned feedback: other rules (`learn`) and other matrices at first (`start`) than the library's own.
+
+Skipped until the studies have their place. What is held here, by test:
+
+    least mean squares of "outputs" and "loss", with one tangent and with two
+    "truth" sees the masks of the pass
+    "momentum" is a running mean of raw estimates
+    "outputs" and "loss" do not diverge just below the largest rate
+    "outputs" and "loss" at a loss of zero
+    "outputs" at sites with positions reaches the Jacobian
+    replay is store for a random start, for "never" and for "loss"
+    "never": the prediction is the gated error, and the matrices stay as they are
+    a random start does not depend on how the batch is split (scenario "boot" of the processes)
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradguess as gg
+from models import CLASSES, INPUTS, Case, cross_entropy, generator, make, mlp, per_sequence
+from steps import step_of
+
+pytestmark = pytest.mark.skip(reason="studies are being moved")
+
+TEACHERS = {
+    "wperp": gg.WPerp(k=4, refresh=20),
+    "wt": gg.WTranspose(),
+    "activation": gg.ActivationPerturbation(),
+}
+SLOPES = {"relu": lambda s: (s > 0).double(), "tanh": lambda s: 1 - torch.tanh(s) ** 2}
+
+
+def wide(widths: tuple[int, ...] = (8, 7), batch: int = 32, seed: int = 0, classes: int = CLASSES) -> Case:
+    """A ReLU network without biases, in float64."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        sizes = (INPUTS, *widths, classes)
+        layers = [m for a, b in itertools.pairwise(sizes) for m in (nn.Linear(a, b, bias=False), nn.ReLU())]
+        model = nn.Sequential(*layers[:-1]).double()
+        return Case(model, torch.randn(batch, INPUTS).double(), torch.randint(classes, (batch,)))
+
+
+class Dense:
+    """An MLP written out: outputs, gates, the error, and every sample's Jacobian to the outputs."""
+
+    def __init__(self, case: Case) -> None:
+        layers = list(case.model)
+        slope = SLOPES[type(layers[1]).__name__.lower()]
+        self.weights = [layer.weight.detach() for layer in layers[::2]]
+        self.gates, x = [], case.inputs
+        for linear, activation in zip(layers[:-1:2], layers[1::2], strict=True):
+            s = linear(x).detach()
+            self.gates.append(slope(s))
+            x = activation(s)
+        outputs = layers[-1](x).detach().requires_grad_()
+        (self.e,) = torch.autograd.grad(case.loss_fn(outputs, case.targets).sum(), outputs)
+        self.J: list[Tensor] = []  # (batch, classes, d) of each hidden site
+        J = torch.eye(self.e.shape[1]).double().expand(len(self.e), -1, -1)
+        for W, gate in zip(reversed(self.weights[1:]), reversed(self.gates), strict=True):
+            J = (J @ W) * gate[:, None, :]
+            self.J.insert(0, J)
+
+    def g(self, i: int) -> Tensor:
+        return (self.J[i].mT @ self.e[..., None])[..., 0]
+
+
+def random_B(case: Case, seed: int = 3) -> dict[str, dict[str, Tensor]]:
+    dense = Dense(case)
+    shape = {str(2 * i): (J.shape[2], J.shape[1]) for i, J in enumerate(dense.J)}
+    return {name: {"B": torch.randn(s, generator=generator(seed + int(name))).double()} for name, s in shape.items()}
+
+
+# --- rules ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learn", ["outputs", "weighted", "loss"])
+@pytest.mark.parametrize("tangents", [1, 2])
+def test_learning_is_least_mean_squares_of_the_outputs_tangents(learn, tangents):
+    case, rate = wide(), 0.3
+    before = {name: entry["B"] for name, entry in random_B(case).items()}
+    method = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=rate, learn=learn)
+    est, state = method.run(step_of(case, method, learned=random_B(case), tangents=tangents))
+    learned = state.learned
+
+    dense, b = Dense(case), len(case.targets)
+    power = dense.e.square().sum(1)
+    weight = torch.ones(b).double() / b if learn == "outputs" else power / power.sum()
+    effective = 1 / weight.square().sum()  # samples, as many as their weights are worth
+    change = {name: torch.zeros_like(B) for name, B in before.items()}
+    lambdas = dict.fromkeys(range(tangents), 0.0)
+    v: dict[str, Tensor] = {}
+    for t in range(tangents):
+        y = [est.directions["0"][t], est.directions["2"][t]]
+        phi = [gate * direction for gate, direction in zip(dense.gates, y, strict=True)]
+        arriving = phi[0] @ dense.weights[1].mT
+        sigma = [1.0, arriving.norm() / y[1].norm()]
+        u = sum(s * (J @ d[..., None])[..., 0] for s, J, d in zip(sigma, dense.J, y, strict=True))
+        r = u - sum(s * p @ B for s, p, B in zip(sigma, phi, before.values(), strict=True))
+        for name, p in zip(before, phi, strict=True):
+            v[name] = v.get(name, p.abs().sum(0) + 1e-6)
+            for _ in range(2):  # power iteration, as coarse as the library's
+                v[name] = p.mT @ (p @ (v[name] / v[name].norm())) / b
+            lambdas[t] = max(lambdas[t], float(v[name].norm()))
+        K = sum(p.square().sum() for p in phi) / b
+        mu = rate / (lambdas[t] + K / (effective * tangents)) / tangents
+        for s, p, name in zip(sigma, phi, before, strict=True):
+            wrong = (r * dense.e).sum(1, keepdim=True) * dense.e / power[:, None] if learn == "loss" else r
+            change[name] += mu / s * p.mT @ (weight[:, None] * wrong)
+    for name, B in before.items():
+        torch.testing.assert_close(learned[name]["B"], B + change[name])
+
+
+def test_the_truth_is_that_of_the_same_masks():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3)).double()
+    masks: list[Tensor] = []
+    model[1].register_forward_hook(lambda module, args, output: masks.append((output != 0).detach()))
+    forward = gg.ForwardGradient(model, gg.Feedback(gg.ActivationPerturbation(), form="direct", learn="truth"))
+    x, t = torch.randn(64, 5).double(), torch.randint(3, (64,))
+    forward(cross_entropy, x, t)
+    masks.clear()
+    forward(cross_entropy, x, t)
+    assert len(masks) > 1
+    assert all(torch.equal(mask, masks[0]) for mask in masks)
+
+
+def test_momentum_is_a_running_mean_of_raw_estimates():
+    case, rate = wide(), 0.1
+    before = {name: entry["B"] for name, entry in random_B(case).items()}
+    method = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=rate, learn="momentum")
+    est, state = method.run(step_of(case, method, learned=random_B(case)))
+    learned = state.learned
+    dense, b = Dense(case), len(case.targets)
+    y = [est.directions["0"][0], est.directions["2"][0]]
+    phi = [gate * direction for gate, direction in zip(dense.gates, y, strict=True)]
+    sigma = [1.0, (phi[0] @ dense.weights[1].mT).norm() / y[1].norm()]
+    u = sum(s * (J @ d[..., None])[..., 0] for s, J, d in zip(sigma, dense.J, y, strict=True))
+    for s, p, (name, B) in zip(sigma, phi, before.items(), strict=True):
+        torch.testing.assert_close(learned[name]["B"], (1 - rate) * B + rate * p.mT @ u / b / s)
+
+
+@pytest.mark.parametrize(("scale", "batch"), [(1.0, 4), (1.0, 32), (10.0, 32)])
+@pytest.mark.parametrize("learn", ["outputs", "loss"])
+@pytest.mark.parametrize("name", TEACHERS)
+def test_just_below_the_largest_rate_it_does_not_diverge(name, learn, scale, batch):
+    """300 steps at rate 1.9; a rate above the bound grows by orders of magnitude in as many."""
+    case = wide((64, 64), batch=batch, classes=10)
+    with torch.no_grad():
+        for p in case.model.parameters():
+            p *= scale
+    forward = gg.ForwardGradient(case.model, gg.Feedback(TEACHERS[name], form="direct", rate=1.9, learn=learn))
+    for _ in range(300):
+        forward(*case.args)
+    for i, J in enumerate(Dense(case).J):
+        B = forward.learned[str(2 * i)]["B"]
+        assert B.norm() < 30 * J.norm(dim=(1, 2)).max()
+
+
+@pytest.mark.parametrize("form", ["direct", "chained", "corrected"])
+@pytest.mark.parametrize("learn", ["outputs", "loss"])
+def test_a_loss_of_zero_teaches_nothing_wrong(form, learn):
+    case = make("relu-bias", dtype=torch.float32)
+    with torch.no_grad():
+        case.model[-1].weight *= 1e-3
+        case.model[-1].bias.copy_(torch.tensor([2e3, 0, 0, 0]))
+    case.targets = torch.zeros_like(case.targets)
+    forward = gg.ForwardGradient(case.model, gg.Feedback(gg.WPerp(k=3), form=form, learn=learn, bootstrap=0.0))
+    for _ in range(20):
+        assert forward(*case.args) == 0
+    for value in forward.state_dict().values():
+        assert torch.isfinite(value.double()).all()
+    assert all(p.grad.abs().max() == 0 for p in case.model.parameters())
+
+
+# --- positions -----------------------------------------------------------------------------------------------
+
+
+class TokenModel(nn.Module):
+    """Linear per token, so that the best feedback is known: `Bᵀ` is the head's matrix (over the tokens, if pooled)."""
+
+    def __init__(self, words: int = 5, pooled: bool = False) -> None:
+        super().__init__()
+        self.pooled = pooled
+        self.first, self.second = nn.Linear(6, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, words)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x))
+        return self.head(x.mean(1) if self.pooled else x)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("memory", ["store", "replay"])
+def test_the_shared_matrix_becomes_the_jacobian(pooled: bool, memory: str):
+    torch.manual_seed(0)
+    model = TokenModel(pooled=pooled).double()
+    x = torch.randn(32, 3, 6, dtype=torch.float64)
+    y = torch.randint(5, (32,) if pooled else (32, 3))
+    guess = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=0.5, learn="outputs")
+    forward = gg.ForwardGradient(model, guess, memory=memory)
+    for _ in range(300):
+        forward(cross_entropy if pooled else per_sequence, x, y)
+    share = 1 / 3 if pooled else 1.0
+    expected = {"second": model.head.weight.T * share, "first": (model.head.weight @ model.second.weight).T * share}
+    for site, B in expected.items():
+        torch.testing.assert_close(forward.learned[site]["B"], B.detach(), rtol=0, atol=1e-3)
+
+
+# --- replay --------------------------------------------------------------------------------------------------
+
+
+def train(name: str, method: gg.Feedback, memory: str, steps: int = 3, **options) -> list[torch.Tensor]:
+    case = make(name)
+    torch.manual_seed(0)
+    forward = gg.ForwardGradient(case.model, method, memory=memory, **options)
+    optimiser = torch.optim.SGD(case.model.parameters(), lr=0.1)
+    seen = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = forward(*case.args)
+        seen.append(loss)
+        seen += [p.grad.clone() for p in case.model.parameters() if p.grad is not None]
+        optimiser.step()
+    seen += [value for key, value in forward.state_dict().items() if key != "cache"]
+    return seen + [b.clone() for b in case.model.buffers()]
+
+
+def assert_equal(name: str, method: gg.Feedback, **options) -> None:
+    store, replay = (train(name, method, memory, **options) for memory in ("store", "replay"))
+    assert len(store) == len(replay)
+    for a, b in zip(store, replay, strict=True):
+        assert torch.equal(a, b), (a - b).abs().max()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"form": "chained", "start": "random"},
+        {"form": "direct", "start": "random", "learn": "never"},
+        {"form": "direct", "start": "random", "fraction": 0.6, "every": 2},
+        {"form": "direct", "learn": "loss"},
+        {"form": "corrected", "learn": "weighted"},
+    ],
+    ids=str,
+)
+def test_every_option_is_replayed(options):
+    assert_equal("relu-bias", gg.Feedback(gg.WPerp(k=3), **options))
+
+
+# --- never, and a random start -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+def test_what_never_learns_predicts_the_gated_error(activation):
+    case = Case(mlp(activation).double(), *make("relu-bias").args[1:])
+    learned = random_B(case)
+    method = gg.Feedback(gg.WPerp(k=3), form="direct", learn="never")
+    est, state = method.run(step_of(case, method, learned=learned))
+    dense = Dense(case)
+    for i, gate in enumerate(dense.gates):
+        expected = gate * (dense.e @ learned[str(2 * i)]["B"].mT)
+        torch.testing.assert_close(est.site_grads[str(2 * i)], expected)
+        assert torch.equal(state.learned[str(2 * i)]["B"], learned[str(2 * i)]["B"])
+    assert est.jvp.shape[0] == 0  # no tangent was carried
+
+
+def test_a_random_start_does_not_depend_on_how_the_batch_is_split():
+    """It was the scenario "boot" of `processes_worker`: Feedback(WPerp(k=3), bootstrap=0.5, start="random")."""
+
+    def matrices(**options: Any) -> list[Tensor]:
+        case = make("relu-bias")
+        method = gg.Feedback(gg.WPerp(k=3), start="random", rate=0.0)
+        forward = gg.ForwardGradient(case.model, method, **options)
+        forward(*case.args)
+        return [entry["B"] for entry in forward.learned.values()]
+
+    for a, b in zip(matrices(), matrices(chunk=2), strict=True):
+        torch.testing.assert_close(a, b)

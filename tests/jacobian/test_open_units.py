@@ -1,0 +1,46 @@
+"""A Jacobian on its open units alone, against the whole of it."""
+
+from __future__ import annotations
+
+import torch
+
+from gradguess.jacobian import GatedLinear
+from gradguess.jacobian.open_units import SHARE, TILE, OpenUnits, groups
+from matrices import F64, gated_jacobians, noise
+
+
+def test_its_gram_matrix_is_that_of_the_open_columns():
+    W = gated_jacobians()
+    small, scale = OpenUnits.of(W), torch.linspace(1, 2, 6, dtype=F64)[:, None]
+    whole = W.matrix().mT @ W.matrix() / scale[..., None].square()
+    for b, index in enumerate(small.index):
+        torch.testing.assert_close(small.gram(scale)[b], whole[b][index][:, index])
+
+
+def test_it_is_as_small_as_the_open_units_allow():
+    W = gated_jacobians()
+    assert OpenUnits.of(W).size == 30  # one sample is wholly open
+    assert W.gate is not None
+    assert OpenUnits.of(GatedLinear(W.weight, W.gate[3:])).size == 24 >= int((W.gate[3:] != 0).sum(1).max())
+    assert OpenUnits.of(GatedLinear(W.weight, W.gate[:1])).size == 8  # none is open
+
+
+def test_gather_and_scatter_are_each_others_adjoint():
+    small = OpenUnits.of(GatedLinear(gated_jacobians().weight, (noise(6, 30, seed=4) > 0.5).to(F64)))
+    v, u = noise(2, 6, 30, seed=5), noise(2, 6, small.size, seed=6)
+    torch.testing.assert_close((small.gather(v) * u).sum(), (v * small.scatter(u)).sum())
+
+
+def test_samples_with_few_open_units_go_together():
+    d, batch = 300, 200
+    gate = torch.rand(batch, d, generator=torch.Generator().manual_seed(0)) < torch.linspace(0.2, 0.6, batch)[:, None]
+    W = GatedLinear(noise(310, d), gate.to(F64))
+    parts = groups(W)
+    assert [len(rows) % SHARE == 0 for rows, _ in parts] == [True, False]
+    assert sorted(torch.cat([rows for rows, _ in parts]).tolist()) == list(range(batch))
+    for rows, small in parts:
+        whole = GatedLinear(W.weight, gate[rows].to(F64))
+        assert torch.equal(small.scatter(small.gate), whole.gate)
+        assert small.product is W.product
+    assert parts[0][1].size <= TILE < parts[1][1].size
+    assert len(groups(GatedLinear(W.weight, gate[:1].to(F64)))) == 1

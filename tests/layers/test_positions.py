@@ -1,0 +1,29 @@
+"""How one feedback matrix serves the positions of a site."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradguess.layers.positions import WORDS, Pattern, coded
+
+PATTERNS = [
+    Pattern(kind, 4, first) for kind in ("full", "shared", "each") for first in (False, True)
+]  # of 3 positions × 4 features
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_fold_and_unfold_are_adjoint(pattern: Pattern):
+    v = torch.randn(2, 12, dtype=torch.float64)
+    folded = pattern.fold(v)
+    h = torch.randn_like(folded)
+    torch.testing.assert_close((folded * h).sum(), (v * pattern.unfold(h, 2, 12)).sum())
+    assert folded.shape[1] == pattern.width(12)
+
+
+def test_a_large_alphabet_is_projected_and_keeps_inner_products():
+    a, b = torch.randn(1, 3000), torch.randn(1, 3000)
+    assert coded(torch.ones(2, WORDS)).shape == (2, WORDS)
+    assert coded(a).shape == (1, WORDS)
+    assert abs(float((coded(a) * coded(a)).sum() / (a * a).sum()) - 1) < 0.3
+    assert abs(float((coded(a) * coded(b)).sum() / a.norm() / b.norm())) < 0.3

@@ -1,0 +1,137 @@
+"""Which sites a model has, and what lies above and below each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import gradguess as gg
+from asserts import assert_close
+from models import BATCH, Case, generator, make
+from references import gradients
+from steps import layout_of, oracle
+
+
+def names(case: Case, sites="auto") -> list[str]:
+    return [site.name for site in layout_of(case, sites).sites]
+
+
+def test_sites_of_a_plain_network_are_its_layers():
+    assert names(make("relu-bias")) == ["0", "2", "4"]
+
+
+def test_each_call_of_a_shared_module_is_a_site():
+    case = make("repeats")
+    assert names(case) == ["first", "again", "again#1", "last"]
+    assert names(make("branching"), "leaf") == ["stem", "shared", "long.0", "long.2", "shared#1", "head"]
+
+
+def test_a_residual_network_has_sites_at_its_stem_branches_and_head():
+    case = make("residual")
+    assert names(case) == ["0", "1.down", "2.down", "4"]
+    assert names(case, "branch") == names(case)
+    assert names(case, "leaf") == [
+        "0", "1.norm", "1.up", "1.down", "2.norm", "2.up", "2.down", "3", "4",
+    ]  # fmt: skip
+
+
+def test_every_tensor_that_a_call_returns_is_a_site():
+    assert names(make("lstm")) == ["rnn", "rnn[1]", "head"]
+
+
+def test_named_containers_are_sites():
+    assert names(make("branching"), ["stem", "long"]) == ["stem", "long"]
+
+
+def test_what_the_loss_does_not_need_is_no_site():
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused, self.uncalled = nn.Linear(6, 4), nn.Linear(6, 3), nn.Linear(2, 2)
+
+        def forward(self, x):
+            self.unused(x)
+            return self.used(x)
+
+    case = Case(Unused(), torch.randn(BATCH, 6), torch.randint(4, (BATCH,)))
+    assert names(case) == ["used"]
+    est = gg.estimate(case.model, gg.ActivationPerturbation(), *case.args, generator=generator())
+    assert est.grads["used.weight"].abs().sum() > 0
+    for name in ("unused.weight", "uncalled.weight"):
+        assert torch.equal(est.grads[name], torch.zeros_like(case.model.get_parameter(name)))
+
+
+def test_the_frontier_crosses_no_other_site():
+    layout = layout_of(make("branching"), "leaf")
+    assert layout["stem"].above == ("shared", "long.0", "head")
+    assert layout["long.2"].above == ("shared#1",)
+    assert layout["shared"].above == ("head",)
+    assert layout["head"].top
+    assert layout["head"].reaches_output
+    assert not layout["stem"].reaches_output
+    residual = layout_of(make("residual"))
+    assert residual["0"].above == ("1.down", "2.down", "4")
+    assert residual["2.down"].above == ("4",)
+
+
+@pytest.mark.parametrize("name", ["relu-bias", "gelu-no-bias", "tanh-bias", "in-place"])
+def test_an_mlp_is_seen_in_closed_form(name):
+    case = make(name)
+    layout = layout_of(case)
+    assert layout.has_closed_gradients
+    assert [site.linear for site in layout.sites] == [case.model[2], case.model[4], None]
+
+
+def test_dropout_and_shortcuts_are_not_mistaken_for_the_closed_form():
+    layout = layout_of(make("dropout"))
+    assert layout.stochastic
+    assert layout["0"].linear is None
+    assert all(site.linear is None for site in layout_of(make("branching"), "leaf").sites if site.name == "stem")
+
+
+def test_parameters_between_the_sites_are_found():
+    layout = layout_of(make("bare"))
+    assert layout["first"].parameters == ("below", "first.weight", "first.bias")
+    assert layout["last"].parameters == ("token", "a", "b", "last.weight", "last.bias")
+    assert layout.tail == ("scale",)
+    assert not layout.has_closed_gradients
+
+
+def test_a_position_embedding_is_shared_by_the_batch():
+    layout = layout_of(make("transformer"))
+    assert layout["positions"].batch_dim is None
+    assert layout["embed"].batch_dim == 0
+    assert layout_of(make("gru-time-first"))["rnn"].batch_dim == 1
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 5, 8])
+def test_a_sequence_as_long_as_a_batch_is_not_mistaken_for_it(tokens):
+    """Positions (tokens, d) look like (batch, d) where both numbers agree."""
+    torch.manual_seed(0)
+
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.positions, self.head = nn.Embedding(tokens, 6), nn.Linear(6, 4)
+
+        def forward(self, x):
+            return self.head(torch.tanh(x + self.positions(torch.arange(tokens))).mean(1))
+
+    case = Case(Positions().double(), torch.randn(BATCH, tokens, 6).double(), torch.randint(4, (BATCH,)))
+    assert layout_of(case)["positions"].batch_dim is None
+    assert_close(oracle(case), gradients(case))
+
+
+def test_laying_out_leaves_no_trace():
+    case = make("batch-norm")
+    before = {name: value.clone() for name, value in case.model.state_dict().items()}
+    state = torch.get_rng_state()
+    layout = layout_of(case)
+    assert layout.mutates
+    assert not layout.stochastic
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in case.model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in case.model.modules())
+    assert all(p.grad is None for p in case.model.parameters())
