@@ -12,7 +12,7 @@ __all__ = ["cross_entropy", "gram", "positive", "weigh"]
 
 def weigh(y: Tensor, c: Tensor, share: float = 1.0) -> Tensor:
     """`share c_b y_b` for every row, written to `y`: `y` (batch, n), `c` (batch,); returns `y`."""
-    if y.is_cuda and y.is_contiguous() and c.dtype == y.dtype and kernels.usable(y):
+    if y.is_contiguous() and c.dtype == y.dtype and kernels.usable(y):
         return kernels.weigh(y, c, share)
     return y.mul_((c if share == 1 else c * share)[:, None])
 

@@ -83,6 +83,7 @@ class _Walk:
         first on a few samples, then on all of them.
         """
         before = Snapshot(part.task.model) if self.layout.leaves_traces else None
+        state, refreshed = self.state, self.refreshed
         for full_batch in (False, True):
             try:
                 return self.estimate(parts, part, noise)
@@ -92,7 +93,8 @@ class _Walk:
                     before.restore_random()
                     before.restore_buffers()
                 if isinstance(changed, StaleBasis):
-                    self.state, self.refreshed = replace(self.state, kept={}), False
+                    state, refreshed = replace(state, kept={}), False
+                self.state, self.refreshed = state, refreshed
                 self.layout = lay_out(part.task, self.plan.sites, full_batch=full_batch)
         try:
             return self.estimate(parts, part, noise)
@@ -104,12 +106,12 @@ class _Walk:
 
     def estimate(self, parts: Sequence[Part], part: Part, noise: Noise) -> Estimate:
         plan, task, layout = self.plan, part.task, self.layout
-        if not self.refreshed:
-            tasks, device = [each.task for each in parts], self.generator.device
-            self.state, self.refreshed = refreshed(plan, self.task, tasks, layout, device, self.state), True
         passes = choose_pass(task, layout, keep=plan.detail or plan.options.memory == "store")
-        step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, part.share)
         try:
+            tasks, device = [each.task for each in parts], self.generator.device
+            self.state = refreshed(plan, self.task, tasks, layout, device, self.state, missing_only=self.refreshed)
+            self.refreshed = True
+            step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, part.share)
             result, self.state = plan.method.run(step)
         except torch.linalg.LinAlgError:  # a factorisation that failed on NaN gives an estimate that says so
             losses = passes.aside().graph()[1].detach()
@@ -120,7 +122,14 @@ class _Walk:
 
 
 def refreshed(
-    plan: Plan, task: Task, parts: Sequence[Task], layout: Layout, device: torch.device, state: State
+    plan: Plan,
+    task: Task,
+    parts: Sequence[Task],
+    layout: Layout,
+    device: torch.device,
+    state: State,
+    *,
+    missing_only: bool = False,
 ) -> State:
     """Let the guess search where it is time to, on the samples that will carry its directions.
 
@@ -128,6 +137,7 @@ def refreshed(
         task: this process's whole batch.
         parts: the parts of it, one after the other.
         device: of the noise.
+        missing_only: search at sites for which nothing is kept, and at no others.
     """
     drawn = plan.method.draws(state.count)
     if drawn is None:
@@ -140,7 +150,7 @@ def refreshed(
         mixes=plan.options.coupling == "batch",
         device=device,
     )
-    return replace(state, kept=refresh(search, layout, state.kept, plan.pool))
+    return replace(state, kept=refresh(search, layout, state.kept, plan.pool, missing_only=missing_only))
 
 
 def _combined(results: list[Estimate], parts: Sequence[Part], pool: Pool) -> Estimate:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradguess.guesses.base import Guess, SiteView
-from gradguess.jacobian import CutGraph
+from gradguess.jacobian import Jacobian
 from gradguess.layers.elementwise import mask
 from gradguess.model.site import Layout, Site, at_least_float32
 from gradguess.model.task import Task
@@ -43,73 +43,82 @@ class Search:
     device: torch.device  # of the noise
 
 
-def refresh(search: Search, layout: Layout, kept: Kept, pool: Pool) -> Kept:
+def refresh(search: Search, layout: Layout, kept: Kept, pool: Pool, *, missing_only: bool = False) -> Kept:
     """What is kept from now on."""
     guess = search.guess
-    now = search.count % guess.refresh == 0
+    now = search.count % guess.refresh == 0 and not missing_only
     due = [site for site in layout.guessed if now or site.name not in kept] if guess.searches else []
     if not due:
         return kept
-    views = _closed_views(search, layout, [site for site in due if site.linear is not None], kept, pool)
-    views |= _graph_views(search, layout, [site for site in due if site.linear is None], kept)
-    found: dict[str, dict[str, Tensor]] = {}
+    found = _below_linear(search, layout, [site for site in due if site.linear is not None], kept, pool)
+    found |= _below_others(search, layout, [site for site in due if site.linear is None], kept)
     for site in due:
-        view = views[site.name]
-        with full_precision(view.output.device):
-            # Row by row in memory: products with another order round differently, and a checkpoint would change it.
-            found[site.name] = {key: value.contiguous() for key, value in guess.search(view).items()}
         pool.agree(list(found[site.name].values()))
     return {**kept, **found}
 
 
-def _view(search: Search, site: Site, s: Tensor, gate: Tensor | None, jacobian: Any, kept: Kept) -> SiteView:
+def _search(
+    search: Search, site: Site, s: Tensor, gate: Tensor | None, kept: Kept, jacobian: Callable[[], Jacobian]
+) -> dict[str, Tensor]:
     noise = SketchNoise(search.device, SEED + search.count)
-    return SiteView(site.name, s, gate, site.gate is mask, kept.get(site.name, {}), noise, jacobian)
+    view = SiteView(site.name, s, gate, site.gate is mask, kept.get(site.name, {}), noise, jacobian)
+    with full_precision(s.device):
+        # Row by row in memory: products with another order round differently, and a checkpoint would change it.
+        return {key: value.contiguous() for key, value in search.guess.search(view).items()}
 
 
-def _closed_views(search: Search, layout: Layout, sites: list[Site], kept: Kept, pool: Pool) -> dict[str, SiteView]:
-    """Sites below a linear layer: the mean of the gate's square over the whole batch, and a few samples."""
-    if not sites:
-        return {}
+def _below_linear(
+    search: Search, layout: Layout, sites: list[Site], kept: Kept, pool: Pool
+) -> dict[str, dict[str, Tensor]]:
+    """Sites below a linear layer: the mean of the gate's square over the whole batch, and a few samples.
+
+    A batch in one part is searched on as the pass meets its sites, so that nothing of them is kept.
+    """
     samples: dict[str, Tensor] = {}
     sums: dict[str, Tensor] = {}
     rows: dict[str, int] = {}
+    found: dict[str, dict[str, Tensor]] = {}
+    alone = len(search.parts) == 1 and pool.size == 1
 
     def observe(site: Site, x: Any, s: Tensor) -> None:
         if site not in sites:
             return
         flat = at_least_float32(site.flat(s))
+        squares = None if site.gate is None else site.gate(flat).square().sum(0)
+        if alone:
+            find(site, flat[:PROBE_ROWS], None if squares is None else squares / len(flat))
+            return
         samples.setdefault(site.name, flat[:PROBE_ROWS].clone())
         rows[site.name] = rows.get(site.name, 0) + len(flat)
-        if site.gate is not None:
-            squares = site.gate(flat).square().sum(0)
+        if squares is not None:
             sums[site.name] = sums[site.name] + squares if site.name in sums else squares
 
-    for part in search.parts:
+    def find(site: Site, flat: Tensor, moment: Tensor | None) -> None:
+        gate = None if site.gate is None else site.gate(flat)
+        jacobian = partial(jacobian_at, site, flat, gate, None, moment)
+        found[site.name] = _search(search, site, flat, gate, kept, jacobian)
+
+    for part in search.parts if sites else ():
         choose_pass(part, layout, keep=False).aside().plain(observe)
     if sums:
         means = pool.sum(torch.cat(list(sums.values()))) / sum(pool.counts(rows[sites[0].name]))
         sums = dict(zip(sums, means.split([len(v) for v in sums.values()]), strict=True))
-    views = {}
-    for site in sites:
-        flat = samples[site.name]
-        gate = None if site.gate is None else site.gate(flat)
-        jacobian = partial(jacobian_at, site, flat, gate, None, sums.get(site.name))
-        views[site.name] = _view(search, site, flat, gate, jacobian, kept)
-    return views
+    for name, flat in samples.items():
+        find(layout[name], flat, sums.get(name))
+    return found
 
 
-def _graph_views(search: Search, layout: Layout, sites: list[Site], kept: Kept) -> dict[str, SiteView]:
+def _below_others(search: Search, layout: Layout, sites: list[Site], kept: Kept) -> dict[str, dict[str, Tensor]]:
     """All other sites: through a cut graph of a few samples, or of all where the guess reads all of them anyway."""
     if not sites:
         return {}
     task = search.parts[0] if search.guess.reads == "frame" else search.probe()
     if search.guess.reads != "frame" and layout.sliceable and not search.mixes:
         task = task.rows(min(PROBE_ROWS, task.batch), task.batch)
-    graph: CutGraph = choose_pass(task, layout).aside().cut()
-    views = {}
+    graph = choose_pass(task, layout).aside().cut()
+    found = {}
     for site in sites:
         s = graph.above[site.name].detach()
         flat = at_least_float32(site.flat(s))
-        views[site.name] = _view(search, site, flat, site.gate_at(s), partial(graph.jacobian, site), kept)
-    return views
+        found[site.name] = _search(search, site, flat, site.gate_at(s), kept, partial(graph.jacobian, site))
+    return found
