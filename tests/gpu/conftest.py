@@ -14,7 +14,9 @@ def _on_cuda() -> Iterator[None]:
         pytest.skip("needs CUDA")
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
+    deterministic, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
     yield
+    torch.backends.cudnn.deterministic = deterministic
     torch.set_float32_matmul_precision(precision)
 
 

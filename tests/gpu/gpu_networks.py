@@ -90,6 +90,14 @@ METHODS: dict[str, Callable[[], Any]] = {
     "rare": lambda: gg.Feedback(gg.WPerp(refresh=3), form="chained", every=4, fraction=0.25),
 }
 
+PER_SAMPLE = ("wperp-subspace", "wperp-svd", "wperp-ns")  # dense or iterative for every sample: slow
+CASES = [
+    (network, method)
+    for method in METHODS
+    for network in NETWORKS
+    if method not in PER_SAMPLE or network in ("chain", "written")
+]
+
 
 def make(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The network of this name on CUDA, with the same weights every time."""
