@@ -19,7 +19,9 @@ from torch.utils._pytree import tree_leaves
 import gradguess as gg
 from gradguess.diagnose import Report, SiteReport, bench, covariance
 from gradguess.methods import Estimate, Method
-from gradguess.step import State
+from gradguess.methods.run import Plan, find_layout, run_step
+from gradguess.model.task import Task
+from gradguess.step import Options, State
 
 REPEATS, SIGMAS = 3000, 5
 loss_fn = nn.CrossEntropyLoss(reduction="none")
@@ -479,6 +481,30 @@ def test_forward_is_taken_over_and_left_alone():
     assert taken["0"].bias == pytest.approx(torch.stack(outside).mean(0).norm().item(), rel=1e-9)
     assert taken["0"].bias != pytest.approx(fresh["0"].bias, rel=1e-3)
     assert all(torch.equal(value, kept[key]) for key, value in forward.state_dict().items())
+
+
+@pytest.mark.parametrize("form", ["direct", "chained", "corrected"])
+def test_what_forward_has_learned_is_taken_over(form):
+    """The report is of the step that it would make next, with the matrices that it has learned by then."""
+    model, (x, t) = mlp(), data()
+    method = gg.Feedback(gg.WPerp(k=4, refresh=20), form=form, rate=0.5)
+    forward = gg.ForwardGradient(model, method)
+    for _ in range(60):
+        forward(loss_fn, x, t)
+    kept = {key: value.clone() for key, value in forward.state_dict().items()}
+    taken = diagnosed(method, model, forward=forward, draws=40)
+    fresh = diagnosed(method, model, draws=40)
+    assert all(torch.equal(value, kept[key]) for key, value in forward.state_dict().items())
+    plan = Plan(method, "auto", Options(), detail=True)
+    task = Task(model, loss_fn, x, t)
+    result, _, _ = run_step(plan, task, find_layout(plan, task), seeded(), forward.state)
+    true = gg.estimate(model, gg.Backprop(), loss_fn, x, t)
+    for name, site in taken.items():
+        a, b = result.site_grads[name].flatten(), true.site_grads[name].flatten()
+        assert site.cosine == pytest.approx(torch.cosine_similarity(a, b, dim=0).item(), rel=1e-9)
+    learns = "2" if form != "chained" else "0"  # one hop below the output the chain rule is exact without learning
+    assert taken[learns].cosine > 0.9 > fresh[learns].cosine
+    assert taken[learns].bias < 0.5 * fresh[learns].bias
 
 
 def test_bias_in_single_precision_is_zero_for_white_noise():

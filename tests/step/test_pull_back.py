@@ -198,3 +198,11 @@ def test_estimate_covers_every_parameter(module):
     est = gg.estimate(case.model, gg.ActivationPerturbation(), *case.args, generator=generator())
     assert est.grads.keys() == dict(case.model.named_parameters()).keys()
     assert all(grad.abs().sum() > 0 for grad in est.grads.values())
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["store", "replay"])
+def test_a_hook_that_changes_the_output_of_a_layer_is_part_of_it(stored):
+    """The layer is then no longer `W x + b`, whatever its type says."""
+    case = make("relu-bias")
+    case.model[2].register_forward_hook(lambda module, args, output: output * 1.5)
+    assert_close(oracle(case, stored=stored), gradients(case))

@@ -1,0 +1,159 @@
+"""`gg.CapturedStep` without a GPU: what it refuses, and how a state is taken over in the memory of the one before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradguess as gg
+from asserts import assert_same
+from gradguess import captured_step
+from gradguess.backends import small_cholesky
+from gradguess.captured_step import _write_into
+from gradguess.step import State
+from models import make
+
+Entries = dict[str, dict[str, Tensor]]
+
+
+def entries(fill: float, shape: tuple[int, ...] = (3, 2), dtype: torch.dtype = torch.float64) -> Entries:
+    return {
+        "a": {"basis": torch.full(shape, fill, dtype=dtype)},
+        "b": {"B": torch.full((4,), fill), "v": torch.ones(2)},
+    }
+
+
+def test_new_values_come_into_the_old_tensors():
+    old, new = entries(1), entries(2)
+    found = _write_into(old, new)
+    assert_same(found, entries(2))
+    for site, values in old.items():
+        assert all(found[site][key] is value for key, value in values.items())
+    assert all(value.is_contiguous() for values in found.values() for value in values.values())
+
+
+def test_what_was_there_already_is_left_alone():
+    old = entries(1)
+    versions = [t._version for values in old.values() for t in values.values()]
+    found = _write_into(old, {site: dict(values) for site, values in old.items()})
+    assert_same(found, entries(1))
+    assert [t._version for values in old.values() for t in values.values()] == versions
+
+
+@pytest.mark.parametrize("new", [entries(2, (3, 4)), entries(2, (2,)), entries(2, dtype=torch.float32)])
+def test_a_tensor_of_another_shape_or_dtype_is_a_new_one(new):
+    old = entries(1)
+    found = _write_into(old, new)
+    assert found["a"]["basis"] is new["a"]["basis"]
+    assert found["b"]["B"] is old["b"]["B"]
+    assert torch.equal(old["a"]["basis"], entries(1)["a"]["basis"])  # nothing is broadcast into it
+    assert_same(found, new)
+
+
+def test_sites_and_names_are_those_of_the_new_state():
+    new = {"a": {"basis": torch.zeros(3, 2).double(), "start": torch.ones(1)}, "c": {"B": torch.ones(1)}}
+    found = _write_into(entries(1), new)
+    assert_same(found, new)
+    assert found["c"]["B"] is new["c"]["B"]
+    assert _write_into({}, new)["a"]["basis"] is new["a"]["basis"]
+    assert _write_into(new, {}) == {}
+
+
+def test_neither_mapping_is_written():
+    old, new = entries(1), {"c": {"B": torch.ones(1)}}
+    _write_into(old, new)
+    assert list(old) == ["a", "b"]
+    assert list(new) == ["c"]
+
+
+def test_what_is_kept_of_a_basis_outside_follows():
+    """Outer products of a basis are kept as long as the tensor lives: they must not outlive its numbers."""
+    old, new = entries(1), entries(2)
+    before = small_cholesky.outer_products(old["a"]["basis"]).clone()
+    found = _write_into(old, new)
+    assert torch.equal(small_cholesky.outer_products(found["a"]["basis"]), 4 * before)
+
+
+def captured(forward: gg.ForwardGradient, monkeypatch: pytest.MonkeyPatch, **options) -> gg.CapturedStep:
+    """On a CPU nothing is recorded; every step is made by itself."""
+    monkeypatch.setattr(captured_step, "require", lambda device, what: None)
+    monkeypatch.setattr(captured_step, "WARM_UP", 1000)
+    optimiser = torch.optim.AdamW(forward.model.parameters(), lr=0.05, capturable=True, foreach=False, **options)
+    monkeypatch.setattr(optimiser, "step", torch.optim.SGD(forward.model.parameters(), lr=0.05).step)
+    return gg.CapturedStep(forward, optimiser, nn.CrossEntropyLoss(reduction="none"))
+
+
+@pytest.mark.parametrize(
+    "method", [gg.WPerp(k=3, refresh=2), gg.WPerpNS(k=3, refresh=2), gg.Feedback(gg.WPerp(k=3, refresh=2))], ids=repr
+)
+def test_its_steps_are_those_made_one_by_one_in_the_same_memory(method, monkeypatch):
+    case, other = make("relu-bias"), make("relu-bias")
+    forward, plain = gg.ForwardGradient(case.model, method), gg.ForwardGradient(other.model, method)
+    step, optimiser = captured(forward, monkeypatch), torch.optim.SGD(other.model.parameters(), lr=0.05)
+    pointers = None
+    for _ in range(5):
+        optimiser.zero_grad()
+        expected = plain(*other.args)
+        optimiser.step()
+        assert torch.equal(step(case.inputs, case.targets), expected)
+        assert forward.steps == plain.steps
+        assert step.state is forward.state
+        assert_same({**forward.kept}, {**plain.kept})
+        assert_same({**forward.learned}, {**plain.learned})
+        found = {
+            (kind, site, key): value.data_ptr()
+            for kind in ("kept", "learned")
+            for site, values in getattr(forward.state, kind).items()
+            for key, value in values.items()
+        }
+        assert pointers is None or found == pointers
+        pointers = found
+    assert_same(dict(case.model.named_parameters()), dict(other.model.named_parameters()))
+
+
+def test_a_state_that_was_loaded_comes_into_the_memory_of_the_old_one(monkeypatch):
+    case = make("relu-bias")
+    forward = gg.ForwardGradient(case.model, gg.WPerp(k=3))
+    step = captured(forward, monkeypatch)
+    step(case.inputs, case.targets)
+    basis = forward.kept["0"]["basis"]
+    loaded = {key: value + 1 if key == "cache/0/basis" else value for key, value in forward.state_dict().items()}
+    wanted = loaded["cache/0/basis"].clone()
+    forward.load_state_dict(loaded)
+    assert forward.kept["0"]["basis"] is not basis
+    step(case.inputs, case.targets)
+    assert forward.kept["0"]["basis"] is basis
+    assert torch.equal(basis, wanted)
+
+
+def test_nan_is_not_looked_for_and_the_choice_of_the_caller_stays(monkeypatch):
+    case = make("relu-bias")
+    forward = gg.ForwardGradient(case.model, gg.ActivationPerturbation(), nonfinite="raise")
+    step = captured(forward, monkeypatch)
+    assert not step(case.inputs * float("nan"), case.targets).isfinite()
+    assert forward.nonfinite == "raise"
+    assert forward.state == State(count=1)
+
+
+def test_a_model_on_a_cpu_is_refused():
+    case = make("relu-bias")
+    optimiser = torch.optim.AdamW(case.model.parameters(), capturable=True)
+    with pytest.raises(gg.InputError, match="CapturedStep needs a model on CUDA"):
+        gg.CapturedStep(gg.ForwardGradient(case.model, gg.WPerp(k=3)), optimiser, case.loss_fn)
+
+
+@pytest.mark.parametrize(
+    ("options", "capturable", "message"),
+    [
+        ({"memory": "replay"}, True, "memory='store'"),
+        ({"chunk": 2}, True, "chunk=None"),
+        ({}, False, "capturable=True"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused(options, capturable, message, monkeypatch):
+    monkeypatch.setattr(captured_step, "require", lambda device, what: None)
+    case = make("relu-bias")
+    optimiser = torch.optim.AdamW(case.model.parameters(), capturable=capturable)
+    with pytest.raises(gg.InputError, match=message):
+        gg.CapturedStep(gg.ForwardGradient(case.model, gg.WPerp(k=3), **options), optimiser, case.loss_fn)
