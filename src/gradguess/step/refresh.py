@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradguess.guesses.base import Guess, SiteView
+from gradguess.guesses.base import Guess, SiteView, fits, in_dtype
 from gradguess.jacobian import CutGraph
 from gradguess.layers.elementwise import mask
-from gradguess.model.site import Layout, Site, at_least_float32
+from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import Task
 from gradguess.noise import SketchNoise
 from gradguess.passes import choose_pass
@@ -64,7 +64,9 @@ def refresh(search: Search, layout: Layout, kept: Kept, pool: Pool) -> Kept:
 
 def _view(search: Search, site: Site, s: Tensor, gate: Tensor | None, jacobian: Any, kept: Kept) -> SiteView:
     noise = SketchNoise(search.device, SEED + search.count)
-    return SiteView(site.name, s, gate, site.gate is mask, kept.get(site.name, {}), noise, jacobian)
+    old = kept.get(site.name, {})
+    warm = in_dtype(old, s.dtype) if fits(old, s.shape[1]) else {}
+    return SiteView(site.name, s, gate, site.gate is mask, warm, noise, jacobian)
 
 
 def _closed_views(search: Search, layout: Layout, sites: list[Site], kept: Kept, pool: Pool) -> dict[str, SiteView]:
@@ -79,6 +81,9 @@ def _closed_views(search: Search, layout: Layout, sites: list[Site], kept: Kept,
         if site not in sites:
             return
         flat = at_least_float32(site.flat(s))
+        assert site.linear is not None
+        if site.linear.in_features != flat.shape[1]:  # inputs with another dimension
+            raise LayoutChanged
         samples.setdefault(site.name, flat[:PROBE_ROWS].clone())
         rows[site.name] = rows.get(site.name, 0) + len(flat)
         if site.gate is not None:
