@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gradguess as gg
 from gradguess.model.site import Site
@@ -249,7 +250,7 @@ def teach(
             return fwAD.make_dual(value, sigma * y if arriving is None else sigma * y + arriving)
 
         torch.backends.mha.set_fastpath_enabled(False)  # it has no forward mode
-        with torch.no_grad(), fwAD.dual_level(), watched(sites, inject):
+        with torch.no_grad(), fwAD.dual_level(), watched(sites, inject), sdpa_kernel(SDPBackend.MATH):
             u = fwAD.unpack_dual(model(x)).tangent
             u = torch.zeros_like(e) if u is None else u.clone()
         torch.backends.mha.set_fastpath_enabled(True)

@@ -110,12 +110,12 @@ class _Walk:
 
     def estimate(self, parts: Sequence[Part], part: Part, noise: Noise) -> Estimate:
         plan, task, layout = self.plan, part.task, self.layout
-        if not self.refreshed:
-            tasks, device = [each.task for each in parts], self.generator.device
-            self.state, self.refreshed = refreshed(plan, self.task, tasks, layout, device, self.state), True
         passes = choose_pass(task, layout, keep=plan.detail or plan.options.memory == "store")
-        step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, part.share)
         try:
+            if not self.refreshed:
+                tasks, device = [each.task for each in parts], self.generator.device
+                self.state, self.refreshed = refreshed(plan, self.task, tasks, layout, device, self.state), True
+            step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, part.share)
             result, self.state = plan.method.run(step)
         except torch.linalg.LinAlgError:  # a factorisation that failed on NaN gives an estimate that says so
             losses = passes.aside().graph()[1].detach()
