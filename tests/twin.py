@@ -21,6 +21,7 @@ from gradguess.model.site import Site
 
 Entries = Mapping[str, Mapping[str, Tensor]]
 SEED = 0x5EED  # of the noise of searches
+TINY = torch.finfo(torch.float64).tiny
 PROBE = 32  # samples that a search sees
 
 
@@ -264,12 +265,12 @@ def teach(
             v = entries.get("v")
             v = p.abs().sum(0) + 1e-6 if v is None or len(v) != p.shape[1] else v.to(p.dtype)
             for _ in range(2):
-                v = v / v.norm()
+                v = v / v.norm().clamp_min(TINY)
                 v = p.mT @ (p @ v) / len(p)
             entries["v"] = v
             largest = torch.maximum(largest.to(v.dtype), v.norm())
         residuals.append(u)
-        sizes.append(rate / (largest + trace / (worth * count)) / count)
+        sizes.append(rate / (largest + trace / (worth * count)).clamp_min(TINY) / count)
         scales.append(scale)
         phis.append(phi)
     correction = {}

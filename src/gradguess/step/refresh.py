@@ -105,11 +105,11 @@ def _closed_views(search: Search, layout: Layout, sites: list[Site], kept: Kept,
 
 
 def _graph_views(search: Search, layout: Layout, sites: list[Site], kept: Kept) -> dict[str, SiteView]:
-    """All other sites: through a cut graph of a few samples, or of all where the guess reads all of them anyway."""
+    """All other sites: through a cut graph of a few samples, the same however the batch is split."""
     if not sites:
         return {}
-    task = search.parts[0] if search.guess.reads == "frame" else search.probe()
-    if search.guess.reads != "frame" and layout.sliceable and not search.mixes:
+    task = search.probe()
+    if layout.sliceable and not search.mixes:
         task = task.rows(min(PROBE_ROWS, task.batch), task.batch)
     graph: CutGraph = choose_pass(task, layout).aside().cut()
     views = {}
