@@ -165,8 +165,8 @@ class Training(RuleBasedStateMachine):
                 rest = {}  # part of a batch has other statistics
             self.method = gg.Feedback(self.method, form=form, **rest)
         self.coupling = "batch" if kind == "batch norm" else "sample"
-        if kind in ("dropout", "batch norm") or guess == "ns" or isinstance(self.method, gg.Feedback):
-            chunk = None  # these see each piece as a batch
+        if kind in ("dropout", "batch norm") or guess in ("ns", "bottom") or isinstance(self.method, gg.Feedback):
+            chunk = None  # these see each piece as a batch, or as its first samples
         self.options = {"tangents": tangents, "memory": memory, "coupling": self.coupling}
         self.chunk, self.dtype, self.length = chunk, torch.float64, 4
         self.forward = self.fresh()
@@ -298,6 +298,7 @@ class Training(RuleBasedStateMachine):
 
     @rule()
     def descend(self) -> None:
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         torch.optim.SGD(self.model.parameters(), lr=0.05).step()
         self.model.zero_grad()
 
@@ -561,11 +562,11 @@ class Training(RuleBasedStateMachine):
                 if gate is not None and bool((gate == 0).any()):
                     assert float((y * gate).abs().max()) == 0
             else:
-                self.check_in_basis(y, z, V, gate, whole)
+                self.check_in_basis(y, z, V, gate, whole=whole, spread=tangents > 1 and not signs)
         assert torch.equal(source.get_state(), self.forward.generator.get_state())
 
     @staticmethod
-    def check_in_basis(y: Tensor, z: Tensor, V: Tensor, gate: Tensor | None, whole: bool) -> None:
+    def check_in_basis(y: Tensor, z: Tensor, V: Tensor, gate: Tensor | None, *, whole: bool, spread: bool) -> None:
         """`y = D V C^(-1/2) z`: in the span of `D V`, and as long as z where that has full rank."""
         if whole and bool((V != 0).any(0).all()):
             torch.testing.assert_close(y, z * (gate != 0))
@@ -577,7 +578,7 @@ class Training(RuleBasedStateMachine):
         inside = torch.einsum("bdk,bek,tbe->tbd", Q, Q, y)
         torch.testing.assert_close(inside, y, rtol=1e-5, atol=1e-6)
         full = S[:, -1] > 1e-3 * S[:, 0]
-        lengths = z.norm(dim=-1) if len(z) == 1 else torch.full(z.shape[:2], z.shape[-1] ** 0.5, dtype=z.dtype)
+        lengths = torch.full(z.shape[:2], z.shape[-1] ** 0.5, dtype=z.dtype) if spread else z.norm(dim=-1)
         torch.testing.assert_close(y.norm(dim=-1)[:, full], lengths[:, full], rtol=1e-5, atol=1e-6)
 
 
