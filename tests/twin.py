@@ -180,7 +180,6 @@ def expected_sketch(cut: Cut, site: Site, guessed: Sequence[Site], k: int, count
     ends = [cut.below[other.name] for other in cut.sites]
     if any(other.reaches_output for other in guessed):
         ends = [*ends, cut.outputs]
-    ends = [end for end in ends]
     leaf = cut.above[site.name]
     m = sum(cut.below[name][0].numel() for name in site.above)
     m += cut.outputs[0].numel() if site.reaches_output else 0
@@ -225,7 +224,7 @@ def teach(
     rate: float,
 ) -> Lesson:
     """The learned matrices after a lesson with the directions `ys`, (tangents, batch, ...) each."""
-    loss_fn, x, _ = inputs
+    x = inputs[1]
     guessed = [site for site in sites if site.guessed]
     count = len(next(iter(ys.values())))
     learned = {name: dict(values) for name, values in before.items()}
