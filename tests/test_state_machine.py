@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor, nn
 
 import gradguess as gg
@@ -174,7 +174,7 @@ class Training(RuleBasedStateMachine):
         self.forward = self.fresh()
         self.hooks: list[tuple[Hook, Any, nn.Module]] = []
         self.saved: list[dict[str, Tensor]] = []
-        self.drawn = 0
+        self.turn = 0
 
     def fresh(self, seed: int = 0, **options: Any) -> gg.ForwardGradient:
         return gg.ForwardGradient(
@@ -189,6 +189,12 @@ class Training(RuleBasedStateMachine):
         return torch.randn(size, INPUTS, generator=source, dtype=torch.float64).to(self.dtype), targets
 
     # --- what a user does --------------------------------------------------------------------------------------
+
+    @invariant()
+    def a_step_after_everything(self) -> None:
+        """Whatever was done, the next step is right; it also leaves behind what may be stale after the next rule."""
+        self.turn += 1
+        self.checked_step(*self.batch((24, 3, 50)[self.turn % 3], self.turn))
 
     @rule(size=batches, seed=seeds)
     def step(self, size: int, seed: int) -> None:
@@ -589,7 +595,7 @@ def _plain(entries: Any) -> dict[str, Any]:
 TestTraining = Training.TestCase
 TestTraining.settings = settings(
     max_examples=int(EXAMPLES or 60),
-    stateful_step_count=14,
+    stateful_step_count=12,
     deadline=None,
     derandomize=EXAMPLES is None,
     database=None,
