@@ -232,6 +232,8 @@ class ForwardGradient:
         for kind, entries in (("cache", self.kept), ("learned", self.learned)):
             for site, values in entries.items():
                 state.update({f"{kind}/{site}/{key}": value.detach().clone() for key, value in values.items()})
+                if not values:  # there was nothing to find: that is known as well
+                    state[f"{kind}/{site}/"] = torch.empty(0)
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -244,7 +246,9 @@ class ForwardGradient:
             kind, _, rest = key.partition("/")
             if rest:
                 site, _, name = rest.rpartition("/")
-                found[kind].setdefault(site, {})[name] = value.detach().clone().to(self.generator.device)
+                values = found[kind].setdefault(site, {})
+                if name:
+                    values[name] = value.detach().clone().to(self.generator.device)
         self.generator.set_state(state["generator"].cpu().to(torch.uint8))
         self.skipped = int(state["skipped"])
         self.state = State(found["cache"], found["learned"], int(state["steps"]))

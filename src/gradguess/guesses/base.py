@@ -17,13 +17,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from gradguess.guesses.frames import Frame
 from gradguess.jacobian import Jacobian
+from gradguess.model.site import LayoutChanged
 from gradguess.noise import Noise
 
 SIZED = ("basis", "start")  # names under which `search` keeps tensors with one row for each number of the site
+
+
+class StaleBasis(LayoutChanged):
+    """What was kept is of another size (a longer sequence, a larger image), or of a layer of another kind: all of it
+    must be found again.
+    """
+
+
+def fits(kept: Mapping[str, Tensor], d: int) -> bool:
+    """Was it found at a site with `d` numbers?"""
+    return all(kept[key].shape[0] == d for key in SIZED if key in kept)
+
+
+def in_dtype(kept: Mapping[str, Tensor], dtype: torch.dtype) -> Mapping[str, Tensor]:
+    """What was kept, for a model that may have become another dtype since."""
+    if all(value.dtype == dtype for value in kept.values()):
+        return kept
+    return {key: value.to(dtype) for key, value in kept.items()}
 
 
 @dataclass(frozen=True)
@@ -52,6 +72,12 @@ class SiteView:
     def W(self) -> Jacobian:
         """The Jacobian above, `W̃`."""
         return self.jacobian()
+
+    def found(self, key: str) -> Tensor:
+        """What `search` found under this name."""
+        if key not in self.kept:  # the layer above was another one then
+            raise StaleBasis
+        return self.kept[key]
 
 
 class Guess(ABC):

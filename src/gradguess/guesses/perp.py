@@ -142,7 +142,7 @@ class _Shared(_Solver):
 
     def frame(self, guess: WPerp, view: SiteView) -> Frame:
         batch, d = view.output.shape
-        V = view.kept["basis"]
+        V = view.found("basis")
         if V.shape[1] == d and view.gate is not None and bool((V != 0).any(0).all()):
             return OpenGate(view.gate != 0, view.output.dtype)  # all of the space: only the gate is left
         return GatedBasis(V, view.gate, batch, view.binary)
@@ -165,7 +165,7 @@ class _Null(_Solver):
         return {"basis": full[:, -k:]}
 
     def frame(self, guess: WPerp, view: SiteView) -> Frame:
-        V, batch = view.kept["basis"], len(view.output)
+        V, batch = view.found("basis"), len(view.output)
         if view.gate is None or not _closes(view.gate):
             return GatedBasis(V, None, batch)
         return GatedBasis(V, (view.gate == 0).to(view.output.dtype), batch)
@@ -196,15 +196,15 @@ class _Subspace(_Solver):
         if _is_row_space(W, k):
             assert isinstance(W, GatedLinear)
             return GatedBasis(orthonormal_columns(W.weight.t()), view.gate, batch, view.binary)
-        basis = view.kept["start"]
+        basis = view.found("start")
         start = (basis if view.gate is None else view.gate[:, :, None] * basis).expand(batch, d, width)
         if min(W.m, d) <= width:  # one product with the block spans the whole row space
             return Columns(batched_top_subspace(W.gram_columns, start, k, 2)[0])
         if self._by_products(view):
-            return Columns(batched_top_subspace(W.gram_columns, start @ view.kept["mix"], k, _krylov_steps(d, k))[0])
+            return Columns(batched_top_subspace(W.gram_columns, start @ view.found("mix"), k, _krylov_steps(d, k))[0])
         if isinstance(W, GatedLinear) and W.gate is not None:
             small = OpenUnits.of(W)
-            degrees = CAREFUL if bool(view.kept["steep"]) else USUAL
+            degrees = CAREFUL if bool(view.found("steep")) else USUAL
             return Columns(_on_open_units(small.product, small.index, small.gate, basis, k=k, degrees=degrees))
         return Columns(chebyshev_top_subspace(W.gram_columns, start, k, degree=4, rounds=6)[0])
 

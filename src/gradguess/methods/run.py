@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gradguess.backends.cuda_graphs import recording
 from gradguess.errors import InputError
+from gradguess.guesses.base import StaleBasis
 from gradguess.methods.base import Estimate, Method
 from gradguess.model.find_sites import bare_layout, lay_out
 from gradguess.model.side_effects import Snapshot
@@ -21,7 +23,6 @@ from gradguess.model.task import Task
 from gradguess.noise import Noise
 from gradguess.passes import choose_pass
 from gradguess.step.base import Options, State, Step
-from gradguess.step.draw import StaleBasis
 from gradguess.step.processes import ALONE, Pool, add_up
 from gradguess.step.refresh import PROBE_ROWS, Search, refresh
 from gradguess.step.split import Part, first_rows, first_samples, split
@@ -62,11 +63,16 @@ def run_step(
     parts = split(task, layout, plan.chunk, plan.pool, place)
     start = Noise(generator)
     results: list[Estimate] = []
-    for part in parts:
-        if results:
-            start.rewind()
-        noise = Noise(generator, part.rows, part.total) if part.rows is not None else start
-        results.append(walk.settle(parts, part, noise))
+    try:
+        for part in parts:
+            if results:
+                start.rewind()
+            noise = Noise(generator, part.rows, part.total) if part.rows is not None else start
+            results.append(walk.settle(parts, part, noise))
+    except Exception:
+        if not recording():
+            start.rewind()  # a step that fails is as if it had not been
+        raise
     return _combined(results, parts, plan.pool), replace(walk.state, count=state.count + 1), walk.layout
 
 

@@ -20,7 +20,7 @@ from gradguess.layers.table import gate_of, gradient_of
 from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.bottlenecks import bottleneck_calls
 from gradguess.model.cut_pass import Call, CutPass, Want, candidates, watched_run
-from gradguess.model.hooks import CallHooks
+from gradguess.model.hooks import CallHooks, has_other_output
 from gradguess.model.side_effects import untouched
 from gradguess.model.site import Layout, Members, Site, Sites
 from gradguess.model.task import Task, check_model
@@ -263,6 +263,7 @@ def _linear_above(above: Sequence[tuple[Call, int]], end: Any, graph: AutogradGr
         return None
     call = above[0][0]
     plain = type(call.module) is nn.Linear and isinstance(call.x, Tensor) and call.x.dim() == 2
+    plain = plain and not has_other_output(call.module)
     return call.module if plain and call.x.grad_fn is end else None  # type: ignore[return-value]
 
 
@@ -272,7 +273,7 @@ def _all_closed(
     """Is every parameter used by its own site's layer alone, and does that layer have a closed form?"""
     uses: dict[int, int] = {}
     for site in sites:
-        if site.gradient is None:
+        if site.gradient is None or has_other_output(site.module):
             return False
         for p in site.module.parameters(recurse=False):
             uses[id(p)] = uses.get(id(p), 0) + 1

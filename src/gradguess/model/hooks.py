@@ -6,12 +6,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules import module as _module
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradguess.model.site import Layout, LayoutChanged, Site
 
 After = Callable[[nn.Module, int, Any, Any], Any]  # (module, number of the call, first input, output) -> output
 Visit = Callable[[Site, Any, Tensor], Tensor]  # (site, input x, output s) -> what takes the place of s
+
+
+def has_other_output(module: nn.Module) -> bool:
+    """May a call return something else than the module's class says: a hook changes it, or `forward` is another?"""
+    return bool(module._forward_hooks or _module._global_forward_hooks or "forward" in module.__dict__)
 
 
 class CallHooks:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +81,7 @@ class Members:
         self.parameters = dict(model.named_parameters())
         self.name_of = {id(p): name for name, p in self.parameters.items()}
         self.modules = [(module, module.training) for module in model.modules()]
+        self._looks = [_Look(module) for module, _ in self.modules]
         self._slots = [
             (module, name, p, p.requires_grad)
             for module, _ in self.modules
@@ -88,10 +90,32 @@ class Members:
         ]
 
     def current(self) -> bool:
-        """Are training mode, parameters and what is frozen still the same?"""
-        return all(module.training == mode for module, mode in self.modules) and all(
-            module._parameters.get(name) is p and p.requires_grad == free for module, name, p, free in self._slots
+        """Are layers, hooks, training mode, parameters and what is frozen still the same?"""
+        return (
+            all(module.training == mode for module, mode in self.modules)
+            and all(
+                module._parameters.get(name) is p and p.requires_grad == free for module, name, p, free in self._slots
+            )
+            and all(look.same() for look in self._looks)
         )
+
+
+class _Look:
+    """What a module runs besides its own code: the layers inside it, hooks, and a `forward` that was put on it."""
+
+    __slots__ = ("found", "own")
+
+    def __init__(self, module: nn.Module) -> None:
+        self.own = module.__dict__
+        self.found = self._now()
+
+    def _now(self) -> tuple[Any, ...]:
+        own = self.own
+        hooks = *own["_forward_pre_hooks"], *own["_forward_hooks"]
+        return (*own["_modules"].values(), hooks, own.get("forward"))
+
+    def same(self) -> bool:
+        return self.found == self._now()
 
 
 @dataclass(frozen=True, eq=False)

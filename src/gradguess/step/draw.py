@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gradguess.guesses.base import SIZED, Guess, SiteView
+from gradguess.guesses.base import Guess, SiteView, StaleBasis, fits, in_dtype
 from gradguess.guesses.frames import Frame, Identity
 from gradguess.jacobian import CutGraph, GatedLinear, Jacobian
 from gradguess.layers.elementwise import mask
@@ -17,10 +17,6 @@ from gradguess.noise import SketchNoise
 from gradguess.step.base import Step
 
 SEED = 0x5EED  # searches have noise of their own: they must not shift the numbers that directions are drawn from
-
-
-class StaleBasis(LayoutChanged):
-    """What was kept is of another size (a longer sequence, a larger image): all of it must be found again."""
 
 
 class Drawing:
@@ -43,8 +39,11 @@ class Drawing:
         if not site.guessed:
             return Identity(flat)
         kept = self.step.state.kept.get(site.name, {})
-        if any(key in kept and kept[key].shape[0] != flat.shape[1] for key in SIZED):
+        if not fits(kept, flat.shape[1]):
             raise StaleBasis
+        if site.linear is not None and site.linear.in_features != flat.shape[1]:  # inputs with another dimension
+            raise LayoutChanged
+        kept = in_dtype(kept, flat.dtype)
         jacobian = partial(jacobian_at, site, flat, gate, self.graph)
         return self.guess.frame(SiteView(site.name, flat, gate, site.gate is mask, kept, self.noise, jacobian))
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradguess.guesses.base import Guess, SiteView
+from gradguess.guesses.base import Guess, SiteView, fits, in_dtype
 from gradguess.jacobian import Jacobian
 from gradguess.layers.elementwise import mask
-from gradguess.model.site import Layout, Site, at_least_float32
+from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import Task
 from gradguess.noise import SketchNoise
 from gradguess.passes import choose_pass
@@ -61,7 +61,9 @@ def _search(
     search: Search, site: Site, s: Tensor, gate: Tensor | None, kept: Kept, jacobian: Callable[[], Jacobian]
 ) -> dict[str, Tensor]:
     noise = SketchNoise(search.device, SEED + search.count)
-    view = SiteView(site.name, s, gate, site.gate is mask, kept.get(site.name, {}), noise, jacobian)
+    old = kept.get(site.name, {})
+    warm = in_dtype(old, s.dtype) if fits(old, s.shape[1]) else {}
+    view = SiteView(site.name, s, gate, site.gate is mask, warm, noise, jacobian)
     with full_precision(s.device):
         # Row by row in memory: products with another order round differently, and a checkpoint would change it.
         return {key: value.contiguous() for key, value in search.guess.search(view).items()}
@@ -84,6 +86,9 @@ def _below_linear(
         if site not in sites:
             return
         flat = at_least_float32(site.flat(s))
+        assert site.linear is not None
+        if site.linear.in_features != flat.shape[1]:  # inputs with another dimension
+            raise LayoutChanged
         squares = None if site.gate is None else site.gate(flat).square().sum(0)
         if alone:
             find(site, flat[:PROBE_ROWS], None if squares is None else squares / len(flat))
@@ -109,11 +114,11 @@ def _below_linear(
 
 
 def _below_others(search: Search, layout: Layout, sites: list[Site], kept: Kept) -> dict[str, dict[str, Tensor]]:
-    """All other sites: through a cut graph of a few samples, or of all where the guess reads all of them anyway."""
+    """All other sites: through a cut graph of a few samples, the same however the batch is split."""
     if not sites:
         return {}
-    task = search.parts[0] if search.guess.reads == "frame" else search.probe()
-    if search.guess.reads != "frame" and layout.sliceable and not search.mixes:
+    task = search.probe()
+    if layout.sliceable and not search.mixes:
         task = task.rows(min(PROBE_ROWS, task.batch), task.batch)
     graph = choose_pass(task, layout).aside().cut()
     found = {}

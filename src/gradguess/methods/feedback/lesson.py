@@ -58,7 +58,7 @@ class Lesson:
         for p, tangents in enumerate(seen.output_tangents):
             u, explained = flatten_outputs([coded(part) for part in tangents]), self.explained.get(p)
             self.tangents.append(u)
-            self.residuals.append(u if explained is None or explained.shape != u.shape else u - explained)
+            self.residuals.append(u if explained is None or explained.shape != u.shape else u - explained.to(u.dtype))
         self.sizes = {p: self._step_size(p) for p in self.traces}
 
     def correction(self, site: Site, y: Tensor) -> Tensor:
@@ -108,6 +108,7 @@ class Lesson:
         v = entries.get("v")
         if v is None or v.shape[0] != phi.shape[1]:
             v = self.pool.sum(phi.abs().sum(0)) + 1e-6
+        v = v.to(phi.dtype)
         for _ in range(2):
             v = v / torch.linalg.vector_norm(v).clamp_min(torch.finfo(phi.dtype).tiny)
             v = self.pool.sum(phi.t() @ (phi @ v)) / samples

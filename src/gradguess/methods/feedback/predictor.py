@@ -44,6 +44,8 @@ class Predictor:
         shape = site.pattern.width(d), site.pattern.rows(e, d).shape[1]
         if "B" not in entries or entries["B"].shape != shape:
             entries["B"] = self.start(site, shape, e)
+        elif entries["B"].dtype != e.dtype:  # the model has become another dtype
+            entries["B"] = entries["B"].to(e.dtype)
         return entries["B"]
 
     def predict(self, site: Site, gate: Tensor | None, d: int, error: OutputError) -> Tensor:

@@ -1,0 +1,325 @@
+"""A slow twin of one step of `gg.ForwardGradient`: no caches, dense matrices, autograd on a graph cut at the sites.
+
+Only the layout (which sites there are, what lies above them, their gates) and the numbers of the directions of the
+iterative solvers are taken from the library; all that follows from them is computed anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as fwAD
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import gradguess as gg
+from gradguess.model.site import Site
+
+Entries = Mapping[str, Mapping[str, Tensor]]
+SEED = 0x5EED  # of the noise of searches
+TINY = torch.finfo(torch.float64).tiny
+PROBE = 32  # samples that a search sees
+
+
+@dataclass
+class World:
+    """What a step may change besides the state: global random numbers and buffers."""
+
+    model: nn.Module
+    random: Tensor = field(init=False)
+    buffers: list[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random, self.buffers = torch.get_rng_state(), [b.clone() for b in self.model.buffers()]
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.random)
+        for buffer, value in zip(self.model.buffers(), self.buffers, strict=True):
+            buffer.data.copy_(value)
+
+    def same_as(self, other: World) -> bool:
+        pairs = zip(self.buffers, other.buffers, strict=True)
+        return torch.equal(self.random, other.random) and all(torch.equal(a, b) for a, b in pairs)
+
+
+@contextmanager
+def watched(sites: Sequence[Site], visit: Callable[[Site, Tensor], Tensor]) -> Iterator[None]:
+    """While open, what `visit` returns takes the place of each site's output."""
+    calls: dict[nn.Module, int] = {}
+
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        call = calls.get(module, 0)
+        calls[module] = call + 1
+        for site in sites:
+            if site.module is module and site.call == call:
+                if isinstance(output, Tensor):
+                    output = visit(site, output)
+                else:
+                    output = tuple(visit(site, o) if i == site.slot else o for i, o in enumerate(output))
+        return output
+
+    handles = [module.register_forward_hook(hook) for module in dict.fromkeys(site.module for site in sites)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Cut:
+    """One pass with a graph that is cut at every site."""
+
+    def __init__(self, model: nn.Module, loss_fn: Any, x: Any, t: Any, sites: Sequence[Site]) -> None:
+        self.sites = sites
+        self.below: dict[str, Tensor] = {}
+        self.above: dict[str, Tensor] = {}
+        world = World(model)
+
+        def cut(site: Site, s: Tensor) -> Tensor:
+            self.below[site.name] = s
+            self.above[site.name] = s.detach().requires_grad_()
+            return self.above[site.name].clone()
+
+        with watched(sites, cut):
+            self.outputs = model(x)
+            self.losses = loss_fn(self.outputs, t)
+        world.restore()
+        self.batch = len(self.losses)
+
+    def pull(self, names: Sequence[str], seeds: Mapping[str, Tensor], e: Tensor | None) -> dict[str, Tensor]:
+        """`Σ_j W̃_ijᵀ seed_j` at the named sites, with `e` at the outputs."""
+        ends, weights = [self.below[name] for name in seeds], list(seeds.values())
+        if e is not None:
+            ends, weights = [*ends, self.outputs], [*weights, e]
+        pairs = [(end, weight.reshape(end.shape)) for end, weight in zip(ends, weights, strict=True)]
+        pairs = [(end, weight) for end, weight in pairs if end.requires_grad]
+        leaves = [self.above[name] for name in names]
+        grads = torch.autograd.grad(*_pair(pairs, leaves), retain_graph=True, allow_unused=True)
+        return {n: torch.zeros_like(a) if g is None else g for n, a, g in zip(names, leaves, grads, strict=True)}
+
+    def to_parameters(self, model: nn.Module, estimates: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients of the mean loss: each estimate through the graph below its site, and what lies above all."""
+        pairs = [(self.below[name], g.reshape(self.below[name].shape) / self.batch) for name, g in estimates.items()]
+        pairs += [(self.losses, torch.full_like(self.losses, 1 / self.batch))] if self.losses.requires_grad else []
+        own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        grads = torch.autograd.grad(*_pair(pairs, list(own.values())), retain_graph=True, allow_unused=True)
+        return {name: g for name, g in zip(own, grads, strict=True) if g is not None}
+
+
+def _pair(pairs: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    return [end for end, _ in pairs], leaves, [weight for _, weight in pairs]
+
+
+def true_gradients(model: nn.Module, loss_fn: Any, x: Any, t: Any, sites: Sequence[Site]) -> dict[str, Tensor]:
+    """d(sum of the losses)/ds, by backpropagation through the whole model."""
+    seen: dict[str, Tensor] = {}
+    world = World(model)
+
+    def note(site: Site, s: Tensor) -> Tensor:
+        seen[site.name] = s if s.requires_grad else s.requires_grad_()
+        return s.clone()
+
+    with watched(sites, note):
+        total = loss_fn(model(x), t).sum()
+    world.restore()
+    grads = torch.autograd.grad(total, list(seen.values()), allow_unused=True)
+    return {n: torch.zeros_like(s) if g is None else g for (n, s), g in zip(seen.items(), grads, strict=True)}
+
+
+def estimates(
+    directions: Mapping[str, Tensor], c: Tensor, sites: Sequence[Site], *, coupled: bool
+) -> dict[str, Tensor]:
+    """`ĝ = c y`, averaged over tangents; `c` is (tangents, batch)."""
+    found = {}
+    for site in sites:
+        y = directions[site.name]
+        own = c.sum(1, keepdim=True) if coupled or site.batch_dim is None else c
+        found[site.name] = (own.reshape(*own.shape, *[1] * (y.dim() - 2)) * y).mean(0)
+    return found
+
+
+def derivative(directions: Mapping[str, Tensor], g: Mapping[str, Tensor], sites: Sequence[Site]) -> Tensor:
+    """`Σ_i <y_i, g_i>` for each tangent; summed over the batch."""
+    return sum((directions[site.name] * g[site.name]).flatten(1).sum(1) for site in sites)  # type: ignore[return-value]
+
+
+# --- directions, from the definition ---------------------------------------------------------------------------
+
+
+def flat(site: Site, s: Tensor) -> Tensor:
+    return s.reshape(1, -1) if site.batch_dim is None else s.flatten(1)
+
+
+def expected_basis(site: Site, k: int, moment: Tensor | None, old: Tensor | None) -> tuple[Tensor, bool]:
+    """The projector on the shared basis of a site below a linear layer; is it well defined?"""
+    assert site.linear is not None
+    W = site.linear.weight.detach()
+    W = W if moment is None else W * moment.sqrt()
+    m, d = W.shape
+    k = min(k, m, d)
+    if old is not None and old.shape == (d, k) and k != m and 2 * k <= min(m, d):
+        for _ in range(3):
+            old = torch.linalg.qr(W.mT @ (W @ old))[0]
+        V = old
+        sure = bool(torch.linalg.matrix_rank(W) >= k)
+    else:
+        _, S, Vh = torch.linalg.svd(W, full_matrices=False)
+        V = Vh[:k].mT
+        after = S[k] if k < len(S) else S.new_zeros(())
+        sure = bool(S[k - 1] - after > 1e-5 * S[0]) and bool(S[0] > 0)
+    return V @ V.mT, sure
+
+
+def expected_sketch(cut: Cut, site: Site, guessed: Sequence[Site], k: int, count: int) -> tuple[Tensor, bool]:
+    """The same for any other site: the strongest directions of `W̃ᵀ ε`, from noise with a seed of its own."""
+    noise = torch.Generator().manual_seed(SEED + count)
+    ends = [cut.below[other.name] for other in cut.sites]
+    if any(other.reaches_output for other in guessed):
+        ends = [*ends, cut.outputs]
+    leaf = cut.above[site.name]
+    m = sum(cut.below[name][0].numel() for name in site.above)
+    m += cut.outputs[0].numel() if site.reaches_output else 0
+    k = min(k, flat(site, leaf).shape[1], m)
+    rows = []
+    for _ in range(max(8, -(-2 * k // cut.batch))):
+        eps = [torch.randn(end.shape, generator=noise, dtype=end.dtype) for end in ends]
+        (grad,) = torch.autograd.grad(ends, leaf, eps, retain_graph=True)
+        rows.append(flat(site, grad))
+    _, S, Vh = torch.linalg.svd(torch.cat(rows), full_matrices=False)
+    after = S[k] if k < len(S) else S.new_zeros(())
+    return Vh[:k].mT @ Vh[:k], bool(S[k - 1] - after > 1e-5 * S[0]) and bool(S[0] > 0)
+
+
+def transposed(cut: Cut, site: Site, eps: Tensor) -> Tensor:
+    """`W̃ᵀ ε`, with the numbers of the sites above one after the other, those of the outputs last."""
+    ends = [cut.below[name] for name in site.above] + ([cut.outputs] if site.reaches_output else [])
+    pieces = eps.split([end[0].numel() for end in ends], dim=-1)
+    shaped = [piece.reshape(end.shape) for piece, end in zip(pieces, ends, strict=True)]
+    (grad,) = torch.autograd.grad(ends, cut.above[site.name], shaped, retain_graph=True)
+    return grad
+
+
+# --- feedback, from its formulas -------------------------------------------------------------------------------
+
+
+@dataclass
+class Lesson:
+    """What one measurement teaches, written out."""
+
+    learned: dict[str, dict[str, Tensor]]
+    correction: dict[str, Tensor]
+
+
+def teach(
+    model: nn.Module,
+    inputs: tuple[Any, Any, Any],
+    sites: Sequence[Site],
+    ys: Mapping[str, Tensor],
+    e: Tensor,
+    before: Entries,
+    rate: float,
+) -> Lesson:
+    """The learned matrices after a lesson with the directions `ys`, (tangents, batch, ...) each."""
+    x = inputs[1]
+    guessed = [site for site in sites if site.guessed]
+    count = len(next(iter(ys.values())))
+    learned = {name: dict(values) for name, values in before.items()}
+    residuals, sizes, scales, phis = [], [], [], []
+    power = e.square().sum(1)
+    worth = power.sum().square() / power.square().sum()
+    for t in range(count):
+        scale: dict[str, Tensor] = {}
+        phi: dict[str, Tensor] = {}
+        world = World(model)
+
+        def inject(site: Site, s: Tensor, t: int = t, scale: Any = scale, phi: Any = phi) -> Tensor:
+            if not site.guessed:
+                return s
+            value, arriving = fwAD.unpack_dual(s)
+            y = ys[site.name][t]
+            gate = site.gate_at(value)
+            phi[site.name] = site.pattern.fold(flat(site, y) if gate is None else flat(site, y) * gate)
+            sigma = value.new_ones(())
+            if arriving is not None and scale and y.norm() > 0 and arriving.norm() > 0:
+                sigma = arriving.norm() / y.norm() / len(scale) ** 0.5
+            scale[site.name] = sigma
+            return fwAD.make_dual(value, sigma * y if arriving is None else sigma * y + arriving)
+
+        torch.backends.mha.set_fastpath_enabled(False)  # it has no forward mode
+        with torch.no_grad(), fwAD.dual_level(), watched(sites, inject), sdpa_kernel(SDPBackend.MATH):
+            u = fwAD.unpack_dual(model(x)).tangent
+            u = torch.zeros_like(e) if u is None else u.clone()
+        torch.backends.mha.set_fastpath_enabled(True)
+        world.restore()
+        trace, largest = sum(p.square().sum() / len(p) for p in phi.values()), torch.zeros(())
+        for site in guessed:
+            p, entries = phi[site.name], learned.setdefault(site.name, {})
+            B = before.get(site.name, {}).get("B")
+            if B is not None and B.shape[0] == p.shape[1]:
+                u = u - scale[site.name] * p @ B.to(p.dtype)
+            v = entries.get("v")
+            v = p.abs().sum(0) + 1e-6 if v is None or len(v) != p.shape[1] else v.to(p.dtype)
+            for _ in range(2):
+                v = v / v.norm().clamp_min(TINY)
+                v = p.mT @ (p @ v) / len(p)
+            entries["v"] = v
+            largest = torch.maximum(largest.to(v.dtype), v.norm())
+        residuals.append(u)
+        sizes.append(rate / (largest + trace / (worth * count)).clamp_min(TINY) / count)
+        scales.append(scale)
+        phis.append(phi)
+    correction = {}
+    for site in guessed:
+        terms = []
+        for t in range(count):
+            p, sigma = phis[t][site.name], scales[t][site.name]
+            B = learned[site.name].get("B")
+            if B is None or B.shape != (p.shape[1], e.shape[1]):
+                B = e.new_zeros(p.shape[1], e.shape[1])
+            wrong = residuals[t] * power[:, None]
+            learned[site.name]["B"] = B.to(e.dtype) + sizes[t] / sigma / power.sum() * p.mT @ wrong
+            terms.append((residuals[t] * e).sum(1, keepdim=True) / sigma * flat(site, ys[site.name][t]))
+        correction[site.name] = torch.stack(terms).mean(0)
+    return Lesson(learned, correction)
+
+
+def combine(
+    cut: Cut, e: Tensor, learned: Entries, form: str, correction: Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
+    """`ĝ` at every site from the matrices and, in the corrected form, the residual's part."""
+    h = {}
+    for site in cut.sites:
+        if not site.guessed:
+            continue
+        s = cut.above[site.name].detach()
+        d, gate = flat(site, s).shape[1], site.gate_at(s)
+        width = site.pattern.width(d)
+        B = learned.get(site.name, {}).get("B")
+        B = e.new_zeros(width, e.shape[1]) if B is None or B.shape != (width, e.shape[1]) else B.to(e.dtype)
+        value = site.pattern.unfold(e @ B.mT, len(e), d)
+        value = value if gate is None else value * gate
+        if correction is not None:
+            value = value + correction[site.name]
+        h[site.name] = value.reshape(s.shape)
+    others = [site.name for site in cut.sites if not site.guessed]
+    exact = cut.pull(others, {}, e) if others else {}
+    if form == "chained":
+        return cut.pull([site.name for site in cut.sites], {**h, **exact}, e)
+    return {**h, **exact}
+
+
+def output_error(model: nn.Module, loss_fn: Any, x: Any, t: Any) -> Tensor:
+    world = World(model)
+    out = model(x).detach().requires_grad_()
+    world.restore()
+    (e,) = torch.autograd.grad(loss_fn(out, t).sum(), out)
+    return e
+
+
+def method_parts(method: Any) -> tuple[Any, gg.Feedback | None]:
+    """The guess, and the feedback around it, if there is any."""
+    return (method.guess, method) if isinstance(method, gg.Feedback) else (method, None)
