@@ -24,7 +24,7 @@ from gradguess.step.base import Options, State, Step
 from gradguess.step.draw import StaleBasis
 from gradguess.step.processes import ALONE, Pool, add_up
 from gradguess.step.refresh import PROBE_ROWS, Search, refresh
-from gradguess.step.split import Part, first_rows, first_samples, split
+from gradguess.step.split import Part, first_rows, first_samples, samples, split
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,8 @@ def refreshed(
     drawn = plan.method.draws(state.count)
     if drawn is None:
         return state
+    if drawn.fraction < 1 and samples(task, layout) != task.batch:
+        raise InputError("fraction: the batch is not the first dimension of the inputs, so it cannot be cut.")
     search = Search(
         drawn.guess,
         drawn.count,
