@@ -79,6 +79,6 @@ def cholesky_qr_rows(R: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
         L, kept = semidefinite_cholesky(R @ R.mT)
         R = torch.linalg.solve_triangular(L, eye, upper=False) @ R
         size = torch.linalg.vector_norm(R, dim=-1, keepdim=True)
-        left = torch.where(kept[..., None], left, left * size)
+        left = left * size * L.diagonal(dim1=-2, dim2=-1)[..., None]  # with a one on the diagonal where it was dropped
         alive = alive & (left > rtol)
     return R * (alive & kept[..., None]), left

@@ -25,7 +25,7 @@ from gradguess.passes import choose_pass
 from gradguess.step.base import Options, State, Step
 from gradguess.step.processes import ALONE, Pool, add_up
 from gradguess.step.refresh import PROBE_ROWS, Search, refresh
-from gradguess.step.split import Part, first_rows, first_samples, split
+from gradguess.step.split import Part, first_rows, first_samples, samples, split
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,8 @@ def refreshed(
     drawn = plan.method.draws(state.count)
     if drawn is None:
         return state
+    if drawn.fraction < 1 and samples(task, layout) != task.batch:
+        raise InputError("fraction: the batch is not the first dimension of the inputs, so it cannot be cut.")
     search = Search(
         drawn.guess,
         drawn.count,

@@ -38,6 +38,8 @@ def lay_out(task: Task, sites: Sites = "auto", *, full_batch: bool = False) -> L
         probe, sliceable, shapes = (task, False, {}) if full_batch else _probe(task)
         want = _among(bottleneck_calls(probe, sites)) if isinstance(sites, int) else _wanted(task.model, sites)
         cut = CutPass(probe, want)
+        if sliceable and len(cut.losses) != probe.batch:  # time first: two losses of two samples, not of two rows
+            return lay_out(task, sites, full_batch=True)
         stochastic, mutates = traces()
         if not cut.calls:
             raise InputError(_no_site_message(sites))

@@ -25,7 +25,7 @@ class ModulePass(Pass):
 
     def __init__(self, task: Task, layout: Layout) -> None:
         self.task, self.layout = task, layout
-        self._before: Snapshot | None = None  # random state before the first pass
+        self._before: Snapshot | None = None  # random state and buffers before the first pass
 
     def plain(self, observe: Observe) -> Any:
         def visit(site: Site, x: Any, s: Tensor) -> Tensor:
@@ -46,7 +46,8 @@ class ModulePass(Pass):
                     return s
                 if scale is not None:
                     y = scale(site, y, tangent)
-                return fwAD.make_dual(primal, y if tangent is None else y + tangent)
+                # the dual number owns its tangent: an in-place activation writes to it, and y may be kept
+                return fwAD.make_dual(primal, y.clone() if tangent is None else y + tangent)
 
         with self._one_pass(), named_failures(self.task), forward_mode(self.task.model):
             outputs = self._run(inject)
@@ -81,15 +82,16 @@ class ModulePass(Pass):
 
     @contextmanager
     def _one_pass(self) -> Iterator[None]:
-        """The first pass writes buffers; the others repeat its random numbers and put buffers back."""
+        """The first pass writes buffers; the others start where it did and leave buffers as it left them."""
         if not self.layout.leaves_traces:
             yield
         elif self._before is None:
-            self._before = Snapshot(self.task.model, buffers=False)
+            self._before = Snapshot(self.task.model, buffers=self.layout.mutates)
             yield
         else:
             now = Snapshot(self.task.model, random=False)
             self._before.restore_random()
+            self._before.restore_buffers()  # the weight under spectral norm depends on them
             yield
             now.restore_buffers()
 

@@ -123,10 +123,10 @@ def measure(
 
 def _schedule(step: Step, only: Callable[[Site], bool]) -> list[tuple[int, str | None]]:
     """(tangent, the one site it is for, or None for all)."""
-    tangents = range(step.options.tangents)
-    if not step.options.isolate:
+    tangents, names = range(step.options.tangents), [site.name for site in step.layout.sites if only(site)]
+    if not step.options.isolate or not names:
         return [(t, None) for t in tangents]
-    return [(t, site.name) for t in tangents for site in step.layout.sites if only(site)]
+    return [(t, name) for t in tangents for name in names]
 
 
 class _Meter:
