@@ -27,9 +27,9 @@ class CallHooks:
     """
 
     def __init__(
-        self, modules: Iterable[nn.Module], after: After, before: Callable[[nn.Module], None] | None = None
+        self, modules: Iterable[nn.Module], after: After | None, before: Callable[[nn.Module], None] | None = None
     ) -> None:
-        self.modules, self.after, self.before = modules, after, before
+        self.modules, self._after, self.before = modules, after, before
         self.calls: dict[nn.Module, int] = {}
 
     def __enter__(self) -> CallHooks:
@@ -54,6 +54,10 @@ class CallHooks:
         x = args[0] if args else next(iter(kwargs.values()), None)
         return self.after(module, call, x, output)
 
+    def after(self, module: nn.Module, call: int, x: Any, output: Any) -> Any:
+        assert self._after is not None
+        return self._after(module, call, x, output)
+
 
 class SiteHooks(CallHooks):
     """While open, `visit(site, x, s)` is called at each site, and what it returns takes the place of `s`.
@@ -62,7 +66,7 @@ class SiteHooks(CallHooks):
     """
 
     def __init__(self, layout: Layout, visit: Visit) -> None:
-        super().__init__((*layout.modules, *layout.idle), self._at_call)
+        super().__init__((*layout.modules, *layout.idle), None)  # a bound method here would be a cycle that keeps all
         self.layout, self.visit = layout, visit
         self.visited = 0
 
@@ -71,7 +75,7 @@ class SiteHooks(CallHooks):
         if kind is None and self.visited != len(self.layout.sites):
             raise LayoutChanged
 
-    def _at_call(self, module: nn.Module, call: int, x: Any, output: Any) -> Any:
+    def after(self, module: nn.Module, call: int, x: Any, output: Any) -> Any:
         sites = self.layout.at.get((module, call))
         if sites is None:
             if call < self.layout.calls.get(module, 0):

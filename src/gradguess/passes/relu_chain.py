@@ -67,7 +67,11 @@ class ReluChainPass(ModulePass):
             ys = [draw(site, x, None) for site, x in self._kept[0]]  # type: ignore[arg-type]
         elif waits_for_jobs(device):
             jobs: list[Callable[[], Tensor | None]] = []
-            self._kept = self._walk(lambda site, x, s: jobs.append(partial(draw, site, x, s)))
+            safe = _runs_by_layers(
+                self.task, self.layout
+            )  # else the model may change s in place before it is drawn from
+            put = lambda site, x, s: jobs.append(partial(draw, site, x, s if safe else s.clone()))  # noqa: E731
+            self._kept = self._walk(put)
             ys = side_by_side(device, jobs)
         else:
             self._kept = self._walk(lambda site, x, s: ys.append(draw(site, x, s)))
