@@ -1,6 +1,6 @@
 """Studies of learned feedback: other rules (`learn`) and other matrices at first (`start`) than the library's own.
 
-Skipped until the studies have their place. What is held here, by test:
+What is held here, by test:
 
     least mean squares of "outputs" and "loss", with one tangent and with two
     "truth" sees the masks of the pass
@@ -23,10 +23,9 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
+from gradguess.experiments.studies import studied_feedback
 from models import CLASSES, INPUTS, Case, cross_entropy, generator, make, mlp, per_sequence
 from steps import step_of
-
-pytestmark = pytest.mark.skip(reason="studies are being moved")
 
 TEACHERS = {
     "wperp": gg.WPerp(k=4, refresh=20),
@@ -84,7 +83,7 @@ def random_B(case: Case, seed: int = 3) -> dict[str, dict[str, Tensor]]:
 def test_learning_is_least_mean_squares_of_the_outputs_tangents(learn, tangents):
     case, rate = wide(), 0.3
     before = {name: entry["B"] for name, entry in random_B(case).items()}
-    method = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=rate, learn=learn)
+    method = studied_feedback(gg.ActivationPerturbation(), form="direct", rate=rate, learn=learn)
     est, state = method.run(step_of(case, method, learned=random_B(case), tangents=tangents))
     learned = state.learned
 
@@ -121,7 +120,7 @@ def test_the_truth_is_that_of_the_same_masks():
     model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3)).double()
     masks: list[Tensor] = []
     model[1].register_forward_hook(lambda module, args, output: masks.append((output != 0).detach()))
-    forward = gg.ForwardGradient(model, gg.Feedback(gg.ActivationPerturbation(), form="direct", learn="truth"))
+    forward = gg.ForwardGradient(model, studied_feedback(gg.ActivationPerturbation(), form="direct", learn="truth"))
     x, t = torch.randn(64, 5).double(), torch.randint(3, (64,))
     forward(cross_entropy, x, t)
     masks.clear()
@@ -133,7 +132,7 @@ def test_the_truth_is_that_of_the_same_masks():
 def test_momentum_is_a_running_mean_of_raw_estimates():
     case, rate = wide(), 0.1
     before = {name: entry["B"] for name, entry in random_B(case).items()}
-    method = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=rate, learn="momentum")
+    method = studied_feedback(gg.ActivationPerturbation(), form="direct", rate=rate, learn="momentum")
     est, state = method.run(step_of(case, method, learned=random_B(case)))
     learned = state.learned
     dense, b = Dense(case), len(case.targets)
@@ -154,7 +153,7 @@ def test_just_below_the_largest_rate_it_does_not_diverge(name, learn, scale, bat
     with torch.no_grad():
         for p in case.model.parameters():
             p *= scale
-    forward = gg.ForwardGradient(case.model, gg.Feedback(TEACHERS[name], form="direct", rate=1.9, learn=learn))
+    forward = gg.ForwardGradient(case.model, studied_feedback(TEACHERS[name], form="direct", rate=1.9, learn=learn))
     for _ in range(300):
         forward(*case.args)
     for i, J in enumerate(Dense(case).J):
@@ -170,7 +169,7 @@ def test_a_loss_of_zero_teaches_nothing_wrong(form, learn):
         case.model[-1].weight *= 1e-3
         case.model[-1].bias.copy_(torch.tensor([2e3, 0, 0, 0]))
     case.targets = torch.zeros_like(case.targets)
-    forward = gg.ForwardGradient(case.model, gg.Feedback(gg.WPerp(k=3), form=form, learn=learn, bootstrap=0.0))
+    forward = gg.ForwardGradient(case.model, studied_feedback(gg.WPerp(k=3), form=form, learn=learn, bootstrap=0.0))
     for _ in range(20):
         assert forward(*case.args) == 0
     for value in forward.state_dict().values():
@@ -202,7 +201,7 @@ def test_the_shared_matrix_becomes_the_jacobian(pooled: bool, memory: str):
     model = TokenModel(pooled=pooled).double()
     x = torch.randn(32, 3, 6, dtype=torch.float64)
     y = torch.randint(5, (32,) if pooled else (32, 3))
-    guess = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=0.5, learn="outputs")
+    guess = studied_feedback(gg.ActivationPerturbation(), form="direct", rate=0.5, learn="outputs")
     forward = gg.ForwardGradient(model, guess, memory=memory)
     for _ in range(300):
         forward(cross_entropy if pooled else per_sequence, x, y)
@@ -250,7 +249,7 @@ def assert_equal(name: str, method: gg.Feedback, **options) -> None:
     ids=str,
 )
 def test_every_option_is_replayed(options):
-    assert_equal("relu-bias", gg.Feedback(gg.WPerp(k=3), **options))
+    assert_equal("relu-bias", studied_feedback(gg.WPerp(k=3), **options))
 
 
 # --- never, and a random start -------------------------------------------------------------------------------
@@ -260,7 +259,7 @@ def test_every_option_is_replayed(options):
 def test_what_never_learns_predicts_the_gated_error(activation):
     case = Case(mlp(activation).double(), *make("relu-bias").args[1:])
     learned = random_B(case)
-    method = gg.Feedback(gg.WPerp(k=3), form="direct", learn="never")
+    method = studied_feedback(gg.WPerp(k=3), form="direct", learn="never")
     est, state = method.run(step_of(case, method, learned=learned))
     dense = Dense(case)
     for i, gate in enumerate(dense.gates):
@@ -275,7 +274,7 @@ def test_a_random_start_does_not_depend_on_how_the_batch_is_split():
 
     def matrices(**options: Any) -> list[Tensor]:
         case = make("relu-bias")
-        method = gg.Feedback(gg.WPerp(k=3), start="random", rate=0.0)
+        method = studied_feedback(gg.WPerp(k=3), start="random", rate=0.0)
         forward = gg.ForwardGradient(case.model, method, **options)
         forward(*case.args)
         return [entry["B"] for entry in forward.learned.values()]
