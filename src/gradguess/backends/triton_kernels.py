@@ -75,9 +75,9 @@ def whiten(  # type: ignore[no-untyped-def]
         remains = remains / tl.where(tl.max(size, 0) > 0, tl.max(size, 0), 1.0)
     else:  # a row that was kept has norm one; one that was dropped, what is left of it
         remains = size * tl.load(left + b * k + i, mask=i < k, other=0.0)
-    tl.store(left + b * k + i, remains, mask=i < k)
     scale = tl.where(remains > rtol, 1.0 / tl.where(size > 0, size, 1.0), 0.0)
     E, root = _whitening(gram * scale[:, None] * scale[None, :], floor, k, K)
+    tl.store(left + b * k + i, remains / tl.where(root > 0, root, 1.0), mask=i < k)
     if not last:
         root = tl.where(root > 0, root, 1.0)
     tl.store(M + at, root[:, None] * E * scale[None, :], mask=inside)
