@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import safetensors.torch as safetensors
 import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, settings
@@ -218,7 +218,7 @@ class Training(RuleBasedStateMachine):
     @rule()
     def save_and_go_on_elsewhere(self) -> None:
         """As a checkpoint does, with nothing but the state and the model."""
-        state = pickle.loads(pickle.dumps(self.forward.state_dict()))
+        state = safetensors.load(safetensors.save(self.forward.state_dict()))
         self.forward = self.fresh(seed=77)
         self.forward.load_state_dict(state)
         assert_same(self.forward.state_dict(), state)
