@@ -168,6 +168,17 @@ def test_nan_in_a_step_that_searches() -> None:
     assert forward.skipped == 1
 
 
+@pytest.mark.parametrize("seed", [1, 5, 8, 9])
+def test_samples_with_few_open_units(seed: int) -> None:
+    """Numbers near the smallest that float32 has came up in the search of W⊥-NS, and `eigh` failed on them."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3))
+    with torch.no_grad():
+        model[0].bias -= 0.8
+    gg.ForwardGradient(model, gg.WPerpNS(k=4))(cross_entropy, torch.randn(50, 6), torch.randint(3, (50,)))
+    assert all(torch.isfinite(grad).all() for grad in grads(model).values())
+
+
 def test_a_batch_in_pieces_where_a_layer_has_no_closed_form() -> None:
     """The search of `solver="subspace"` saw the first piece alone: other directions for the same noise."""
     x, t = batch(50)

@@ -46,12 +46,12 @@ def chebyshev_top_subspace(
     left = degree * rounds
     while left > 0:
         GX = times(X)
-        values, Z = torch.linalg.eigh(_symmetric(X.mT @ GX))
+        values, Z = torch.linalg.eigh(_without_dust(_symmetric(X.mT @ GX)))
         high, edge = _ends(values, 1e-3)
         now = min(degree, left, _safe_degree(float((high / edge).max()), X.dtype))
         left -= now
         X = _filtered(times, X @ Z, GX @ Z, edge[..., None] / 2, now)
-    return ritz_pairs(X.mT, _symmetric(X.mT @ times(X)), k)
+    return ritz_pairs(X.mT, _without_dust(_symmetric(X.mT @ times(X))), k)
 
 
 def steady_top_subspace(gram: Tensor, start: Tensor, k: int, degrees: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -131,3 +131,8 @@ def _filtered(gram: Product | Tensor, X: Tensor, GX: Tensor, half: Tensor, degre
 
 def _symmetric(H: Tensor) -> Tensor:
     return (H + H.mT) / 2
+
+
+def _without_dust(H: Tensor) -> Tensor:
+    """Entries far below rounding as zeros: LAPACK's `eigh` fails on numbers near the smallest that there are."""
+    return torch.where(H.abs() > torch.finfo(H.dtype).eps ** 2 * H.abs().amax((-2, -1), keepdim=True), H, 0.0)

@@ -45,7 +45,8 @@ class Lesson:
         phi = site.pattern.fold(flat)  # (rows, features)
         B = entries.get("B")
         if B is not None and B.shape[0] == phi.shape[1]:
-            _add_to(self.explained, p, scale * (phi.to(B.dtype) @ B).reshape(len(flat), -1))
+            wide = torch.promote_types(phi.dtype, B.dtype)
+            _add_to(self.explained, p, scale * (phi.to(wide) @ B.to(wide)).reshape(len(flat), -1))
         rows = self.rows[site.name] = sum(self.pool.counts(len(phi)))
         self.fewest, self.own = min((rows, len(phi)), (self.fewest, self.own) if self.fewest else (rows, len(phi)))
         _add_to(self.traces, p, phi.square().sum() / rows)
