@@ -199,9 +199,6 @@ def test_preconditioning_without_full_rank() -> None:
     assert max(abs(rank - 4) for rank in ranks) < 1e-9
 
 
-@pytest.mark.xfail(
-    strict=True, reason="on sites without a closed form the search of solver='subspace' sees the first chunk alone"
-)
 def test_chunks_of_a_subspace_on_a_graph() -> None:
     """`chunk=` promises the estimate of the whole batch up to rounding, but for W⊥-NS."""
     x, t = batch(6)

@@ -70,9 +70,9 @@ def test_memory_is_bounded_by_the_chunk():
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
     for layer in model:
         layer.register_forward_hook(lambda module, args, output: heights.add(len(output)))
-    forward = gg.ForwardGradient(model, gg.WPerp(k=3), chunk=16)
-    forward(nn.CrossEntropyLoss(reduction="none"), torch.randn(50, 6), torch.randint(4, (50,)))
-    assert max(heights) == 16
+    forward = gg.ForwardGradient(model, gg.WPerp(k=3), chunk=40)  # a search sees 32 samples at most
+    forward(nn.CrossEntropyLoss(reduction="none"), torch.randn(100, 6), torch.randint(4, (100,)))
+    assert max(heights) == 40
 
 
 def test_mixing_samples_is_refused():
