@@ -168,6 +168,22 @@ def test_nan_in_a_step_that_searches() -> None:
     assert forward.skipped == 1
 
 
+def test_a_basis_that_was_found_on_a_poor_batch_grows_again() -> None:
+    """A search that starts from the last basis kept its zero columns for ever."""
+    model, (x, t) = net(nn.ReLU), batch()
+    forward = gg.ForwardGradient(model, gg.WPerp(k=3, refresh=2))
+    with torch.no_grad():
+        model[0].bias -= 100
+        model[0].bias[0] += 200  # one unit is open
+    forward(cross_entropy, x, t)
+    assert int((forward.kept["0"]["basis"] != 0).any(0).sum()) == 1
+    with torch.no_grad():
+        model[0].bias += 100
+    for _ in range(2):
+        forward(cross_entropy, x, t)
+    assert int((forward.kept["0"]["basis"] != 0).any(0).sum()) == 3
+
+
 @pytest.mark.parametrize("seed", [1, 5, 8, 9])
 def test_samples_with_few_open_units(seed: int) -> None:
     """Numbers near the smallest that float32 has came up in the search of W⊥-NS, and `eigh` failed on them."""
