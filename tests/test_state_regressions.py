@@ -103,6 +103,27 @@ def test_a_hook_on_a_layer_is_part_of_its_gradient(act: type[nn.Module], memory:
         torch.testing.assert_close(found[name], grad)
 
 
+def test_a_hook_that_only_looks_keeps_the_closed_form() -> None:
+    model, (x, t) = net(), batch()
+    for layer in model:
+        layer.register_forward_hook(lambda module, args, output: None)
+    forward = gg.ForwardGradient(model, gg.WPerp(k=3))
+    forward(cross_entropy, x, t)
+    assert forward.layout.has_closed_gradients
+    assert forward.layout["0"].linear is model[2]
+
+
+def test_a_hook_that_changes_in_place() -> None:
+    model, (x, t) = net(), batch()
+    model[2].register_forward_hook(lambda module, args, output: output.mul_(2))
+    gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=3), sweeps=9))(cross_entropy, x, t)
+    found = grads(model)
+    model.zero_grad()
+    cross_entropy(model(x), t).mean().backward()
+    for name, grad in grads(model).items():
+        torch.testing.assert_close(found[name], grad)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_model_that_becomes_another_dtype(name: str) -> None:
     """What was kept and learned stayed in the old one, and met the new one in a product."""
