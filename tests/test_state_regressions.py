@@ -103,6 +103,27 @@ def test_a_hook_on_a_layer_is_part_of_its_gradient(act: type[nn.Module], memory:
         torch.testing.assert_close(found[name], grad)
 
 
+def test_a_hook_that_only_looks_keeps_the_closed_form() -> None:
+    model, (x, t) = net(), batch()
+    for layer in model:
+        layer.register_forward_hook(lambda module, args, output: None)
+    forward = gg.ForwardGradient(model, gg.WPerp(k=3))
+    forward(cross_entropy, x, t)
+    assert forward.layout.has_closed_gradients
+    assert forward.layout["0"].linear is model[2]
+
+
+def test_a_hook_that_changes_in_place() -> None:
+    model, (x, t) = net(), batch()
+    model[2].register_forward_hook(lambda module, args, output: output.mul_(2))
+    gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=3), sweeps=9))(cross_entropy, x, t)
+    found = grads(model)
+    model.zero_grad()
+    cross_entropy(model(x), t).mean().backward()
+    for name, grad in grads(model).items():
+        torch.testing.assert_close(found[name], grad)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_model_that_becomes_another_dtype(name: str) -> None:
     """What was kept and learned stayed in the old one, and met the new one in a product."""
@@ -166,6 +187,22 @@ def test_nan_in_a_step_that_searches() -> None:
     x[0, 0] = torch.nan
     forward(cross_entropy, x, t)
     assert forward.skipped == 1
+
+
+def test_a_basis_that_was_found_on_a_poor_batch_grows_again() -> None:
+    """A search that starts from the last basis kept its zero columns for ever."""
+    model, (x, t) = net(nn.ReLU), batch()
+    forward = gg.ForwardGradient(model, gg.WPerp(k=3, refresh=2))
+    with torch.no_grad():
+        model[0].bias -= 100
+        model[0].bias[0] += 200  # one unit is open
+    forward(cross_entropy, x, t)
+    assert int((forward.kept["0"]["basis"] != 0).any(0).sum()) == 1
+    with torch.no_grad():
+        model[0].bias += 100
+    for _ in range(2):
+        forward(cross_entropy, x, t)
+    assert int((forward.kept["0"]["basis"] != 0).any(0).sum()) == 3
 
 
 @pytest.mark.parametrize("seed", [1, 5, 8, 9])

@@ -161,7 +161,8 @@ def expected_basis(site: Site, k: int, moment: Tensor | None, old: Tensor | None
     W = W if moment is None else W * moment.sqrt()
     m, d = W.shape
     k = min(k, m, d)
-    if old is not None and old.shape == (d, k) and k != m and 2 * k <= min(m, d):
+    full = old is not None and bool((old != 0).any(0).all())
+    if full and old.shape == (d, k) and k != m and 2 * k <= min(m, d):
         for _ in range(3):
             old = torch.linalg.qr(W.mT @ (W @ old))[0]
         V = old

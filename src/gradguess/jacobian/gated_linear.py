@@ -64,8 +64,8 @@ class GatedLinear(Jacobian):
             return orthonormal_columns(weight.t())  # the whole row space
         if warm is None or warm.shape[1] != k:
             return top_right_singular_vectors(weight, k)
-        if 2 * k > min(self.m, self.d) and not recording():  # an iteration would lose weak directions
-            return top_right_singular_vectors(weight, k)
+        if not recording() and (2 * k > min(self.m, self.d) or not bool(warm.any(0).all())):
+            return top_right_singular_vectors(weight, k)  # an iteration would lose weak directions, and gains none
         for _ in range(WARM):  # only the span matters, so there is no Rayleigh–Ritz step
             warm = orthonormal_columns(weight.t() @ (weight @ warm))
         return warm

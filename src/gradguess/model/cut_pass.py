@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from gradguess.model.hooks import CallHooks
+from gradguess.model.hooks import CallHooks, OwnOutputs
 from gradguess.model.task import Task, tensors
 
 Want = Callable[[nn.Module, int], bool]  # (module, number of the call): is this call a site?
@@ -37,6 +37,7 @@ class CutPass:
         counts: how often each watched module was called.
         ends: the model's outputs.
         losses: one per sample.
+        altered: modules whose output is not what their class says.
     """
 
     def __init__(self, task: Task, want: Want | None) -> None:
@@ -52,9 +53,11 @@ class CutPass:
             return self._cut(names[module], module, index, x, output) if wanted else output
 
         hooks = CallHooks(names, after, before=lambda module: open_modules.append(False))
-        with hooks:
+        own = OwnOutputs(list(names))
+        with own, hooks:  # in this order: what `hooks` puts in the place of an output is no change
             outputs, self.losses = watched_run(task, grad=True)
         self.counts = hooks.calls
+        self.altered = own.altered
         self.ends = tensors(outputs)
 
     def _cut(self, name: str, module: nn.Module, index: int, x: Any, output: Any) -> Any:

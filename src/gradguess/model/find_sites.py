@@ -20,7 +20,7 @@ from gradguess.layers.table import gate_of, gradient_of
 from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.bottlenecks import bottleneck_calls
 from gradguess.model.cut_pass import Call, CutPass, Want, candidates, watched_run
-from gradguess.model.hooks import CallHooks, has_other_output
+from gradguess.model.hooks import CallHooks
 from gradguess.model.side_effects import untouched
 from gradguess.model.site import Layout, Members, Site, Sites
 from gradguess.model.task import Task, check_model
@@ -175,7 +175,7 @@ def _read(
                 above=tuple(title[key] for key in above),
                 reaches_output=id(leaf) in at_output,
                 is_output=gate is None and len(cut.ends) == 1 and cut.ends[0].grad_fn is end,
-                linear=_linear_above(above, end, graph) if plain else None,
+                linear=_linear_above(above, end, graph, cut.altered) if plain else None,
                 parameters=tuple(name for key, name in parameters.items() if key in reach[call, slot]),
                 gradient=gradient_of(call.module),
                 pattern=pattern_of(call.module, s, batch_dim, cut.ends),
@@ -185,7 +185,7 @@ def _read(
     reached = set(tail).union(*(site.parameters for site in found))
     return Layout(
         sites=tuple(found),
-        has_closed_gradients=not tail and _all_closed(found, reached, graph, nodes, model),
+        has_closed_gradients=not tail and _all_closed(found, reached, graph, nodes, model, cut.altered),
         tail=tail,
         reached=tuple(name for name in parameters.values() if name in reached),
         sliceable=sliceable,
@@ -259,23 +259,30 @@ def _follower(graph: AutogradGraph, leaf: Any) -> tuple[Gate | None, Any]:
     return None, node
 
 
-def _linear_above(above: Sequence[tuple[Call, int]], end: Any, graph: AutogradGraph) -> nn.Linear | None:
+def _linear_above(
+    above: Sequence[tuple[Call, int]], end: Any, graph: AutogradGraph, altered: set[nn.Module]
+) -> nn.Linear | None:
     """The linear layer above, if all paths are elementwise -> that layer and nothing else."""
     if len(above) != 1 or len(graph.consumers.get(end, [])) != 1:
         return None
     call = above[0][0]
     plain = type(call.module) is nn.Linear and isinstance(call.x, Tensor) and call.x.dim() == 2
-    plain = plain and not has_other_output(call.module)
+    plain = plain and call.module not in altered
     return call.module if plain and call.x.grad_fn is end else None  # type: ignore[return-value]
 
 
 def _all_closed(
-    sites: Sequence[Site], reached: set[str], graph: AutogradGraph, nodes: dict[int, Any], model: nn.Module
+    sites: Sequence[Site],
+    reached: set[str],
+    graph: AutogradGraph,
+    nodes: dict[int, Any],
+    model: nn.Module,
+    altered: set[nn.Module],
 ) -> bool:
     """Is every parameter used by its own site's layer alone, and does that layer have a closed form?"""
     uses: dict[int, int] = {}
     for site in sites:
-        if site.gradient is None or has_other_output(site.module):
+        if site.gradient is None or site.module in altered:
             return False
         for p in site.module.parameters(recurse=False):
             uses[id(p)] = uses.get(id(p), 0) + 1

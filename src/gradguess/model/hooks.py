@@ -15,9 +15,36 @@ After = Callable[[nn.Module, int, Any, Any], Any]  # (module, number of the call
 Visit = Callable[[Site, Any, Tensor], Tensor]  # (site, input x, output s) -> what takes the place of s
 
 
-def has_other_output(module: nn.Module) -> bool:
-    """May a call return something else than the module's class says: a hook changes it, or `forward` is another?"""
-    return bool(module._forward_hooks or _module._global_forward_hooks or "forward" in module.__dict__)
+class OwnOutputs:
+    """While open, notes which modules return something else than their class says: a hook changed it, or `forward` is
+    another.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.altered = {m for m in modules if _module._global_forward_hooks or "forward" in m.__dict__}
+        self._hooked = [m for m in modules if m._forward_hooks and m not in self.altered]
+        self._own: dict[nn.Module, tuple[Any, list[int]]] = {}
+
+    def __enter__(self) -> OwnOutputs:
+        self._handles = [m.register_forward_hook(self._first, prepend=True) for m in self._hooked]
+        self._handles += [m.register_forward_hook(self._last) for m in self._hooked]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _first(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._own[module] = output, _versions(output)
+
+    def _last(self, module: nn.Module, args: Any, output: Any) -> None:
+        own, versions = self._own.pop(module)
+        if output is not own or _versions(output) != versions:
+            self.altered.add(module)
+
+
+def _versions(output: Any) -> list[int]:
+    return [leaf._version for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
 
 
 class CallHooks:
