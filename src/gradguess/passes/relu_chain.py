@@ -27,7 +27,6 @@ from gradguess.backends.policy import preferences
 from gradguess.backends.streams import side_by_side, waits_for_jobs
 from gradguess.layers.elementwise import mask
 from gradguess.layers.tangents import TangentRules
-from gradguess.model.hooks import has_other_output
 from gradguess.model.site import Layout, LayoutChanged, Site
 from gradguess.model.task import Task, tensors
 from gradguess.passes.base import Carried, Draw, Observe, Scale
@@ -48,7 +47,7 @@ class ReluChainPass(ModulePass):
     @staticmethod
     def fits(task: Task, layout: Layout, keep: bool) -> bool:
         """Is the model such a chain, and may its layers be run one by one, or its inputs be kept?"""
-        if not _is_chain(layout) or any(has_other_output(site.module) for site in layout.sites):
+        if not _is_chain(layout) or _has_hooks(layout):
             return False
         weight = _weight(layout.sites[0])
         if weight.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(weight.device.type):
@@ -171,6 +170,13 @@ def _is_chain(layout: Layout) -> bool:
             and all(_leads_to(site, above) for site, above in pairwise(layout.sites))
         )
     return _CHAINS[layout]
+
+
+def _has_hooks(layout: Layout) -> bool:
+    """Is there a hook, or another `forward`, that may change the output of a layer?"""
+    if _module._global_forward_hooks:
+        return True
+    return any(site.module._forward_hooks or "forward" in site.module.__dict__ for site in layout.sites)
 
 
 def _leads_to(site: Site, above: Site) -> bool:
