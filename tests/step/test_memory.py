@@ -26,13 +26,14 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def rise() -> dict[str, float]:
-    """MiB by 'method:depth'."""
+    """MiB by 'method:depth': the smaller of two measurements, since what the allocator does by itself only adds."""
     probe = Path(__file__).with_name("memory_probe.py")
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "100000", "OMP_NUM_THREADS": "1"}
     specs = [f"{method}:{depth}" for method in ["backward", *FLAT, *STORED] for depth in (50, 200)]
     command = [sys.executable, str(probe), str(WIDTH), str(BATCH), *specs]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    runs = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]
+    first, second = (json.loads(done.stdout) for done in runs)
+    return {spec: min(first[spec], second[spec]) for spec in specs}
 
 
 def per_layer(rise: dict[str, float], method: str) -> float:
