@@ -1,7 +1,6 @@
 """Run mutants against their tests, several at a time, each in a tree of its own."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from queue import SimpleQueue
 from threading import Event, Timer
 
 from .code import Code
-from .covering import TOOL, Map, Timed, environment_of
+from .covering import Map, Timed, environment_of
 from .find import Mutant, changed_line
 from .listing import Listing
 from .record import Result
