@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from .code import Code
@@ -180,13 +181,14 @@ def measure(settings: Settings, arguments: list[str], jobs: int, seconds: float 
         site = Path(folder) / "site"  # for processes that tests start, where coverage.py has not set this up itself
         site.mkdir()
         (site / "sitecustomize.py").write_text("import coverage\ncoverage.process_startup()\n")
-        python = [sys.executable, "-m", "pytest", "-p", "mutants.plugin", "--cov", f"--cov-config={main}"]
-        options = ["--cov-context=test", "--cov-report=", "-p", "no:cacheprovider", "--tb=line"]
-        options += ["-n", str(jobs), "--maxschedchunk=4"] if jobs > 1 else []
+        python = [sys.executable, "-m", "pytest", "-p", "mutants.plugin", *hypothesis(), "-p", "no:cacheprovider"]
+        options = ["-p", "pytest_cov.plugin", "--cov", f"--cov-config={main}", "--cov-context=test", "--cov-report="]
+        options += ["-p", "xdist.plugin", "-n", str(jobs), "--maxschedchunk=4"] if jobs > 1 else []
         until = {} if seconds is None else {"MUTANTS_UNTIL": str(time.time() + seconds)}
         environment = environment_of(
             settings.root, MUTANTS_TIMES=str(times), MUTANTS_CHILDREN=str(children), MUTANTS_EACH=str(each), **until
         )
+        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         environment["PYTHONPATH"] += os.pathsep + str(site)
         done = subprocess.run([*python, *options, *arguments], cwd=settings.root, env=environment, check=False)
         if done.returncode not in (0, 1) or not times.exists():
@@ -204,6 +206,11 @@ def environment_of(root: Path, **more: str) -> dict[str, str]:
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     outer = {k: v for k, v in os.environ.items() if not k.startswith(("MUTANTS_", "COVERAGE_", "PYTEST_"))}
     return {**outer, **one_thread, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **more}
+
+
+def hypothesis() -> tuple[str, ...]:
+    """Its plugin, by name: others are not loaded, they take longer to import than a test to run."""
+    return ("-p", "_hypothesis_pytestplugin") if find_spec("_hypothesis_pytestplugin") else ()
 
 
 def _read(settings: Settings, data: Path, times: dict[str, float]) -> Map:

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Timer
 
 from .code import Code
-from .covering import Map, Timed, environment_of
+from .covering import Map, Timed, environment_of, hypothesis
 from .find import Mutant, changed_line
 from .listing import Listing
 from .record import Result
@@ -25,7 +24,6 @@ from .trees import make_trees, put, remove_trees
 START = 20.0  # seconds that pytest may take to start and to collect, on a busy machine
 SLOWER = 4.0  # a mutant may take that many times the seconds that its tests took without it
 OPTIONS = ("-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "mutants.plugin")
-SEEDED = ("-p", "_hypothesis_pytestplugin", "--hypothesis-seed=0")
 
 
 @dataclass(frozen=True)
@@ -55,10 +53,10 @@ class Worker:
                 MUTANTS_CHOSEN=str(chosen),
                 MUTANTS_KILLER=str(killer),
                 MUTANTS_LAST=str(last),
-                PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",  # they take longer to import than a test to run
+                PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
             )
-            seeded = SEEDED if find_spec("_hypothesis_pytestplugin") else ()
-            arguments = [*OPTIONS, *seeded, f"--basetemp={folder}/pytest", *files]
+            seeded = ("--hypothesis-seed=0",) if hypothesis() else ()
+            arguments = [*OPTIONS, *hypothesis(), *seeded, f"--basetemp={folder}/pytest", *files]
             began = time.monotonic()
             code = self._ask(arguments, environment, limit)
             failed = killer.read_text().split("\n")[:-1] if killer.exists() else []
@@ -225,6 +223,8 @@ def unsteady(settings: Settings, tests: list[str], jobs: int, seconds: float) ->
                 if workers.stopped.is_set():
                     return
                 bad = next(iter(ended.failed), ended.last) if ended.code != 0 else ""
+                if ended.code != 0 and not bad:
+                    raise RuntimeError(f"pytest ended with {ended.code} without a mutant, on {left}: run it by hand")
                 failed.extend([bad] if bad else [])
                 done = left[: left.index(bad) + 1] if bad in left else left
                 met.extend(done)
