@@ -186,7 +186,12 @@ def measure(settings: Settings, arguments: list[str], jobs: int, seconds: float 
         options += ["-p", "xdist.plugin", "-n", str(jobs), "--maxschedchunk=4"] if jobs > 1 else []
         until = {} if seconds is None else {"MUTANTS_UNTIL": str(time.time() + seconds)}
         environment = environment_of(
-            settings.root, MUTANTS_TIMES=str(times), MUTANTS_CHILDREN=str(children), MUTANTS_EACH=str(each), **until
+            settings,
+            settings.root,
+            MUTANTS_TIMES=str(times),
+            MUTANTS_CHILDREN=str(children),
+            MUTANTS_EACH=str(each),
+            **until,
         )
         environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         environment["PYTHONPATH"] += os.pathsep + str(site)
@@ -200,12 +205,13 @@ def measure(settings: Settings, arguments: list[str], jobs: int, seconds: float 
     return found
 
 
-def environment_of(root: Path, **more: str) -> dict[str, str]:
+def environment_of(settings: Settings, root: Path, **more: str) -> dict[str, str]:
     """The environment of a run of the tests in a tree: its own sources first, one thread."""
     paths = [str(root / "src"), str(root / "tests"), str(TOOL)]
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     outer = {k: v for k, v in os.environ.items() if not k.startswith(("MUTANTS_", "COVERAGE_", "PYTEST_"))}
-    return {**outer, **one_thread, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **more}
+    path = os.pathsep.join(dict.fromkeys(paths))
+    return {**outer, **one_thread, **settings.environment, "PYTHONPATH": path, **more}
 
 
 def hypothesis() -> tuple[str, ...]:

@@ -37,9 +37,9 @@ class Ended:
 class Worker:
     """A tree, and a process that has imported what all tests need and forks for each run of them (server.py)."""
 
-    def __init__(self, tree: Path, preload: tuple[str, ...]) -> None:
+    def __init__(self, settings: Settings, tree: Path) -> None:
+        self.settings = settings
         self.tree = tree
-        self.preload = preload
         self._server: subprocess.Popen[bytes] | None = None
 
     def run_tests(self, tests: list[str], limit: float) -> Ended:
@@ -49,6 +49,7 @@ class Worker:
             chosen, killer, last = (Path(folder) / name for name in ("chosen.json", "killer", "last"))
             chosen.write_text(json.dumps(tests))
             environment = environment_of(
+                self.settings,
                 self.tree,
                 MUTANTS_CHOSEN=str(chosen),
                 MUTANTS_KILLER=str(killer),
@@ -66,7 +67,7 @@ class Worker:
     def _ask(self, arguments: list[str], environment: dict[str, str], limit: float) -> int | None:
         server = self._server
         if server is None:
-            command = [sys.executable, "-P", "-m", "mutants.server", *self.preload]
+            command = [sys.executable, "-P", "-m", "mutants.server", *self.settings.preload]
             quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
             server = self._server = subprocess.Popen(
                 command, env=environment, stdin=pipe, stdout=pipe, stderr=quiet, start_new_session=True
@@ -102,7 +103,7 @@ class Workers:
 
     def __post_init__(self) -> None:
         self.stopped = Event()
-        self._all = [Worker(tree, self.settings.preload) for tree in make_trees(self.settings, self.jobs)]
+        self._all = [Worker(self.settings, tree) for tree in make_trees(self.settings, self.jobs)]
         self._free: SimpleQueue[Worker] = SimpleQueue()
         for worker in self._all:
             self._free.put(worker)
@@ -195,7 +196,7 @@ class Run:
                     continue
                 limit = min(self.settings.limit, START + SLOWER * sum(seconds for _, seconds in group))
                 ended = worker.run_tests([test for test, _ in group], limit)
-                outcome = outcome_of(ended, lambda: imports(worker.tree, mutant.file))
+                outcome = outcome_of(ended, lambda: imports(self.settings, worker.tree, mutant.file))
                 killer = "" if outcome == "survived" else next(iter(ended.failed), ended.last)
                 seconds = round(result.seconds + ended.seconds, 2)
                 result = replace(result, outcome=outcome, seconds=seconds, killer=killer, apart=bool(apart))
@@ -249,13 +250,13 @@ def outcome_of(ended: Ended, can_import: Callable[[], bool]) -> str:
     return "killed" if ended.failed or can_import() else "incompetent"
 
 
-def imports(tree: Path, file: str) -> bool:
+def imports(settings: Settings, tree: Path, file: str) -> bool:
     """Whether a module of a tree can be imported."""
     parts = Path(file).with_suffix("").parts
     module = ".".join(p for p in parts[1:] if p != "__init__")  # below `src`
     command = [sys.executable, "-P", "-c", f"import {module}"]
     try:
-        done = subprocess.run(command, cwd=tree, env=environment_of(tree), capture_output=True, timeout=60)
+        done = subprocess.run(command, cwd=tree, env=environment_of(settings, tree), capture_output=True, timeout=60)
     except subprocess.TimeoutExpired:
         return False
     return done.returncode == 0

@@ -4,7 +4,7 @@ import hashlib
 import os
 import subprocess
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ class Settings:
     apart: tuple[str, ...] = ()  # patterns: tests that run last and by themselves; the figure without them is given too
     always: tuple[str, ...] = ()  # patterns: tests that are chosen like those that bear the module's name
     preload: tuple[str, ...] = ()  # modules that the workers import once for all mutants
+    environment: dict[str, str] = field(default_factory=dict)  # variables for the tests
     tests: int = 40  # the number of covering tests that each mutant meets
     mirrored: int = 20  # the number of further ones from the test file that bears the module's name
     seconds: float = 60.0  # the time that the chosen tests may take together, as measured without a mutant
@@ -30,7 +31,7 @@ class Settings:
     def read(cls, root: Path) -> "Settings":
         table = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["mutants"]
         many = ("sources", "leave_out", "apart", "always", "preload")
-        known = {*many, "tests", "mirrored", "seconds", "limit"}
+        known = {*many, "environment", "tests", "mirrored", "seconds", "limit"}
         if unknown := sorted(set(table) - known):
             raise ValueError(f"[tool.mutants] knows {sorted(known)}, found {unknown}: remove them")
         lists = {key: tuple(table[key]) for key in many if key in table}

@@ -108,7 +108,7 @@ def test_a_constant_is_tested_by_the_functions_that_mention_it(toy):
 @pytest.fixture
 def worker(tmp_path):
     """In an empty tree."""
-    made = Worker(tmp_path, ())
+    made = Worker(Settings(tmp_path, ()), tmp_path)
     yield made
     made.end()
 
