@@ -78,7 +78,9 @@ class Map:
 
         Tests whose file is gone are left out: the map may be older than the tree.
         """
-        covering = [t for t in covering if (settings.root / self.tests[t][0].split("::")[0]).exists()]
+        files = {self.tests[t][0].split("::")[0] for t in covering}
+        gone = {file for file in files if not (settings.root / file).exists()}
+        covering = [t for t in covering if self.tests[t][0].split("::")[0] not in gone]
         groups: tuple[list[int], list[int]] = [], []
         for test in covering:
             groups[matches(self.tests[test][0], settings.apart)].append(test)
@@ -153,6 +155,7 @@ class Map:
         return cls(table["commit"], [(name, seconds) for name, seconds in table["tests"]], functions)
 
 
+@cache
 def mirrors(test: str, file: str) -> bool:
     """Whether a test's file bears the name of a module or of its package, or is the module: its doctests.
 

@@ -40,6 +40,7 @@ class Worker:
     def __init__(self, settings: Settings, tree: Path) -> None:
         self.settings = settings
         self.tree = tree
+        self.ended = False
         self._server: subprocess.Popen[bytes] | None = None
 
     def run_tests(self, tests: list[str], limit: float) -> Ended:
@@ -66,6 +67,8 @@ class Worker:
 
     def _ask(self, arguments: list[str], environment: dict[str, str], limit: float) -> int | None:
         server = self._server
+        if self.ended:
+            raise RuntimeError(f"the worker of {self.tree} has ended")
         if server is None:
             command = [sys.executable, "-P", "-m", "mutants.server", *self.settings.preload]
             quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
@@ -84,6 +87,7 @@ class Worker:
 
     def end(self) -> None:
         """Close the server's input: it ends, with the pytest that it waits for."""
+        self.ended = True
         server, self._server = self._server, None
         if server is not None and server.stdin is not None:
             with suppress(OSError):
