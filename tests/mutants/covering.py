@@ -186,6 +186,7 @@ def measure(settings: Settings, arguments: list[str], jobs: int, seconds: float 
         (site / "sitecustomize.py").write_text("import coverage\ncoverage.process_startup()\n")
         python = [sys.executable, "-m", "pytest", "-p", "mutants.plugin", *hypothesis(), "-p", "no:cacheprovider"]
         options = ["-p", "pytest_cov.plugin", "--cov", f"--cov-config={main}", "--cov-context=test", "--cov-report="]
+        options += ["--continue-on-collection-errors"]  # where a package is not there
         options += ["-p", "xdist.plugin", "-n", str(jobs), "--maxschedchunk=4"] if jobs > 1 else []
         until = {} if seconds is None else {"MUTANTS_UNTIL": str(time.time() + seconds)}
         environment = environment_of(
