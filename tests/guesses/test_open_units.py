@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gradguess as gg
+from frames import covariance
 from gradguess.backends import policy
 from gradguess.guesses import Columns, SiteView, perp
 from gradguess.guesses.frames import Grouped
@@ -58,6 +59,42 @@ def test_the_subspace_of_open_units_is_that_of_the_svd(d, spread, careful, monke
     error = torch.linalg.matrix_norm(found @ found.mT - exact @ exact.mT, 2)
     assert error.median() < 5e-3
     assert error.quantile(0.9) < 1e-2
+
+
+@pytest.mark.parametrize("device", ["_CPU", "_CUDA"])
+@pytest.mark.parametrize(
+    ("m", "d", "k"), [(64, 64, 10), (40, 64, 1), (10, 64, 1), (10, 64, 9), (10, 64, 10), (32, 24, 5)]
+)
+def test_small_layers_have_the_subspace_of_the_svd(m, d, k, device, monkeypatch):
+    """Narrow layers above, a single direction, widths below a tile: the same projectors on every device."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(m, d, generator=generator, dtype=F64) / d**0.5
+    W = GatedLinear(weight, (torch.rand(9, d, generator=generator) < 0.7).double())
+    for module in (perp, open_units):
+        monkeypatch.setattr(module, "preferences", lambda t: getattr(policy, device))
+    guess, source = gg.WPerp(k, solver="subspace"), Noise(generator)
+    kept = guess.search(SiteView("site", W.gate, W.gate, True, {}, source, lambda: W))
+    frame = guess.frame(SiteView("site", W.gate, W.gate, True, kept, source, lambda: W))
+    exact = perp._top_of(W.matrix(), k)
+    found = covariance(frame, d)
+    assert torch.linalg.matrix_norm(found - exact @ exact.mT, 2).max() < 5e-3
+
+
+@pytest.mark.parametrize("rank", [24, 20])
+def test_all_directions_are_those_of_the_open_units(rank):
+    """k = d: whatever the solver, the projector is that on the row space; at full rank the gate alone decides."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(30, rank, generator=generator, dtype=F64) @ torch.randn(
+        rank, 24, generator=generator, dtype=F64
+    )
+    W = GatedLinear(weight, (torch.rand(9, 24, generator=generator) < 0.5).double())
+    found = {}
+    for solver in ("subspace", "shared", "svd"):
+        guess, source = gg.WPerp(24, solver=solver), Noise(generator)
+        kept = guess.search(SiteView("site", W.gate, W.gate, True, {}, source, lambda: W))
+        found[solver] = covariance(guess.frame(SiteView("site", W.gate, W.gate, True, kept, source, lambda: W)), 24)
+    torch.testing.assert_close(found["subspace"], found["svd"])
+    torch.testing.assert_close(found["shared"], found["svd"])
 
 
 def test_a_frame_of_groups_is_each_of_them_in_its_place():
