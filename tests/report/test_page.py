@@ -73,7 +73,8 @@ def test_ids_are_unique_and_references_resolve(page: Path):
 
 def test_the_page_says_what_the_rule_is_and_how_to_repeat_a_line(page: Path):
     content = page.read_text()
-    assert "0.03 for an" in content
+    assert "t s √(1 + 1/n) + r" in content
+    assert "expected by chance alone" in content
     assert "gradguess train --data mnist1d --method wperp --width 128" in content
     assert "○</span> not run" in content
     assert "2.13.0" in content

@@ -114,7 +114,7 @@ def _dress(axes: Axes, figure: Figure) -> None:
         axes.set_yscale("log")
         _plain_numbers(axes.yaxis)
     if figure.x_ticks:
-        axes.set_xticks(figure.x_ticks, [f"{tick:g}" for tick in figure.x_ticks])
+        axes.set_xticks(figure.x_ticks, figure.x_names or [f"{tick:g}" for tick in figure.x_ticks])
         axes.minorticks_off()
     if figure.y_names:
         axes.set_yticks(range(len(figure.y_names)), figure.y_names, fontsize=7)

@@ -81,6 +81,7 @@ class Figure:
     curves: tuple[Curve, ...]
     caption: str = ""
     x_ticks: tuple[float, ...] = ()
+    x_names: tuple[str, ...] = ()  # what stands at the ticks, if not their numbers
     y_range: tuple[float, float] | None = None
     mark: tuple[float, str] | None = None  # a dotted vertical line, and what it says
     log_x: bool = False
