@@ -72,7 +72,7 @@ CLAIMS = (
         ascending(_wperp(128, k=1), _wperp(128)),
     ),
     Claim(
-        "With k = rank, W⊥ is almost identical to Wᵀ (width 128; margin 0.01).",
+        "With k = rank, W⊥ is almost identical to Wᵀ (width 128, margin 0.01).",
         "0.311, 0.312",
         agree(_wperp(128, k="rank"), _wt(128), 0.01),
     ),
@@ -115,7 +115,7 @@ CLAIMS = (
         ascending(_wperp(128, "bias"), _bottom(128, "bias")),
     ),
     Claim(
-        "W⊥ is no closer to the identity than Wᵀ or W⊥-bottom in covariance norm (width 128; margin 0.004).",
+        "W⊥ is no closer to the identity than Wᵀ or W⊥-bottom in covariance norm (width 128, margin 0.004).",
         "0.085, 0.084; 0.085, 0.085",
         every(
             agree(_wperp(128, "covariance_norm"), _wt(128, "covariance_norm"), 0.004, name="Wᵀ"),

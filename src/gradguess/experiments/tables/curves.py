@@ -11,7 +11,7 @@ from gradguess.experiments.paper_numbers import LAYER_SITES, SCALING, WIDTHS
 from gradguess.experiments.tables.averages import curve_of_means, epoch_curve
 from gradguess.experiments.tables.lines import Line
 from gradguess.experiments.tables.paper import SHARED, scaling_columns
-from gradguess.experiments.tables.runs import Run, Variant, overlap_of, select, variants
+from gradguess.experiments.tables.runs import Run, Variant, overlap_of, select, toggles, variants
 from gradguess.experiments.tables.table import Curve, Figure, slugify
 
 _TRAINING = {
@@ -102,7 +102,7 @@ def training_figures(runs: Sequence[Run]) -> list[Figure]:
     """Loss and accuracy over the epochs, a pair of figures for each task and shape of network."""
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        if run.history:
+        if run.history and not toggles(run):
             groups.setdefault(_shape(run), []).append(run)
     figures: dict[str, list[Figure]] = {}
     for shape in sorted(groups, key=_natural):
