@@ -16,7 +16,7 @@ from gradguess.experiments.tables.feedback import feedback_tables
 from gradguess.experiments.tables.feedback_figures import feedback_figures
 from gradguess.experiments.tables.layers import layers_table
 from gradguess.experiments.tables.listing import runs_table
-from gradguess.experiments.tables.over_training import over_training_figures
+from gradguess.experiments.tables.over_training import over_training_figures, over_training_table
 from gradguess.experiments.tables.paper import (
     bias_variance_table,
     choice_of_k_table,
@@ -27,6 +27,7 @@ from gradguess.experiments.tables.paper import (
     scaling_table,
 )
 from gradguess.experiments.tables.real import real_table
+from gradguess.experiments.tables.solvers import solvers_table
 from gradguess.experiments.tables.speed import speed_claims_table
 from gradguess.experiments.tables.table import Figure, Table
 from gradguess.experiments.tables.tally import tally_table
@@ -108,7 +109,7 @@ SECTIONS: tuple[SectionEntry, ...] = (
         "bias-variance",
         "Variance, bias and covariance norm",
         "What a guess costs: how far its mean lies from the gradient, and how far it scatters.",
-        tables=(bias_variance_table, layers_table),
+        tables=(bias_variance_table, over_training_table, layers_table),
         figures=(over_training_figures,),
         of_the_paper=True,
     ),
@@ -118,7 +119,7 @@ SECTIONS: tuple[SectionEntry, ...] = (
         "Training accuracy over the width of the hidden layers. The paper prints some of these numbers twice, "
         "from two runs: Wᵀ at width 512 is 0.494 here and 0.486 in its Newton–Schulz table, so a single run is "
         "good to about a point.",
-        tables=(scaling_matrix, scaling_table),
+        tables=(scaling_matrix, scaling_table, solvers_table),
         figures=(scaling_figure,),
         of_the_paper=True,
     ),

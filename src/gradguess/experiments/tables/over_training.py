@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from gradguess.experiments.methods import method_label
 from gradguess.experiments.paper_numbers import BIAS_VARIANCE
+from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.runs import Run, Variant, measure, select
-from gradguess.experiments.tables.table import Curve, Figure, slugify
+from gradguess.experiments.tables.table import Curve, Figure, Table, number, slugify, text
 
 METHODS = {"wt": None, "wperp-bottom": 10, "wperp": 10}
 QUANTITIES = {"variance": "Variance", "bias": "Bias", "gradient_norm": "Gradient norm"}
@@ -20,6 +21,27 @@ def over_training_figures(runs: Sequence[Run]) -> list[Figure]:
     found = {method: _diagnosed(runs, method, k) for method, k in METHODS.items()}
     known = {method: variant for method, variant in found.items() if variant}
     return [figure for quantity in QUANTITIES if (figure := _figure(known, quantity))]
+
+
+def over_training_table(runs: Sequence[Run]) -> Table | None:
+    """The numbers behind the figures; None where nothing was diagnosed."""
+    rows = []
+    for method, k in METHODS.items():
+        if variant := _diagnosed(runs, method, k):
+            for epoch in sorted({row["epoch"] for run in variant.runs for row in run.diagnostics}):
+                values = (Summary.of(variant.values(name, LAYER, epoch=epoch)) for name in QUANTITIES)
+                means = (number(one.mean if one else None, ".2e") for one in values)
+                rows.append((text(method_label(method)), number(epoch, "d"), *means, text(variant.label)))
+    if not rows:
+        return None
+    return Table(
+        "over-training",
+        "Bias, variance and gradient norm over training",
+        ("Method", "Epoch", *QUANTITIES.values(), "Computed by"),
+        tuple(rows),
+        f"Layer {LAYER}, width {WIDTH}, means over the seeds, on the first 512 training samples.",
+        folded=True,
+    )
 
 
 def _diagnosed(runs: Sequence[Run], method: str, k: int | None) -> Variant | None:
