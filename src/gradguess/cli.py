@@ -33,6 +33,7 @@ app = typer.Typer(
 
 Out = Annotated[Path | None, typer.Option(help="Directory of the run; the same command continues it.")]
 _METHODS, _DTYPES = ", ".join([*METHODS, *VARIANTS]), ", ".join(CHOICES["dtype"])
+RUNS = Path("runs/reproduce")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
@@ -126,14 +127,21 @@ def reproduce(
     jobs: Annotated[int, typer.Option(help="Parallel processes.")] = 2,
     backend: Annotated[str, typer.Option(help="processes (this machine), ray or dask.")] = "processes",
     address: Annotated[str | None, typer.Option(help="Address of a Ray or Dask cluster; none: a local one.")] = None,
-    out: Annotated[Path, typer.Option(help="Directory of the runs and the report.")] = Path("runs/reproduce"),
+    out: Annotated[Path, typer.Option(help="Directory of the runs and the report.")] = RUNS,
     device: Annotated[str, typer.Option(help="Device of PyTorch.")] = "cpu",
     solver: Annotated[str | None, typer.Option(help="Another solver for W⊥: svd, subspace or shared.")] = None,
     dump: Annotated[Path | None, typer.Option(help="Write the configurations to this file, and run nothing.")] = None,
     configs: Annotated[Path | None, typer.Option(help="Run the configurations in this file instead.")] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Run nothing: say which results (results/paper, or --out) are of other code."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run the experiments of the paper and write the report. Finished runs are never run again."""
+    if check:
+        _check_results(Path("results/paper") if out == RUNS else out, json)
+        return
     from gradguess.experiments import plan
     from gradguess.experiments.files import write_json
     from gradguess.experiments.reproduce import read_configs
@@ -154,6 +162,18 @@ def reproduce(
     if failures:
         listed = "; ".join(f"{key}: {message}" for key, message in failures.items())
         raise GradguessError(f"{len(failures)} of {len(records) + len(failures)} runs failed: {listed}")
+
+
+def _check_results(directory: Path, json: bool) -> None:
+    """Exit code 1 if a result is stale."""
+    from gradguess.experiments.check import check
+    from gradguess.report.results import load_runs
+
+    records = [{"key": r.key, "config": r.config, "environment": r.environment} for r in load_runs(directory)]
+    found = check(records, Path(__file__).parent)
+    emit(dataclasses.asdict(found), json, found.lines())
+    if found.stale:
+        raise typer.Exit(1)
 
 
 @app.command()

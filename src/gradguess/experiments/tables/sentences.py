@@ -121,7 +121,7 @@ def memory_bullet(record: Record) -> str:
     ]
     return (
         f'- Memory: `memory="replay"` hardly grows with depth. Peak at {depth} layers in MB, and in brackets without '
-        f"the {replay['gradients_mb']:,.0f} MB of the parameters' gradients, which every method needs: {', '.join(parts)}. "
-        f"Replay takes {replay['step_ms'] / base['step_ms']:.1f} times the time of a backpropagation step "
-        "([docs/scale.md](docs/scale.md))."
+        f"the {replay['gradients_mb']:,.0f} MB of the parameters' gradients, which every method needs: "
+        f"{', '.join(parts)}. Replay takes {replay['step_ms'] / base['step_ms']:.1f} times the time of a "
+        "backpropagation step ([docs/scale.md](docs/scale.md))."
     )
