@@ -8,7 +8,7 @@ RUNS := $(VENV)/.installed-runs
 ALL := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: setup test test-gpu lint format reproduce bench mutants coverage-map clean
+.PHONY: setup test test-gpu lint format reproduce bench mutants mutants-list coverage-map clean
 
 setup: $(ALL)
 
@@ -45,6 +45,9 @@ SEED ?= 0
 
 mutants: $(ALL)  # docs/mutants.md
 	PYTHONPATH=tests $(BIN)/python -m mutants --jobs $(JOBS) run --sample $(SAMPLE) --seed $(SEED) $(ARGS)
+
+mutants-list: $(ALL)
+	PYTHONPATH=tests $(BIN)/python -m mutants list --sample $(SAMPLE) --seed $(SEED) $(ARGS) carry/mutants.json
 
 coverage-map: $(ALL)
 	PYTHONPATH=tests $(BIN)/python -m mutants --jobs $(JOBS) map $(ARGS)

@@ -263,6 +263,7 @@ GUESSES: dict[str, gg.Guess | gg.methods.Method] = {
     "svd-bottom": gg.WPerp(k=3, solver="svd", end="bottom"),
     "shared-bottom": gg.WPerp(k=3, solver="shared", end="bottom"),
     "ns": gg.WPerpNS(k=3),
+    "ns-nearest": gg.WPerpNS(k=3, threshold="nearest"),
     "wp": gg.WPreconditioned(),
 }
 SITE_GUESSES = {name: guess for name, guess in GUESSES.items() if name != "weight"}

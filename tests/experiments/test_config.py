@@ -119,7 +119,7 @@ def test_plans_share_runs():
     quick, full = plan.plan("quick"), plan.plan("paper")
     assert set(quick) == set(full) == set(plan.PAPER)
     assert {config.width for config in plan.unique(quick)} == {64, 128}
-    assert {config.seed for config in plan.unique(full)} == {0, 1, 2}
+    assert {config.seed for config in plan.unique(full)} == set(range(10))
     assert all(config.epochs == 300 for config in plan.unique(full))
     wt = {config for runs in quick.values() for config in runs if (config.method, config.width) == ("wt", 128)}
     assert len(wt) == 1

@@ -184,7 +184,8 @@ def _guesses(k: int = 3, refresh: int = 2) -> dict[str, Any]:
         "svd": gg.WPerp(k=k, solver="svd", refresh=refresh),
         "bottom": gg.WPerp(k=k, end="bottom", refresh=refresh),
         "svd-bottom": gg.WPerp(k=k, solver="svd", end="bottom", refresh=refresh),
-        "ns": gg.WPerpNS(k=k, refresh=refresh),
+        "ns": gg.WPerpNS(k=k, refresh=refresh, threshold="nearest"),
+        "ns-placed": gg.WPerpNS(k=k, refresh=refresh),
         "wp": gg.WPreconditioned(),
     }
 
@@ -498,7 +499,8 @@ def _runs() -> Iterator[Listed]:
         "shared": shared,
         "subspace": gg.WPerp(k=3, solver="subspace", refresh=7),
         "bottom": gg.WPerp(k=3, end="bottom", refresh=7),
-        "ns": gg.WPerpNS(k=3, refresh=7),
+        "ns": gg.WPerpNS(k=3, refresh=7, threshold="nearest"),
+        "ns-placed": gg.WPerpNS(k=3, refresh=7),
     }
     for form in ("direct", "chained", "corrected"):
         methods[form] = gg.Feedback(shared, form=form)

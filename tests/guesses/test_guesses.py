@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ import gradguess as gg
 from asserts import assert_covariance, assert_in_subspace, assert_projector, assert_unbiased
 from frames import covariance, frames_of, matrix
 from gradguess.guesses import Guess, perp_ns
-from gradguess.linalg.step_polynomials import coefficients
+from gradguess.linalg.step_polynomials import nearest, placed
 from gradguess.methods import Guessed
 from models import SITE_GUESSES, Case, generator, make
 from references import mlp_jacobians, row_projector, sample_gradients, spectral_norms, top_projector
@@ -23,14 +25,15 @@ K = 3
 # --- the definitions -----------------------------------------------------------------------------------------
 
 
-def newton_schulz_covariance(W: Tensor) -> Tensor:
+def newton_schulz_covariance(W: Tensor, threshold: str) -> Tensor:
     """`p^N(W̃)ᵀ p^N(W̃)` through the singular values: (batch, m, d) -> (batch, d, d)."""
     _, S, Vh = torch.linalg.svd(W, full_matrices=False)
-    scale = S[: perp_ns.PROBE, 0].max() * perp_ns.MARGIN
-    ratio = float(S[: perp_ns.PROBE, min(K, S.shape[1]) - 1].mean() / scale)
-    x = S / scale
+    norm = S[: perp_ns.PROBE, 0].max() * perp_ns.MARGIN
+    last, after = (nn.functional.pad(S, (0, 1))[: perp_ns.PROBE, i].mean() / norm for i in (K - 1, K))
+    entry, factor = (nearest(float(last)), 1.0) if threshold == "nearest" else placed(float((last + after) / 2))
+    x = S / norm * factor
     for _ in range(5):
-        x = sum(a * x ** (2 * j + 1) for j, a in enumerate(coefficients(ratio)))
+        x = sum(a * x ** (2 * j + 1) for j, a in enumerate(entry.coefficients))
     return Vh.mT @ torch.diag_embed(x.square()) @ Vh
 
 
@@ -58,7 +61,8 @@ DEFINITIONS = {
     "svd": lambda W: each(W, lambda w: top_projector(w, K)),
     "subspace": lambda W: each(W, lambda w: top_projector(w, K)),
     "svd-bottom": bottom_covariance,
-    "ns": newton_schulz_covariance,
+    "ns": partial(newton_schulz_covariance, threshold="placed"),
+    "ns-nearest": partial(newton_schulz_covariance, threshold="nearest"),
     "wp": lambda W: each(W, row_projector) if W.shape[1] < W.shape[2] else DEFINITIONS["activation"](W),
 }
 
@@ -204,6 +208,30 @@ def test_subspace_finds_what_the_svd_finds(width, strong):
     # from a start that is no help, it is the iteration that finds it
     shared = covariance(frames_of(case, gg.WPerp(solver="shared"))["0"], width)
     assert spectral_norms(shared - exact).max() > 0.1
+
+
+@pytest.mark.parametrize("width", [128, 512])
+def test_the_placed_threshold_passes_the_wanted_directions_alone(width):
+    """Ten directions stand out: NS is then W⊥. The nearest of nine sets is not as close."""
+    case, W = wide(width, strong=True)
+    exact = each(W, lambda w: top_projector(w, 10))
+    error = {
+        threshold: spectral_norms(
+            covariance(frames_of(case, gg.WPerpNS(threshold=threshold))["0"], width) - exact
+        ).max()
+        for threshold in ("placed", "nearest")
+    }
+    assert error["placed"] < 0.06  # the set that reaches so low is that accurate
+    assert error["placed"] < error["nearest"]
+
+
+@pytest.mark.parametrize("threshold", ["placed", "nearest"])
+def test_where_the_step_lies_without_a_gap(threshold):
+    """At initialisation no gap helps. The placed step lets ten directions pass, give or take those inside it."""
+    case, _ = wide(512, strong=False)
+    found = covariance(frames_of(case, gg.WPerpNS(threshold=threshold))["0"], 512)
+    passed = found.diagonal(dim1=-2, dim2=-1).sum(-1)
+    assert (passed - 10).abs().max() < {"placed": 2.5, "nearest": 20}[threshold]
 
 
 @pytest.mark.parametrize("classes", [3, 10, 14])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradguess import linalg
-from gradguess.linalg.step_polynomials import CoefficientSet, coefficients, evaluate, matched, measure, nearest, table
+from gradguess.linalg.step_polynomials import CoefficientSet, coefficients, evaluate, measure, nearest, placed, table
 
 SETS = pytest.mark.parametrize("entry", table(), ids=lambda entry: f"{entry.sigma:.1f}")
 
@@ -83,8 +83,8 @@ def test_coefficients_are_those_of_the_nearest_set(sigma: float, expected: float
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.1, 0.25, 0.41, 0.5, 0.68, 0.95, 1.0])
-def test_matched_puts_the_step_at_sigma_and_never_enlarges(sigma: float) -> None:
-    entry, factor = matched(sigma)
+def test_placed_puts_the_step_at_sigma_and_never_enlarges(sigma: float) -> None:
+    entry, factor = placed(sigma)
     assert 0 < factor <= 1
     if sigma >= table()[0].crossing:
         assert factor * sigma == pytest.approx(entry.crossing, abs=1e-12)
@@ -92,10 +92,10 @@ def test_matched_puts_the_step_at_sigma_and_never_enlarges(sigma: float) -> None
 
 
 @pytest.mark.parametrize("ratio", [0.45, 0.55, 0.63, 0.86])
-def test_matched_keeps_exactly_the_directions_above_the_step(ratio: float) -> None:
+def test_placed_keeps_exactly_the_directions_above_the_step(ratio: float) -> None:
     """Singular values 1, ..., ratio | ratio - 0.06, ...: the step halfway in the gap keeps exactly the first five."""
     kept, dropped = np.linspace(1, ratio, 5), np.linspace(ratio - 0.06, 0, 20)
-    entry, factor = matched(ratio - 0.03)
+    entry, factor = placed(ratio - 0.03)
     assert evaluate(factor * kept, entry.coefficients) == pytest.approx(1, abs=0.15)
     assert evaluate(factor * dropped, entry.coefficients) == pytest.approx(0, abs=0.15)
 

@@ -1,19 +1,25 @@
 """Which tests run a line: measured once by coverage.py, kept by function so that it outlives shifted lines."""
 
 import gzip
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from .code import Code
 from .find import Mutant
-from .settings import Settings
+from .settings import Settings, matches
+
+Timed = tuple[str, float]  # a test and its seconds
 
 TOOL = Path(__file__).resolve().parents[1]  # the folder to import this package from
 
@@ -41,7 +47,7 @@ class Map:
     """Tests with their seconds, fastest first, and the functions that they run, by `file::function`."""
 
     commit: str
-    tests: list[tuple[str, float]]
+    tests: list[Timed]
     functions: dict[str, Function]
 
     def covering(self, code: Code, mutant: Mutant) -> list[int]:
@@ -67,22 +73,46 @@ class Map:
         known = self.functions.get(f"{file}::{function}")
         return {t for tests in known.statements.values() for t in tests} if known else ()
 
-    def choose(self, covering: list[int], file: str, settings: Settings) -> list[tuple[str, float]]:
-        """The fastest tests, the fastest of those that bear the module's name, as long as the time allows.
+    def choose(self, covering: list[int], file: str, settings: Settings) -> list[list[Timed]]:
+        """Tests for a mutant, fastest first: in a first group all but those that run apart, these in a second.
 
         Tests whose file is gone are left out: the map may be older than the tree.
         """
-        covering = [t for t in covering if (settings.root / self.tests[t][0].split("::")[0]).exists()]
-        fastest = covering[: settings.tests]
-        mirrored = [t for t in covering[settings.tests :] if mirrors(self.tests[t][0], file)][: settings.mirrored]
-        chosen: list[int] = []
-        seconds = 0.0
-        for test in sorted({*fastest, *mirrored}):
-            seconds += self.tests[test][1]
-            if chosen and seconds > settings.seconds:
-                break
-            chosen.append(test)
-        return [self.tests[t] for t in chosen]
+        files = {self.tests[t][0].split("::")[0] for t in covering}
+        gone = {file for file in files if not (settings.root / file).exists()}
+        covering = [t for t in covering if self.tests[t][0].split("::")[0] not in gone]
+        groups: tuple[list[int], list[int]] = [], []
+        for test in covering:
+            groups[matches(self.tests[test][0], settings.apart)].append(test)
+        return [self._choose(group, file, settings) for group in groups]
+
+    def _choose(self, covering: list[int], file: str, settings: Settings) -> list[Timed]:
+        """One case of each test function, then a second one of each, and so on, as long as the time allows.
+
+        Then some more of those that bear the module's name, or that are always chosen.
+        """
+        waiting = self._by_turns(covering)
+        named = [t for t in waiting if mirrors(self.tests[t][0], file) or matches(self.tests[t][0], settings.always)]
+        chosen: dict[int, float] = {}
+        for group, most in ((waiting, settings.tests), (named, settings.tests + settings.mirrored)):
+            for test in group:
+                seconds = self.tests[test][1]
+                fits = not chosen or sum(chosen.values()) + seconds <= settings.seconds
+                if fits and len(chosen) < most:
+                    chosen[test] = seconds
+        return [self.tests[t] for t in sorted(chosen)]
+
+    def _by_turns(self, covering: list[int]) -> list[int]:
+        """The cases of a test function in a mixed order, the faster half first: its fastest cases are often alike."""
+        cases: dict[str, list[int]] = defaultdict(list)
+        for test in covering:
+            cases[self.tests[test][0].split("[")[0]].append(test)
+        turn = {}
+        for own in cases.values():
+            half = own[len(own) // 2]
+            mixed = sorted(own, key=lambda t: (t > half, hashlib.sha1(self.tests[t][0].encode()).digest()))
+            turn |= {test: i for i, test in enumerate(mixed)}
+        return sorted(covering, key=lambda t: (turn[t], t))
 
     def shortened(self, most: int) -> "Map":
         """With the fastest tests alone, and the fastest that bear the module's name: small enough to be committed."""
@@ -125,6 +155,7 @@ class Map:
         return cls(table["commit"], [(name, seconds) for name, seconds in table["tests"]], functions)
 
 
+@cache
 def mirrors(test: str, file: str) -> bool:
     """Whether a test's file bears the name of a module or of its package, or is the module: its doctests.
 
@@ -138,8 +169,11 @@ def mirrors(test: str, file: str) -> bool:
     return at == module or at.stem.removeprefix("test_") == name.strip("_") or at.parent.name == name
 
 
-def measure(settings: Settings, arguments: list[str], jobs: int) -> Map:
-    """Run the tests once under coverage.py, with a context for each, and write the map."""
+def measure(settings: Settings, arguments: list[str], jobs: int, seconds: float | None, each: float) -> Map:
+    """Run the tests once under coverage.py, with a context for each, and write the map.
+
+    Tests that take longer than `each`, and those that have not begun after `seconds`, are not in it.
+    """
     settings.build.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=settings.build, prefix="coverage-") as folder:
         data, times = Path(folder) / "data", Path(folder) / "times.json"
@@ -147,9 +181,24 @@ def measure(settings: Settings, arguments: list[str], jobs: int) -> Map:
         main, children = Path(folder) / "main.cfg", Path(folder) / "children.cfg"
         main.write_text(text)
         children.write_text(text + CHILDREN)
-        python = [sys.executable, "-m", "pytest", "-p", "mutants.plugin", "--cov", f"--cov-config={main}"]
-        options = ["--cov-context=test", "--cov-report=", *(["-n", str(jobs)] if jobs > 1 else [])]
-        environment = environment_of(settings.root, MUTANTS_TIMES=str(times), MUTANTS_CHILDREN=str(children))
+        site = Path(folder) / "site"  # for processes that tests start, where coverage.py has not set this up itself
+        site.mkdir()
+        (site / "sitecustomize.py").write_text("import coverage\ncoverage.process_startup()\n")
+        python = [sys.executable, "-m", "pytest", "-p", "mutants.plugin", *hypothesis(), "-p", "no:cacheprovider"]
+        options = ["-p", "pytest_cov.plugin", "--cov", f"--cov-config={main}", "--cov-context=test", "--cov-report="]
+        options += ["--continue-on-collection-errors"]  # where a package is not there
+        options += ["-p", "xdist.plugin", "-n", str(jobs), "--maxschedchunk=4"] if jobs > 1 else []
+        until = {} if seconds is None else {"MUTANTS_UNTIL": str(time.time() + seconds)}
+        environment = environment_of(
+            settings,
+            settings.root,
+            MUTANTS_TIMES=str(times),
+            MUTANTS_CHILDREN=str(children),
+            MUTANTS_EACH=str(each),
+            **until,
+        )
+        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        environment["PYTHONPATH"] += os.pathsep + str(site)
         done = subprocess.run([*python, *options, *arguments], cwd=settings.root, env=environment, check=False)
         if done.returncode not in (0, 1) or not times.exists():
             raise RuntimeError(f"pytest ended with {done.returncode} and no map: run it by itself and mend what fails")
@@ -160,12 +209,18 @@ def measure(settings: Settings, arguments: list[str], jobs: int) -> Map:
     return found
 
 
-def environment_of(root: Path, **more: str) -> dict[str, str]:
+def environment_of(settings: Settings, root: Path, **more: str) -> dict[str, str]:
     """The environment of a run of the tests in a tree: its own sources first, one thread."""
     paths = [str(root / "src"), str(root / "tests"), str(TOOL)]
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     outer = {k: v for k, v in os.environ.items() if not k.startswith(("MUTANTS_", "COVERAGE_", "PYTEST_"))}
-    return {**outer, **one_thread, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **more}
+    path = os.pathsep.join(dict.fromkeys(paths))
+    return {**outer, **one_thread, **settings.environment, "PYTHONPATH": path, **more}
+
+
+def hypothesis() -> tuple[str, ...]:
+    """Its plugin, by name: others are not loaded, they take longer to import than a test to run."""
+    return ("-p", "_hypothesis_pytestplugin") if find_spec("_hypothesis_pytestplugin") else ()
 
 
 def _read(settings: Settings, data: Path, times: dict[str, float]) -> Map:
@@ -191,6 +246,7 @@ def _read(settings: Settings, data: Path, times: dict[str, float]) -> Map:
     return Map(settings.commit, tests, functions)
 
 
+@cache
 def named_by(context: str) -> str:
     """The test of a context: pytest-cov adds `|run`, the environment of a child has ` (call)`."""
     name = context.rsplit("|", 1)[0] if context.endswith(("|run", "|setup", "|teardown")) else context

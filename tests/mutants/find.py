@@ -53,13 +53,17 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        return hashlib.sha1("\0".join(map(str, self.key)).encode()).hexdigest()[:12]
+        return name_of(self.key)
 
     def package(self, sources: tuple[str, ...]) -> str:
         """The folder below the first source that holds the file, for the table."""
         parts = Path(self.file).parts
         depth = next((len(Path(s).parts) for s in sources if Path(s).parts == parts[: len(Path(s).parts)]), 1)
         return parts[depth] if len(parts) > depth + 1 else "/".join(parts[max(depth - 1, 0) : depth])
+
+
+def name_of(key: tuple[str, str, str, str, int]) -> str:
+    return hashlib.sha1("\0".join(map(str, key)).encode()).hexdigest()[:12]
 
 
 def mutants_of(file: str, text: str) -> Iterator[Mutant]:

@@ -32,7 +32,11 @@ def table(judged: list[Judged], settings: Settings) -> list[str]:
     lines = ["  ".join([f"{'package':{width}}", *COLUMNS])]
     lines += ["  ".join([f"{name:{width}}", *(f"{rows[name][c]:>{len(c)}}" for c in COLUMNS)]) for name in names]
     killed = rows["all"]["killed"]
-    return [*lines, f"killed {killed} of {killed + rows['all']['survived'] + rows['all']['timed out']}"]
+    of = killed + rows["all"]["survived"] + rows["all"]["timed out"]
+    if settings.apart:
+        late = sum(result.apart and standing(result, verdict) == "killed" for _, result, verdict in judged)
+        lines.append(f"without the tests apart: killed {killed - late} of {of}")
+    return [*lines, f"killed {killed} of {of}"]
 
 
 def survivors(judged: list[Judged], stale: list[Verdict], settings: Settings) -> str:

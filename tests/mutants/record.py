@@ -20,7 +20,8 @@ class Result:
     seconds: float = 0.0
     tests: int = 0  # that were chosen
     covering: int = 0  # that run the line
-    killer: str = ""  # the first test that failed
+    killer: str = ""  # the first test that failed, or the one that did not end
+    apart: bool = False  # it is one of those that run apart
 
     @property
     def key(self) -> tuple[str, int, str]:

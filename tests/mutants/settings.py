@@ -1,9 +1,11 @@
 """Which sources are mutated: `[tool.mutants]` of pyproject.toml, the one place that names them."""
 
 import hashlib
+import os
 import subprocess
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
@@ -15,18 +17,24 @@ class Settings:
     root: Path
     sources: tuple[str, ...]  # files and folders to mutate
     leave_out: tuple[str, ...] = ()  # files and folders inside of them that are not mutated
-    tests: int = 40  # the number of fastest covering tests that each mutant meets
+    apart: tuple[str, ...] = ()  # patterns: tests that run last and by themselves; the figure without them is given too
+    always: tuple[str, ...] = ()  # patterns: tests that are chosen like those that bear the module's name
+    preload: tuple[str, ...] = ()  # modules that the workers import once for all mutants
+    environment: dict[str, str] = field(default_factory=dict)  # variables for the tests
+    tests: int = 40  # the number of covering tests that each mutant meets
     mirrored: int = 20  # the number of further ones from the test file that bears the module's name
     seconds: float = 60.0  # the time that the chosen tests may take together, as measured without a mutant
     limit: float = 120.0  # the longest time limit of a mutant
+    given_commit: str = ""  # where there is no git
 
     @classmethod
     def read(cls, root: Path) -> "Settings":
         table = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["mutants"]
-        known = {"sources", "leave_out", "tests", "mirrored", "seconds", "limit"}
+        many = ("sources", "leave_out", "apart", "always", "preload")
+        known = {*many, "environment", "tests", "mirrored", "seconds", "limit"}
         if unknown := sorted(set(table) - known):
             raise ValueError(f"[tool.mutants] knows {sorted(known)}, found {unknown}: remove them")
-        lists = {key: tuple(table[key]) for key in ("sources", "leave_out") if key in table}
+        lists = {key: tuple(table[key]) for key in many if key in table}
         return cls(root=root.resolve(), **{**table, **lists})
 
     @property
@@ -36,6 +44,11 @@ class Settings:
     @property
     def results(self) -> Path:
         return self.build / "results.jsonl"
+
+    @property
+    def unsteady(self) -> Path:
+        """Tests that failed without a mutant too: they kill nothing."""
+        return self.build / "unsteady.json"
 
     @property
     def page(self) -> Path:
@@ -70,6 +83,8 @@ class Settings:
 
         The tool itself is no part of it: a new verdict leaves the results valid.
         """
+        if self.given_commit:
+            return self.given_commit
         scope = ["--", *(n for n in ("src", "tests", "conftest.py", "pyproject.toml") if (self.root / n).exists())]
         scope.append(":(exclude)tests/mutants")
         last = self._git("log", "-1", "--format=%h", *scope).decode().strip() or "none"
@@ -79,9 +94,26 @@ class Settings:
         return f"{last}+{hashlib.sha1(changes).hexdigest()[:8]}" if changes else last
 
     def repository(self) -> list[str]:
-        """Every file of the working tree that git does not ignore."""
+        """Every file of the working tree that git does not ignore; without git, all but what is made."""
+        if not (self.root / ".git").exists():
+            return [file.relative_to(self.root).as_posix() for file in _walk(self.root)]
         listed = self._git("ls-files", "-z", "--cached", "--others", "--exclude-standard").decode().split("\0")[:-1]
         return [name for name in dict.fromkeys(listed) if (self.root / name).exists()]
 
     def _git(self, *arguments: str) -> bytes:
         return subprocess.run(["git", *arguments], cwd=self.root, capture_output=True, check=False).stdout
+
+
+MADE = ("__pycache__", "build", "carry", "dist")
+
+
+def _walk(folder: Path) -> list[Path]:
+    found = []
+    for at, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in MADE and not name.startswith("."))
+        found += [Path(at) / name for name in sorted(files)]
+    return found
+
+
+def matches(test: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(test, pattern) for pattern in patterns)

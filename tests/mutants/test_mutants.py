@@ -1,7 +1,6 @@
 """The tool on a toy project: one branch is covered, one is not."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -19,9 +18,9 @@ from mutants.code import Code
 from mutants.covering import Map, named_by
 from mutants.find import Mutant, all_mutants, mutants_of, sample
 from mutants.record import Result
-from mutants.run import Ended, outcome_of, run_group
+from mutants.run import Ended, Worker, outcome_of
 from mutants.settings import Settings
-from mutants.trees import make_trees, remove_trees
+from mutants.trees import make_trees, put, remove_trees
 
 SOURCE = '''"""A toy."""
 
@@ -106,15 +105,50 @@ def test_a_constant_is_tested_by_the_functions_that_mention_it(toy):
     assert outcomes(toy, "")["NumberReplacer"] == ["killed"]
 
 
-def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path):
-    beats = tmp_path / "beats"
+@pytest.fixture
+def worker(tmp_path):
+    """In an empty tree."""
+    made = Worker(Settings(tmp_path, ()), tmp_path)
+    yield made
+    made.end()
+
+
+def test_what_takes_too_long_is_ended_with_all_that_it_started(worker):
+    beats = worker.tree / "beats"
     child = f"import time\nwhile True:\n    open({str(beats)!r}, 'a').write('.')\n    time.sleep(0.05)"
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    assert run_group([sys.executable, "-c", code], tmp_path, dict(os.environ), limit=5.0) is None
+    text = f"import subprocess, sys\ndef test_it(): subprocess.run([sys.executable, '-c', {child!r}])\n"
+    (worker.tree / "test_a.py").write_text(text)
+    ended = worker.run_tests(["test_a.py::test_it"], limit=5.0)
+    assert (ended.code, ended.failed, ended.last) == (None, [], "test_a.py::test_it")
     time.sleep(0.2)
     before = beats.read_text()
     time.sleep(1.0)
     assert beats.read_text() == before
+
+
+def test_a_worker_serves_again_and_sees_another_source(worker):
+    (worker.tree / "tests").mkdir()
+    (worker.tree / "tests/test_a.py").write_text("from a import ONE\ndef test_one(): assert ONE == 1\n")
+    found = []
+    for text in ("ONE = 1\n", "ONE = 2\n", "ONE = 1\n"):
+        put(worker.tree, "tests/a.py", text)
+        found.append(worker.run_tests(["tests/test_a.py::test_one"], limit=30.0))
+    assert [ended.code for ended in found] == [0, 1, 0]
+    assert found[1].failed == ["tests/test_a.py::test_one"]
+
+
+def test_hypothesis_does_not_shrink_against_a_mutant(worker):
+    seen = worker.tree / "seen"
+    text = f"""from hypothesis import given, settings, strategies
+@settings(database=None, derandomize=True)
+@given(strategies.integers())
+def test_it(x):
+    with open({str(seen)!r}, "a") as file: file.write(".")
+    assert x < 10
+"""
+    (worker.tree / "test_a.py").write_text(text)
+    assert worker.run_tests(["test_a.py::test_it"], limit=60.0).code == 1
+    assert len(seen.read_text()) < 20
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from .find import Mutant
+from .find import Mutant, name_of
 
 KINDS = {
     "gap": "a test is missing",
@@ -32,6 +32,11 @@ class Verdict:
     @property
     def key(self) -> tuple[str, str, str, str, int]:
         return self.file, self.function, self.line, self.operator, self.nth
+
+    @property
+    def name(self) -> str:
+        """Of the mutant."""
+        return name_of(self.key)
 
 
 def read(path: Path) -> dict[tuple[str, str, str, str, int], Verdict]:

@@ -12,6 +12,8 @@ from gradguess.experiments.datasets import DATASETS
 from gradguess.experiments.methods import METHODS
 from gradguess.experiments.models import ACTIVATIONS, MODELS
 from gradguess.experiments.names import unknown
+from gradguess.experiments.scripts import SCRIPTS
+from gradguess.experiments.scripts import parse as parse_script
 from gradguess.experiments.studies import LEARN, STARTS
 
 Solver = Literal["svd", "subspace", "shared"]
@@ -22,6 +24,7 @@ CHOICES: dict[str, Iterable[str]] = {
     "method": METHODS,
     "activation": ACTIVATIONS,
     "solver": get_args(Solver),
+    "threshold": ("placed", "nearest"),
     "memory": get_args(Memory),
     "dtype": ("float32", "float64", "bfloat16"),
     "schedule": ("constant", "cosine"),
@@ -31,12 +34,12 @@ CHOICES: dict[str, Iterable[str]] = {
     "teacher": ("wperp", "wt", "activation"),
 }
 AT_LEAST_ONE = ("width", "depth", "epochs", "batch", "refresh", "every", "eval_every", "steps", "sweeps", "tangents")
-AT_LEAST_ZERO = ("samples", "seed", "weight_decay", "diagnose", "rate", "sigma", "bootstrap")
+AT_LEAST_ZERO = ("samples", "seed", "weight_decay", "rate", "sigma", "bootstrap")
 
 
 def option(default: Any, text: str) -> Any:
     """A field with the text that the command line shows for it; `{name}` stands for the choices of that field."""
-    listed = {name: ", ".join(known) for name, known in CHOICES.items()}
+    listed = {name: ", ".join(known) for name, known in (CHOICES | {"script": SCRIPTS}).items()}
     return dataclasses.field(default=default, metadata={"help": text.format(**listed)})
 
 
@@ -68,6 +71,7 @@ class TrainConfig:
     solver: Solver = option("shared", "how W⊥ finds its basis: {solver}")
     refresh: int = option(50, "steps between two refreshes of a cached basis")
     steps: int = option(5, "Newton-Schulz steps (wperp-ns)")
+    threshold: str = option("placed", "where the step of wperp-ns lies: {threshold}")
     sigma: float = option(1e-5, "damping of wp")
     tangents: int = option(1, "directions per step")
     isolate: bool = option(False, "give each site a tangent of its own, so that sites cause each other no noise")
@@ -86,11 +90,14 @@ class TrainConfig:
     matmul: str = option("highest", "precision of float32 products on a GPU: highest, or high (TF32)")
     device: str = option("cpu", "device of PyTorch, such as cpu or cuda")
     eval_every: int = option(10, "epochs between two evaluations")
-    diagnose: int = option(0, "epochs between two diagnoses of the guess; 0: never")
+    diagnose: str = option("", "when the guess is diagnosed: 10 is every ten epochs, 0,1,10 is after these epochs")
+    script: str = option("", "as in the authors' scripts, a list with commas out of: {script}")
 
     def __post_init__(self) -> None:
         if isinstance(self.k, str) and self.k.lstrip("-").isdigit():  # the command line hands over text
             object.__setattr__(self, "k", int(self.k))
+        if isinstance(self.diagnose, int):
+            object.__setattr__(self, "diagnose", str(self.diagnose or ""))
         _check(self)
 
     @property
@@ -103,7 +110,19 @@ class TrainConfig:
                 parts.append(
                     f"{item.name.replace('_', '')}{value:g}" if isinstance(value, float) else f"{item.name}{value}"
                 )
-        return "-".join(parts).replace("/", "_").replace(":", "")
+        return "-".join(parts).replace("/", "_").replace(":", "").replace(",", "+")
+
+    def diagnosed(self, epoch: int) -> bool:
+        """Is the guess diagnosed after this epoch?
+
+        >>> config = TrainConfig(diagnose="0,1,10")
+        >>> [epoch for epoch in range(300) if config.diagnosed(epoch)]
+        [0, 1, 10]
+        """
+        epochs = _epochs(self.diagnose)
+        if len(epochs) != 1 or "," in self.diagnose:
+            return epoch in epochs
+        return epoch > 0 and (epoch % epochs[0] == 0 or epoch == self.epochs)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -119,6 +138,17 @@ class TrainConfig:
         return cls(**values)
 
 
+def _epochs(diagnose: str) -> tuple[int, ...]:
+    """The numbers in "0,1,10"."""
+    parts = [part.strip() for part in diagnose.split(",") if part.strip()]
+    wrong = next((part for part in parts if not part.isdigit()), None)
+    if wrong is not None or (len(parts) == 1 and "," not in diagnose and int(parts[0]) == 0):
+        raise InputError(
+            f"diagnose: expected a number of epochs, or a list of epochs such as 0,1,10; found {diagnose!r}."
+        )
+    return tuple(int(part) for part in parts)
+
+
 def differences(ours: TrainConfig, theirs: dict[str, Any]) -> list[str]:
     """One line for each field in which a stored configuration is another than `ours`."""
     mine = ours.as_dict()
@@ -130,6 +160,8 @@ def differences(ours: TrainConfig, theirs: dict[str, Any]) -> list[str]:
 
 
 def _check(config: TrainConfig) -> None:
+    parse_script(config.script)
+    _epochs(config.diagnose)
     for name, known in CHOICES.items():
         if getattr(config, name) not in list(known):  # a list: the value may be anything, hashable or not
             raise unknown(name, str(getattr(config, name)), known)

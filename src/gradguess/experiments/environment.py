@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import platform
 import resource
+import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,33 @@ def package_version() -> str:
         return "source"
 
 
+@cache
+def source() -> dict[str, Any]:
+    """The commit of the code that runs, and whether the files are those of the commit.
+
+    A copy without its repository says so by the environment variable GRADGUESS_COMMIT, "<commit>" or "<commit>-dirty".
+    Unknown otherwise.
+    """
+    named = os.environ.get("GRADGUESS_COMMIT")
+    if named:
+        commit, _, dirty = named.partition("-")
+        return {"commit": commit, "clean": not dirty}
+    here = Path(__file__).resolve().parents[3]  # the folder that holds src
+    if not (here / ".git").exists():
+        return {"commit": None, "clean": None}
+    head = _git(here, "rev-parse", "HEAD")
+    changes = _git(here, "status", "--porcelain", "--untracked-files=no", "--", "src", "pyproject.toml")
+    return {"commit": head, "clean": None if changes is None else not changes}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
 def check_device(device: str) -> None:
     """Refuse a device that this PyTorch does not have."""
     try:
@@ -39,6 +69,7 @@ def describe(device: str) -> dict[str, Any]:
     cuda = torch.device(device).type == "cuda"
     return {
         "gradguess": package_version(),
+        **source(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name(device) if cuda else torch.device(device).type,

@@ -21,26 +21,71 @@ NUMBERS = ("bias", "variance", "covariance_norm", "cosine", "rank", "gradient_no
 CURVES = ("overlap", "singular_values")
 
 
+def inspect_epoch(
+    model: nn.Module, guess: Any, data: Dataset, config: TrainConfig, epoch: int, forward: gg.ForwardGradient
+) -> dict[str, Any]:
+    """What a run records of its guess after an epoch.
+
+    `sites`: on the first batch of the training data, after the last epoch with the overlap. `last_batch`: on the last
+    batch, where that is a smaller one. `others`: bias and variance of the paper's other guesses on the same network.
+    """
+    if isinstance(guess, gg.Backprop):
+        return {"sites": {}, "others": _others(model, data, config)}
+    curves = ("overlap",) if epoch == config.epochs else ()
+    record: dict[str, Any] = {"sites": inspect_sites(model, guess, data, config, curves, forward)}
+    if (left := len(data.x_train) % config.batch) > 1:
+        record["last_batch"] = inspect_sites(model, guess, data, config, None, forward, slice(-left, None))
+    if isinstance(guess, gg.Guess):
+        record["others"] = _others(model, data, config)
+    return record
+
+
+def _others(model: nn.Module, data: Dataset, config: TrainConfig) -> dict[str, Any]:
+    """The paper's guesses on a network that was trained with another, in the paper's setting alone."""
+    if config.model != "mlp" or config.data != "mnist1d" or config.script:
+        return {}
+    guesses = {
+        "wt": gg.WTranspose(),
+        "wperp": gg.WPerp(solver="subspace"),
+        "wperp-bottom": gg.WPerp(solver="subspace", end="bottom"),
+    }
+    others = {name: inspect_sites(model, guess, data, config, None) for name, guess in guesses.items()}
+    return {
+        name: {site: {key: row[key] for key in ("bias", "variance")} for site, row in sites.items()}
+        for name, sites in others.items()
+        if name != config.method
+    }
+
+
 def inspect_sites(
     model: nn.Module,
     guess: Any,
     data: Dataset,
     config: TrainConfig,
-    curves: tuple[str, ...] = ("overlap",),
+    curves: tuple[str, ...] | None = ("overlap",),
     forward: gg.ForwardGradient | None = None,
+    rows: slice | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """`gg.diagnose` on the first batch of the training data, as values that JSON can hold.
+    """`gg.diagnose` on the first batch of the training data, or on `rows` of it, as values that JSON can hold.
 
     Diagnosing draws from a generator of its own, so that it does not change the run. Feedback is judged with what
-    `forward` has learned, and without the curves of the Jacobian; other guesses compute a fresh basis.
+    `forward` has learned, and without the curves of the Jacobian; other guesses compute a fresh basis. With `curves`
+    None the Jacobian is not decomposed, which leaves out its rank too.
     """
     generator = torch.Generator(config.device).manual_seed(config.seed)
-    x, y = data.x_train[: config.batch], data.y_train[: config.batch]
+    rows = slice(config.batch) if rows is None else rows
     learned = forward if forward is not None and forward.learned else None
     report = gg.diagnose(
-        model, guess, per_sample_loss, x, y, generator=generator, forward=learned, curve=learned is None
+        model,
+        guess,
+        per_sample_loss,
+        data.x_train[rows],
+        data.y_train[rows],
+        generator=generator,
+        forward=learned,
+        curve=learned is None and curves is not None,
     )
-    return {site: _plain(entry, NUMBERS + curves) for site, entry in report.items()}
+    return {site: _plain(entry, NUMBERS + (curves or ())) for site, entry in report.items()}
 
 
 def _plain(entry: Any, names: tuple[str, ...]) -> dict[str, Any]:
@@ -50,18 +95,18 @@ def _plain(entry: Any, names: tuple[str, ...]) -> dict[str, Any]:
         if isinstance(value, Tensor):
             value = value.tolist()
         if value is not None:
-            row[name] = list(value) if name in CURVES else value
+            row[name] = [round(item, 6) for item in value] if name in CURVES else value
     return row
 
 
 def inspect_run(config: TrainConfig, directory: Path | None = None) -> dict[str, Any]:
     """The sites of a fresh network, or of the last checkpoint in `directory`."""
     from gradguess.experiments.data import load
-    from gradguess.experiments.methods import guess_for
-    from gradguess.experiments.train import build_model
+    from gradguess.experiments.train import build_method, build_model
 
     data = load(config.data).first(config.samples).to(config.device, getattr(torch, config.dtype))
-    model, guess, forward = build_model(config, data), guess_for(config), None
+    model, forward = build_model(config, data), None
+    guess = build_method(config, model)
     epoch = 0
     if directory is not None:
         parts, epoch = _stored(directory)

@@ -54,7 +54,8 @@ def _wperp(config: TrainConfig, end: Literal["top", "bottom"] = "top") -> gg.WPe
 
 
 def _wperp_ns(config: TrainConfig) -> gg.WPerpNS:
-    return gg.WPerpNS(k=subspace_size(config), steps=config.steps, refresh=config.refresh)
+    threshold: Any = config.threshold
+    return gg.WPerpNS(k=subspace_size(config), steps=config.steps, refresh=config.refresh, threshold=threshold)
 
 
 def _feedback(form: str) -> Callable[[TrainConfig], gg.Feedback]:
@@ -68,7 +69,7 @@ def _feedback(form: str) -> Callable[[TrainConfig], gg.Feedback]:
 
 _NONE: frozenset[str] = frozenset()
 _BASIS = frozenset({"k", "solver", "refresh"})
-_NS = frozenset({"k", "refresh", "steps"})
+_NS = frozenset({"k", "refresh", "steps", "threshold"})
 _FEEDBACK = _BASIS | {"rate", "every", "fraction", "sweeps", "learn", "bootstrap", "start", "teacher"}
 _ENTRIES = (
     MethodEntry("backprop", "Backpropagation", "#1b1f24", "#e6e8eb", "D", _NONE, lambda c: gg.Backprop()),

@@ -3,193 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from gradguess.errors import InputError
+from gradguess.experiments.beyond import BEYOND
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.names import lookup
-from gradguess.experiments.real import RATES, real
-
-Runs = list[TrainConfig]
-DIAGNOSE = 100  # epochs; the same in every preset, so that presets share their runs
-SCALING_METHODS = ("weight", "activation", "wt", "wperp", "backprop")
+from gradguess.experiments.presets import DIAGNOSE, PRESETS, Preset, Runs
 
 
-@dataclass(frozen=True)
-class Preset:
-    """How much of each experiment is run."""
-
-    widths: tuple[int, ...]
-    seeds: int  # unless another number is asked for
-    heavy: bool  # whether runs that take an hour on a CPU belong to it
-    wide: tuple[int, ...] = ()  # further widths for the study of learned feedback
-    samples: int = 0  # of real data to train on; 0: all
-    rates: tuple[float, ...] = RATES  # learning rates of networks on real data
-
-    def near(self, *wanted: int) -> tuple[int, ...]:
-        """The wanted widths that this preset has, or its largest if it has none of them."""
-        return tuple(width for width in wanted if width in self.widths) or (max(self.widths),)
-
-
-PRESETS = {
-    "quick": Preset(widths=(64, 128), seeds=1, heavy=False, samples=2000, rates=(1e-3,)),
-    "paper": Preset(widths=(64, 128, 256, 512), seeds=3, heavy=True, wide=(1024, 2048, 4096)),
-}
+def _perp(preset: Preset, **options: Any) -> Runs:
+    """W⊥ by each solver of the preset."""
+    return [TrainConfig(**({"method": "wperp", "solver": solver} | options)) for solver in preset.solvers]
 
 
 def choice_of_k(preset: Preset) -> Runs:
     """W⊥ for several k against W^T."""
-    kinds = [TrainConfig(method="wt")] + [TrainConfig(method="wperp", k=k) for k in ("rank", 25, 10, 1)]
+    kinds = [TrainConfig(method="wt")]
+    kinds += [kind for k in ("rank", 25, 10, 1) for kind in _perp(preset, k=k)]
     return [replace(kind, width=width) for width in preset.near(128) for kind in kinds]
 
 
 def overlap(preset: Preset) -> Runs:
     """How much of the true gradient lies in the top-k subspace, layer by layer."""
-    return [TrainConfig(method="wperp", width=width, diagnose=DIAGNOSE) for width in preset.near(128, 512)]
+    return [kind for width in preset.near(128, 512) for kind in _perp(preset, width=width, diagnose=DIAGNOSE)]
 
 
 def bias_variance(preset: Preset) -> Runs:
-    """Bias, variance and covariance norm of W^T, W⊥-bottom and W⊥."""
-    return [
-        TrainConfig(method=method, width=width, diagnose=DIAGNOSE)
-        for width in preset.near(128)
-        for method in ("wt", "wperp-bottom", "wperp")
-    ]
+    """Bias, variance and covariance norm of W^T, W⊥-bottom and W⊥; backpropagation, to see them on its network too."""
+    kinds = [TrainConfig(method=method) for method in ("wt", "wperp-bottom", "backprop")] + _perp(preset)
+    return [replace(kind, width=width, diagnose=DIAGNOSE) for width in preset.near(128) for kind in kinds]
 
 
 def scaling(preset: Preset) -> Runs:
-    """Accuracy of five methods as the width grows."""
-    return [TrainConfig(method=method, width=width) for width in preset.widths for method in SCALING_METHODS]
+    """Accuracy of five methods as the width grows; bias and variance of those that differ in them."""
+    plain = [TrainConfig(method=method) for method in ("weight", "activation", "backprop")]
+    judged = [replace(kind, diagnose=DIAGNOSE) for kind in [TrainConfig(method="wt"), *_perp(preset)]]
+    return [replace(kind, width=width) for width in preset.widths for kind in plain + judged]
 
 
 def newton_schulz(preset: Preset) -> Runs:
-    """W⊥-NS against W⊥ and W^T: accuracy, time, memory."""
-    return [
-        TrainConfig(method=method, width=width)
-        for width in preset.near(128, 512)
-        for method in ("wperp-ns", "wperp", "wt")
-    ]
+    """W⊥-NS against W⊥ and W^T: accuracy, time, memory. With the paper's threshold, and with the one that is placed."""
+    kinds = [TrainConfig(method="wperp-ns", threshold=threshold) for threshold in ("nearest", "placed")]
+    kinds += [*_perp(preset), TrainConfig(method="wt")]
+    return [replace(kind, width=width) for width in preset.near(128, 512) for kind in kinds]
 
 
 def preconditioning(preset: Preset) -> Runs:
     """W^P, unbiased and noisy, against W⊥ and W^T."""
-    return [
-        TrainConfig(method=method, width=width, diagnose=DIAGNOSE)
-        for width in preset.near(256)
-        for method in ("wperp", "wp", "wt")
-    ]
+    kinds = [*_perp(preset), TrainConfig(method="wp"), TrainConfig(method="wt")]
+    return [replace(kind, width=width, diagnose=DIAGNOSE) for width in preset.near(256) for kind in kinds]
 
 
-FEEDBACK = (
-    TrainConfig(method="backprop"),
-    TrainConfig(method="feedback-direct"),
-    TrainConfig(method="feedback-chained"),
-)
-
-
-def feedback_width(preset: Preset) -> Runs:
-    """Learned feedback against backpropagation as the width grows; rare tangents; tuned learning rates."""
+def scripts(preset: Preset) -> Runs:
+    """What the authors' scripts do and the paper does not say, where our numbers differ (`experiments.scripts`)."""
+    if not preset.heavy:
+        return []
+    perp: dict[str, Any] = {"method": "wperp", "solver": preset.solvers[0]}
     kinds = [
-        *FEEDBACK,
-        TrainConfig(method="feedback-corrected"),
-        TrainConfig(method="feedback-direct", every=4, fraction=0.25),
-        TrainConfig(method="feedback-chained", every=4, fraction=0.25),
+        TrainConfig(method="wt", width=width, script="mask", diagnose=DIAGNOSE) for width in preset.near(128, 256, 512)
     ]
-    runs = [replace(kind, width=width) for width in preset.widths for kind in kinds]
-    wide = [replace(kind, width=width) for width in preset.wide for kind in FEEDBACK]
-    tuned = [
-        replace(kind, width=width, schedule="cosine", lr=lr)
-        for width in preset.near(512)
-        for lr in (3e-4, 1e-3, 3e-3)
-        for kind in FEEDBACK
+    kinds += [TrainConfig(**perp, width=width, script="mask", diagnose=DIAGNOSE) for width in preset.widths]
+    kinds += [TrainConfig(**perp, width=width, k=1, script="mask") for width in preset.near(128)]
+    kinds += [
+        TrainConfig(method="wperp-bottom", width=width, script=script, diagnose=DIAGNOSE)
+        for width in preset.near(128)
+        for script in ("mask", "bottom", "mask,bottom")
     ]
-    return runs + wide + tuned
-
-
-def feedback_depth(preset: Preset) -> Runs:
-    """The same as the depth grows, at three learning rates; two sweeps beside one, and four pieces."""
-    kinds = [
-        *FEEDBACK,
-        TrainConfig(method="feedback-chained", sweeps=2),
-        TrainConfig(method="feedback-chained", sites="4"),
+    kinds += [
+        TrainConfig(method="wperp-ns", threshold="nearest", width=width, script=script)
+        for width in preset.near(128, 512)
+        for script in ("mask", "floor", "mask,floor")
     ]
-    return [
-        replace(kind, width=width, depth=depth, lr=lr)
-        for width in preset.near(512)
-        for depth, rates in ((6, (1e-4,)), (12, (1e-4, 3e-4, 1e-3)))
-        for lr in rates
-        for kind in kinds
-    ]
+    return kinds
 
-
-def feedback_residual(preset: Preset) -> Runs:
-    """Residual networks: with `B = 0` at equal sweeps, to show what the one-hop chain rule alone does."""
-    chained = TrainConfig(method="feedback-chained")
-    kinds = [
-        *FEEDBACK,
-        replace(chained, learn="never"),
-        replace(chained, sweeps=2),
-        replace(chained, sweeps=2, learn="never"),
-        replace(chained, sweeps=4),
-        replace(chained, sweeps=4, learn="never"),
-        replace(chained, bootstrap=0.3),
-        replace(chained, learn="never", bootstrap=0.3),
-    ]
-    return [
-        replace(kind, model="residual", width=128, depth=depth, epochs=20, batch=128, lr=3e-4)
-        for depth in (12, 24)
-        for kind in kinds
-    ]
-
-
-def feedback_quality(preset: Preset) -> Runs:
-    """How good the estimate is over training, with what feedback has learned until then."""
-    forms = ("feedback-direct", "feedback-chained", "feedback-corrected")
-    kinds = [TrainConfig(method=form, diagnose=25) for form in forms]
-    kinds += [TrainConfig(method=method, diagnose=DIAGNOSE) for method in ("wperp", "wt")]
-    return [replace(kind, width=width) for width in preset.near(128) for kind in kinds]
-
-
-def feedback_ablations(preset: Preset) -> Runs:
-    """What a sceptical reader asks for, at width 256."""
-    direct, chained = TrainConfig(method="feedback-direct"), TrainConfig(method="feedback-chained")
-    both = [
-        replace(form, **change)
-        for form in (direct, chained)
-        for change in (
-            {"start": "random", "learn": "never"},  # direct feedback alignment, and its chained form
-            {"learn": "truth"},  # the ceiling of the form
-            {"learn": "outputs"},
-            {"learn": "loss"},
-            {"learn": "momentum", "rate": 0.02},  # FDFA's rule
-            {"teacher": "wt"},
-            {"teacher": "activation"},
-        )
-    ]
-    alone = [
-        replace(chained, learn="never"),
-        replace(chained, learn="never", bootstrap=0.3),  # synthetic gradients, no tangent
-        replace(chained, bootstrap=0.3),  # the same, anchored by tangents
-        TrainConfig(method="wperp", balance=True),
-        TrainConfig(method="wperp", tangents=10),
-        TrainConfig(method="wperp", isolate=True),
-    ]
-    return [replace(kind, width=width) for width in preset.near(256) for kind in both + alone]
-
-
-def real_networks(preset: Preset) -> Runs:
-    """Convolutional, residual and attention networks on images and text (`gradguess.experiments.real`)."""
-    return real(seeds=1, rates=preset.rates, samples=preset.samples)
-
-
-BEYOND: dict[str, Callable[[Preset], Runs]] = {
-    "feedback-width": feedback_width,
-    "feedback-depth": feedback_depth,
-    "feedback-residual": feedback_residual,
-    "feedback-quality": feedback_quality,
-    "feedback-ablations": feedback_ablations,
-    "real": real_networks,
-}
 
 PAPER: dict[str, Callable[[Preset], Runs]] = {
     "choice-of-k": choice_of_k,
@@ -198,6 +86,7 @@ PAPER: dict[str, Callable[[Preset], Runs]] = {
     "scaling": scaling,
     "newton-schulz": newton_schulz,
     "preconditioning": preconditioning,
+    "scripts": scripts,
 }
 
 
@@ -235,12 +124,12 @@ def plan(
 
 def _shared(runs: dict[str, Runs]) -> dict[str, Runs]:
     """Diagnosing does not change a run, so one that any experiment diagnoses is diagnosed in all, and run once."""
-    looked_at: dict[TrainConfig, int] = {}
+    looked_at: dict[TrainConfig, str] = {}
     for config in (config for configs in runs.values() for config in configs):
-        plain = replace(config, diagnose=0)
-        looked_at[plain] = max(looked_at.get(plain, 0), config.diagnose)
+        plain = replace(config, diagnose="")
+        looked_at[plain] = max(looked_at.get(plain, ""), config.diagnose, key=len)
     return {
-        name: [replace(config, diagnose=looked_at[replace(config, diagnose=0)]) for config in configs]
+        name: [replace(config, diagnose=looked_at[replace(config, diagnose="")]) for config in configs]
         for name, configs in runs.items()
     }
 
@@ -250,8 +139,8 @@ def is_heavy(config: TrainConfig) -> bool:
 
     A quick preset leaves them out unless their experiment is asked for by name.
     """
-    exact = config.method in ("wperp", "wperp-bottom") and config.solver == "svd"
-    return config.method == "wperp-ns" or exact
+    own = config.method in ("wperp", "wperp-bottom") and config.solver != "shared"
+    return config.method == "wperp-ns" or own
 
 
 def unique(runs: dict[str, Runs]) -> Runs:

@@ -18,20 +18,20 @@ from gradguess.errors import GradguessError
 from gradguess.experiments import checkpoint, environment, interrupts
 from gradguess.experiments.config import TrainConfig, differences
 from gradguess.experiments.data import Dataset, load
+from gradguess.experiments.evaluation import batch_accuracy, evaluate
 from gradguess.experiments.files import exclusive, read_json, write_json
-from gradguess.experiments.inspection import inspect_sites
+from gradguess.experiments.inspection import inspect_epoch
 from gradguess.experiments.loss import per_sample_loss
 from gradguess.experiments.methods import guess_for
 from gradguess.experiments.metrics import MetricsLog
 from gradguess.experiments.models import MODELS
+from gradguess.experiments.scripts import prepare_model, scripted
 from gradguess.experiments.world import ONE, World, world
 
 Row = dict[str, Any]
-SPLITS = ("train", "test")
 EVALUATED = (  # what the history of a result holds of an epoch
     *("epoch", "train_loss", "test_loss", "train_accuracy", "test_accuracy", "train_bits", "test_bits", "seconds"),
 )
-CHUNK = 4096  # samples evaluated at once
 
 
 def train(config: TrainConfig, out: str | Path | None = None, on_epoch: Callable[[Row], None] | None = None) -> Row:
@@ -84,14 +84,19 @@ def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
     """The network of `config`, drawn on the CPU so that every device starts from the same weights."""
     generator = torch.Generator().manual_seed(config.seed)
     model = MODELS[config.model](data.shape, config.width, config.depth, config.bias, config.activation, generator)
-    return model.to(config.device, getattr(torch, config.dtype))
+    return prepare_model(config.script, model).to(config.device, getattr(torch, config.dtype))
+
+
+def build_method(config: TrainConfig, model: nn.Module) -> Any:
+    """The method of `config`, for this network."""
+    return scripted(config.script, guess_for(config), model)
 
 
 def build_forward(config: TrainConfig, model: nn.Module) -> gg.ForwardGradient:
     """What estimates the gradients of `config`."""
     return gg.ForwardGradient(
         model,
-        guess_for(config),
+        build_method(config, model),
         tangents=config.tangents,
         memory=config.memory,
         sites=int(config.sites) if config.sites.isdigit() else config.sites,
@@ -99,27 +104,6 @@ def build_forward(config: TrainConfig, model: nn.Module) -> gg.ForwardGradient:
         isolate=config.isolate,
         balance=config.balance,
     )
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, data: Dataset) -> Row:
-    """Mean loss and accuracy on both splits, each whole; for a text also bits per character."""
-    scores: Row = {}
-    was_training = model.training
-    model.eval()
-    for split in SPLITS:
-        x, y = getattr(data, f"x_{split}"), getattr(data, f"y_{split}")
-        loss, right = 0.0, 0
-        for inputs, targets in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
-            outputs = model(inputs)
-            loss += per_sample_loss(outputs, targets).sum().item()
-            right += int((outputs.argmax(-1) == targets).sum())
-        scores[f"{split}_loss"] = loss / len(y)
-        scores[f"{split}_accuracy"] = right / y.numel()
-        if data.kind == "text":
-            scores[f"{split}_bits"] = scores[f"{split}_loss"] / math.log(2)
-    model.train(was_training)
-    return scores
 
 
 def learning_rate(config: TrainConfig, progress: float) -> float:
@@ -139,7 +123,7 @@ class _Run:
         ranks.check_batches(len(self.data.x_train), config.batch)
         self.place: tuple[int, int] | None = None  # where this rank's samples lie in the batch
         self.model = build_model(config, self.data)
-        self.guess = guess_for(config)
+        self.guess = build_method(config, self.model)
         self.forward = build_forward(config, self.model)
         cuda = config.device.startswith("cuda")
         self.optimiser = torch.optim.AdamW(
@@ -181,6 +165,7 @@ class _Run:
         order = torch.randperm(len(x), generator=self.shuffle).to(x.device)
         batches = order.split(config.batch)
         total = torch.zeros((), dtype=torch.float64, device=x.device)
+        before = self.before_epoch()
         start = time.perf_counter()
         for step, batch in enumerate(batches):
             interrupts.check()
@@ -192,15 +177,29 @@ class _Run:
         seconds = time.perf_counter() - start
         self.epoch += 1
         row = {"epoch": self.epoch, "loss": loss_sum / len(x), "step_ms": 1e3 * seconds / len(batches)}
-        row.update(self.measurements())
-        before = self.log.rows[-1]["seconds"] if self.log.rows else 0.0
-        return {**row, "seconds": before + time.perf_counter() - start}
+        row.update(before | self.measurements())
+        so_far = self.log.rows[-1]["seconds"] if self.log.rows else 0.0
+        return {**row, "seconds": so_far + time.perf_counter() - start}
 
     def plain_step(self, x: Tensor, y: Tensor) -> Tensor:
         self.optimiser.zero_grad()
         loss = self.forward(per_sample_loss, x, y, place=self.place)
         self.optimiser.step()
         return loss
+
+    def before_epoch(self) -> Row:
+        """The diagnosis of the fresh network, and the accuracy before the last epoch, as the authors measure it."""
+        row: Row = {}
+        if self.ranks.rank > 0:
+            return row
+        if self.epoch == 0 and self.config.diagnosed(0):
+            row["diagnostics_at_start"] = self.diagnosis()
+        if self.epoch == self.config.epochs - 1:
+            row["train_accuracy_before_last"] = batch_accuracy(self.model, self.data, self.config.batch)
+        return row
+
+    def diagnosis(self) -> Row:
+        return inspect_epoch(self.model, self.guess, self.data, self.config, self.epoch, self.forward)
 
     def measurements(self) -> Row:
         last = self.epoch == self.config.epochs
@@ -209,8 +208,8 @@ class _Run:
             return row
         if last or self.epoch % self.config.eval_every == 0:
             row.update(evaluate(self.model, self.data))
-        if self.config.diagnose and (last or self.epoch % self.config.diagnose == 0):
-            row["diagnostics"] = inspect_sites(self.model, self.guess, self.data, self.config, forward=self.forward)
+        if self.config.diagnosed(self.epoch):
+            row["diagnostics"] = self.diagnosis()
         return row
 
     def set_rate(self, progress: float) -> None:
@@ -276,12 +275,15 @@ def result(config: TrainConfig, rows: list[Row], peak_mb: float) -> Row:
     metrics["epochs"] = len(rows)
     metrics["seconds"] = rows[-1]["seconds"]
     metrics["peak_memory_mb"] = peak_mb
+    metrics["train_accuracy_before_last"] = rows[-1]["train_accuracy_before_last"]
+    found = [{"epoch": 0, **rows[0]["diagnostics_at_start"]}] if "diagnostics_at_start" in rows[0] else []
+    found += [{"epoch": row["epoch"], **row["diagnostics"]} for row in rows if "diagnostics" in row]
     return {
         "schema": 1,
         "key": config.key,
         "config": config.as_dict(),
         "metrics": metrics,
         "history": history,
-        "diagnostics": [{"epoch": row["epoch"], "sites": row["diagnostics"]} for row in rows if "diagnostics" in row],
+        "diagnostics": found,
         "environment": environment.describe(config.device),
     }

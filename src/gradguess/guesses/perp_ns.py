@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gradguess.backends.cuda_graphs import graphed
 from gradguess.backends.policy import preferences
-from gradguess.errors import check_count
+from gradguess.errors import InputError, check_count
 from gradguess.guesses.base import Guess, SiteView
 from gradguess.guesses.frames import Frame, Grouped, Matrix
 from gradguess.jacobian import Dense, GatedLinear, Jacobian
 from gradguess.jacobian.open_units import OpenUnits, groups
 from gradguess.linalg import chebyshev_top_subspace, largest_singular, newton_schulz, polynomial
-from gradguess.linalg.step_polynomials import coefficients as fitted_coefficients
+from gradguess.linalg.step_polynomials import nearest, placed
 
 PROBE = 16  # samples whose singular values set the scale and the threshold
 LANCZOS = 8  # steps for the largest singular value of every sample
@@ -29,27 +31,34 @@ CHUNK = 1 << 26  # numbers in a dense batch of Jacobians at once
 class WPerpNS(Guess):
     """W⊥ by an odd polynomial of degree 7, applied `steps` times to the Jacobian above.
 
-    Direction `y = p^N(W̃/σ_1)ᵀ ε` with `p^N` close to a step function at `σ_k/σ_1`: singular values above it go to one,
-    those below it to zero. Covariance `p^N(W̃)ᵀ p^N(W̃)`, close to `V_k V_kᵀ`. Bias `(Cov - I) g`. Cost: four products
+    Direction `y = p^N(W̃/s)ᵀ ε` with `p^N` close to a step function: singular values above the step go to one, those
+    below it to zero. Covariance `p^N(W̃)ᵀ p^N(W̃)`, close to `V_k V_kᵀ`. Bias `(Cov - I) g`. Cost: four products
     a step of matrices as large as the open units of a sample (`Polynomial`); without a gate in closed form, of its
     dense `m × d` matrix. Paper: eqs. (9) and (10).
 
-    `σ_1` and `σ_k` are found on a few samples every `refresh` steps; the coefficients are the
-    nearest of nine sets for `σ_k/σ_1 = 0.1, …, 0.9` (`gradguess.linalg.step_polynomials`).
+    The singular values that say where the step must be are found on a few samples every `refresh` steps. The
+    coefficients are one of nine sets (`gradguess.linalg.step_polynomials`).
 
     Args:
         k: dimension of the guessing space: the polynomial is meant to keep the k largest singular values.
         steps: how often the polynomial is applied. Its coefficients are fitted for five.
         refresh: training steps between two estimates of the singular values.
+        threshold: where the step lies.
+            "placed", the default: halfway between σ_k and σ_{k+1}, by the choice of `s`. Directions whose singular
+            values lie inside the step, about 3 % of its place wide, pass in part. Below 0.1 σ_1 no set reaches, and
+            fewer than k directions pass.
+            "nearest", the paper's: `s = σ_1`, and the nearest of the sets for `σ_k/σ_1 = 0.1, …, 0.9`. The step lies
+            up to 0.05 σ_1 beside σ_k.
 
     >>> import gradguess as gg
     >>> gg.WPerpNS()
-    WPerpNS(k=10, steps=5, refresh=50)
+    WPerpNS(k=10, steps=5, refresh=50, threshold='placed')
     """
 
     k: int = 10
     steps: int = 5
     refresh: int = 50
+    threshold: Literal["placed", "nearest"] = "placed"
 
     searches = True
     steady = False  # how many units are open is looked up
@@ -58,19 +67,31 @@ class WPerpNS(Guess):
         check_count("WPerpNS(k)", self.k)
         check_count("WPerpNS(steps)", self.steps)
         check_count("WPerpNS(refresh)", self.refresh)
+        if self.threshold not in ("placed", "nearest"):
+            raise InputError(f"WPerpNS(threshold): expected 'placed' or 'nearest', found {self.threshold!r}.")
 
     def search(self, view: SiteView) -> dict[str, Tensor]:
-        """The spectral norm of a few samples, and the coefficients for their mean `σ_k / σ_1`."""
+        """What `W̃` is divided by, and the coefficients: from the singular values of a few samples."""
+        values = self._singular_values(view)
+        norm = (values[:, 0].max() * MARGIN).clamp_min(torch.finfo(values.dtype).tiny)
+        ratios = (values.mean(0) / norm).tolist()  # of σ_1, …, σ_{k+1}
+        if self.threshold == "nearest":
+            chosen, factor = nearest(ratios[-2]), 1.0
+        else:
+            chosen, factor = placed((ratios[-2] + ratios[-1]) / 2)
+        coefficients = torch.tensor(chosen.coefficients, dtype=values.dtype, device=values.device)
+        return {"scale": norm / factor, "coefficients": coefficients}
+
+    def _singular_values(self, view: SiteView) -> Tensor:
+        """σ_1, …, σ_k and σ_{k+1} of each of the first samples, (samples, k + 1); zero beyond the rank."""
         probe, s = _jacobian(*_tensors(view, PROBE)), view.output[:PROBE]
         k = min(self.k, probe.m, probe.d)
         start = view.noise.normal((len(s), probe.d, min(probe.d, k + BLOCK)), s.dtype, s.device)
-        values = chebyshev_top_subspace(probe.gram_columns, start, k, degree=6, rounds=3)[1].sqrt()
-        scale = (values.max() * MARGIN).clamp_min(torch.finfo(values.dtype).tiny)
-        ratio = float(values[:, -1].mean() / scale)
-        return {
-            "scale": scale,
-            "coefficients": torch.tensor(fitted_coefficients(ratio), dtype=values.dtype, device=values.device),
-        }
+        found = chebyshev_top_subspace(probe.gram_columns, start, min(k + 1, start.shape[2]), degree=6, rounds=3)[1]
+        values = found.clamp_min(0).sqrt()
+        if probe.m <= k:
+            values = values[:, :k]  # what lies beyond the rank is rounding
+        return F.pad(values, (0, k + 1 - values.shape[1]))
 
     def frame(self, view: SiteView) -> Frame:
         W = view.W

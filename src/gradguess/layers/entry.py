@@ -27,6 +27,7 @@ class Layer:
         tangent: the output with its tangent, for a dual input.
         gate: from the autograd node to the derivative of an elementwise function.
         channels_first: the features of the output lie in its first dimension after the batch.
+        is_matrix: the output is `module.weight @ x`, plus a constant.
     """
 
     modules: tuple[type[nn.Module], ...] = ()
@@ -37,6 +38,7 @@ class Layer:
     tangent: TangentRule | None = None
     gate: Callable[[Any], Gate] | None = None
     channels_first: bool = False
+    is_matrix: bool = False
 
 
 def unpack(x: Any) -> tuple[Tensor, Tensor | None]:

@@ -18,4 +18,4 @@ def gradient(layer: nn.Linear, x: Tensor, g: Tensor) -> dict[str, Tensor]:
     return grads
 
 
-LAYER = Layer(modules=(nn.Linear,), functions=(F.linear,), gradient=gradient, tangent=apply_linear)
+LAYER = Layer(modules=(nn.Linear,), functions=(F.linear,), gradient=gradient, tangent=apply_linear, is_matrix=True)

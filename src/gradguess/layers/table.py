@@ -27,6 +27,17 @@ TANGENTS: dict[Any, TangentRule] = {
 CHANNELS_FIRST = tuple(module for layer in LAYERS if layer.channels_first for module in layer.modules)
 
 
+def add(layer: Layer) -> None:
+    """Teach the table the modules of a layer of your own, from then on."""
+    _BY_MODULE.update(dict.fromkeys(layer.modules, layer))
+
+
+def is_matrix(module: nn.Module) -> bool:
+    """Is the output of the module `module.weight @ x`, plus a constant?"""
+    layer = _BY_MODULE.get(type(module))
+    return layer is not None and layer.is_matrix
+
+
 def gradient_of(module: nn.Module) -> GradientRule | None:
     """The closed form of a module's parameter gradient, if there is one. Exact types only: a subclass may differ."""
     layer = _BY_MODULE.get(type(module))

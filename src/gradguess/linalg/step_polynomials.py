@@ -9,10 +9,9 @@ away from σ by the slope `p'(σ)`. A small σ caps that slope, because `p` must
 the larger errors of the first two sets. The sets are fitted for five steps; for σ = 0.1 zero itself repels
 (`a0 > 1`), and more steps would raise small values instead of lowering them.
 
-Which threshold: W⊥ keeps the k largest singular values, σ_k included, so the step must fall just under σ_k,
-ideally halfway to σ_{k+1}. `coefficients` takes the nearest set, as the paper does: the step is then up to 0.05
-off, and more or fewer than k directions are kept. `matched` shrinks the matrix a little instead, so that the step
-falls where it should.
+Which threshold: W⊥ keeps the k largest singular values, σ_k included, so the step must fall between σ_k and σ_{k+1}.
+`nearest` takes the nearest set, as the paper does: the step is then up to 0.05 σ_1 off, and more or fewer than k
+directions pass. `placed` shrinks the matrix a little instead, so that the step falls where it should.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["BAND", "STEPS", "CoefficientSet", "coefficients", "evaluate", "matched", "measure", "nearest", "table"]
+__all__ = ["BAND", "STEPS", "CoefficientSet", "coefficients", "evaluate", "measure", "nearest", "placed", "table"]
 
 Coefficients = tuple[float, float, float, float]
 
@@ -86,20 +85,22 @@ def coefficients(sigma: float) -> Coefficients:
     return nearest(sigma).coefficients
 
 
-def matched(sigma: float) -> tuple[CoefficientSet, float]:
-    """A set, and a factor for the matrix of unit norm, that put the step exactly at the ratio `sigma`.
+def placed(ratio: float) -> tuple[CoefficientSet, float]:
+    """A set, and a factor for the matrix of unit norm, that put the step exactly at `ratio`, a part of σ_1.
 
-    The set is the one with the highest crossing not above `sigma`, the factor is crossing over `sigma`, at most 1: no
-    singular value leaves `[0, 1]`. Below the lowest crossing the factor is 1, and the step is too high.
+    The factor is crossing over `ratio`. It must not exceed 1, so that no singular value leaves `[0, 1]`: that leaves
+    the sets with a crossing up to `ratio`. Of these it is the one whose step is sharpest relative to its crossing.
+    Below the lowest crossing the factor is 1, and the step is too high: fewer directions pass.
 
-    >>> entry, factor = matched(0.75)
+    >>> entry, factor = placed(0.75)
     >>> entry.sigma, round(factor * 0.75 - entry.crossing, 12)
-    (0.7, 0.0)
+    (0.5, 0.0)
     """
-    below = [entry for entry in table() if entry.crossing <= sigma]
+    below = [entry for entry in table() if entry.crossing <= ratio]
     if not below:
         return table()[0], 1.0
-    return below[-1], below[-1].crossing / sigma
+    entry = min(below, key=lambda entry: entry.width / entry.crossing)
+    return entry, entry.crossing / ratio
 
 
 def evaluate(x: ArrayLike, a: Coefficients, steps: int = STEPS) -> NDArray[np.float64]:

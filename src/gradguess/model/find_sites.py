@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from gradguess.errors import InputError
 from gradguess.layers.entry import Gate
 from gradguess.layers.positions import pattern_of
-from gradguess.layers.table import gate_of, gradient_of
+from gradguess.layers.table import gate_of, gradient_of, is_matrix
 from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.bottlenecks import bottleneck_calls
 from gradguess.model.cut_pass import Call, CutPass, Want, candidates, watched_run
@@ -266,7 +266,7 @@ def _linear_above(
     if len(above) != 1 or len(graph.consumers.get(end, [])) != 1:
         return None
     call = above[0][0]
-    plain = type(call.module) is nn.Linear and isinstance(call.x, Tensor) and call.x.dim() == 2
+    plain = is_matrix(call.module) and isinstance(call.x, Tensor) and call.x.dim() == 2
     plain = plain and call.module not in altered
     return call.module if plain and call.x.grad_fn is end else None  # type: ignore[return-value]
 

@@ -6,8 +6,9 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
 
+from gradguess.experiments.beyond import feedback_quality
 from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.plan import PRESETS, feedback_quality
+from gradguess.experiments.presets import PRESETS
 from gradguess.experiments.tables.averages import curve_of_means, epoch_curve
 from gradguess.experiments.tables.feedback_results import (
     QUANTITIES,

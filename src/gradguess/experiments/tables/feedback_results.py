@@ -6,17 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from gradguess.experiments.beyond import FEEDBACK, feedback_ablations, feedback_depth, feedback_residual, feedback_width
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.methods import method_label
-from gradguess.experiments.plan import (
-    FEEDBACK,
-    PRESETS,
-    Preset,
-    feedback_ablations,
-    feedback_depth,
-    feedback_residual,
-    feedback_width,
-)
+from gradguess.experiments.presets import PRESETS, Preset
 from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.runs import Run, Variant, variants
 from gradguess.experiments.tables.welch import difference
