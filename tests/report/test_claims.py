@@ -198,9 +198,11 @@ def _bench(method: str, step_ms: float, peak_mb: float, scaled_from: int | None)
 
 def test_cost_is_compared_at_equal_batching_only():
     def table(*rows: dict[str, object]):
-        return speed_claims_table([{"kind": "time", "rows": list(rows)}])
+        return speed_claims_table([{"kind": "batching", "rows": list(rows)}])
 
     assert table(_bench("wperp-ns", 20, 800, None), _bench("wperp-svd", 900, 10, 2)) is None
+    alike = table(_bench("wperp-ns", 20, 1, None), _bench("wperp-svd", 900, 10, 512))  # one step of all 512
+    assert [r[-1].verdict for r in alike.rows] == ["holds", "holds"]
     both = table(_bench("wperp-ns", 20, 1, 2), _bench("wperp-svd", 900, 10, 2))
     assert [r[-1].verdict for r in both.rows] == ["holds", "holds"]
     worse = table(_bench("wperp-ns", 950, 9, 2), _bench("wperp-svd", 900, 10, 2))

@@ -79,6 +79,7 @@ def test_the_page_says_what_the_rule_is_and_how_to_repeat_a_line(page: Path):
     assert "gradguess train --data mnist1d --method wperp --width 128" in content
     assert "○</span> not run" in content
     assert "2.13.0" in content
+    assert "0123456789" in content  # the commit
 
 
 @pytest.mark.usefixtures("plain")

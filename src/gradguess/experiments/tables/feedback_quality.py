@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gradguess.experiments.beyond import feedback_quality
 from gradguess.experiments.paper_numbers import LAYER_SITES
-from gradguess.experiments.plan import PRESETS, feedback_quality
+from gradguess.experiments.presets import PRESETS
 from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.feedback_results import Result, results_of
 from gradguess.experiments.tables.runs import Run, Variant

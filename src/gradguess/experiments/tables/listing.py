@@ -23,6 +23,8 @@ _ENVIRONMENT = {
     "device": "Device",
     "threads": "Threads",
     "platform": "Platform",
+    "commit": "Commit",
+    "clean": "As committed",
 }
 
 
@@ -64,7 +66,16 @@ def _setting(value: object) -> Cell:
 
 def environments_table(runs: Sequence[Run]) -> Table:
     """Where the runs took place, each place once."""
-    places = Counter(tuple(str(run.environment.get(name, "–")) for name in _ENVIRONMENT) for run in runs)
+    places = Counter(tuple(_place(run, name) for name in _ENVIRONMENT) for run in runs)
     rows = [(*(text(part) for part in place), number(count, "d")) for place, count in places.most_common()]
     caption = "One line for each environment that was recorded."
     return Table("environments", "Environments", (*_ENVIRONMENT.values(), "Runs"), tuple(rows), caption)
+
+
+def _place(run: Run, name: str) -> str:
+    value = run.environment.get(name)
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)[:10] if name == "commit" else str(value)
