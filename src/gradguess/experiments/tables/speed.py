@@ -51,5 +51,5 @@ def _row(
     ratio = ns[quantity] / svd[quantity] if svd[quantity] else None
     low, high = between or (0.0, 1.0)
     verdict = NOT_RUN if ratio is None else HOLDS if low < ratio < high else DIFFERS
-    sides = (Cell(f"{row[quantity]:.3g} {unit}", row[quantity]) for row in (ns, svd))
+    sides = (Cell(f"{row[quantity]:,.{1 if row[quantity] < 100 else 0}f} {unit}", row[quantity]) for row in (ns, svd))
     return text(claim), *sides, number(ratio, ".2f"), text(verdict, verdict)
