@@ -12,6 +12,7 @@ import pytest
 
 from gradguess.errors import GradguessError
 from gradguess.experiments.check import GOLDEN, check, parts_of, read_golden
+from gradguess.experiments.tables.runs import Run
 
 CASES = {
     "zoo/cnn/ns-placed": 5.0,
@@ -51,9 +52,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def result(key: str, method: str, commit: str | None, clean: bool = True, **config: Any) -> dict[str, Any]:
-    environment = {} if commit is None else {"commit": commit, "clean": clean}
-    return {"key": key, "config": {"method": method, **config}, "environment": environment}
+def result(key: str, method: str, commit: str | None, clean: bool = True, **config: Any) -> Run:
+    environment = {"commit": commit, "clean": None if commit is None else clean}
+    return Run(key, {"method": method, **config}, {}, environment=environment)
 
 
 def test_a_commit_that_changes_no_estimate_makes_nothing_stale(root: Path):
@@ -161,6 +162,6 @@ def test_the_command_exits_with_1_if_a_result_is_stale(tmp_path: Path, monkeypat
     stored = {"schema": 1, "key": "a", "config": {"method": "wt"}, "metrics": {}, "environment": {}}
     (tmp_path / "results.jsonl").write_text(json.dumps(stored) + "\n")
     for stale, code in (({}, 0), ({"a": "b"}, 1)):
-        monkeypatch.setattr(module, "check", lambda records, package, stale=stale: module.Verdicts(stale=stale))
+        monkeypatch.setattr(module, "check", lambda runs, package, stale=stale: module.Verdicts(stale=stale))
         done = testing.CliRunner().invoke(cli.app, ["reproduce", "--check", "--out", str(tmp_path)])
         assert done.exit_code == code, done.output

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from gradguess.errors import GradguessError
+from gradguess.experiments.tables.runs import Run
 
 GOLDEN = "tests/golden/golden.npz"
 TOLERANCE = 1e-10  # of a case that names none, relative to the largest of its numbers
 Golden = dict[str, tuple[dict[str, float], float]]  # case -> its numbers by label, and their tolerance
-Record = Mapping[str, Any]  # a result, as far as it is read: key, config, environment
+Config = Mapping[str, Any]
 
 # The names in the golden record of what a run's method computes, each a part of a case's path.
 _FEEDBACK = {"chained": ("chained", "sweeps", "boot", "part"), "direct": ("direct", "part-direct")}
@@ -61,7 +62,7 @@ class Verdicts:
         return said
 
 
-def check(records: Sequence[Record], package: Path) -> Verdicts:
+def check(runs: Sequence[Run], package: Path) -> Verdicts:
     """Compare every result's commit with the present code; `package` lies in the repository."""
     if shutil.which("git") is None:
         raise GradguessError("--check needs the program git, and it is not installed.")
@@ -69,26 +70,26 @@ def check(records: Sequence[Record], package: Path) -> Verdicts:
     head, now = _git(root, "rev-parse", "HEAD").decode().strip(), _present(root)
     found = Verdicts()
     before: dict[str, Golden | str] = {}
-    for record in records:
-        key, commit = record["key"], record["environment"].get("commit")
+    for run in runs:
+        key, commit = run.key, run.environment.get("commit")
         if not commit:
             found.without_commit.append(key)
             continue
-        if record["environment"].get("clean") is False:
+        if run.environment.get("clean") is False:
             found.unclean.append(key)
         if commit not in before:
             before[commit] = now if commit == head else _golden_of(root, commit)
         then = before[commit]
         if isinstance(then, str):
             found.not_comparable[key] = then
-        elif (case := changed(then, now, record["config"])) is not None:
+        elif (case := changed(then, now, run.config)) is not None:
             found.stale[key] = f"{commit[:10]}: {case}"
         else:
             found.current.append(key)
     return found
 
 
-def changed(then: Golden, now: Golden, config: Record) -> str | None:
+def changed(then: Golden, now: Golden, config: Config) -> str | None:
     """The first case of the run's method whose numbers differ; None if there is none."""
     parts = parts_of(config)
     for case in sorted(then.keys() & now.keys()):
@@ -104,7 +105,7 @@ def _is_one_of(part: str, names: frozenset[str]) -> bool:
     return part in names or (part not in _APART and part.startswith(tuple(f"{name}-" for name in names)))
 
 
-def parts_of(config: Record) -> frozenset[str]:
+def parts_of(config: Config) -> frozenset[str]:
     """What the method of a run is called in the golden record.
 
     >>> sorted(parts_of({"method": "wperp", "solver": "subspace"})), sorted(parts_of({"method": "wt"}))
