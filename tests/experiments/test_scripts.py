@@ -114,7 +114,7 @@ def test_floor_takes_sample_0_and_rounds_down():
     (entry,) = (e for e in table() if round(10 * e.sigma) == int(10 * ratio))
     sample = 5
     z = gg.estimate(model, method, per_sample_loss, x, y, tangents=4000).directions["0"][:, sample]
-    p = S[sample] / S[0, 0]
+    p = S[sample] / max(float(S[0, 0]), 1.02 * float(S[sample, 0]))
     for _ in range(5):
         p = sum(a * p ** (2 * j + 1) for j, a in enumerate(entry.coefficients))
     found = z.mT @ z / len(z)

@@ -4,7 +4,7 @@ The scripts are public (GitHub: danielwang0452/backpropfreeASC, commit 7114bb0).
 
 - "mask": every layer has a bias that is trained but not added. The guess alone sees it, in the gate `W x + b > 0`.
 - "bottom": W⊥-bottom takes the last k rows of a reduced SVD. Below a layer of k rows these are the top k.
-- "floor": W⊥-NS takes norm and σ_k from sample 0 alone, and the set for σ_k/σ_1 rounded down.
+- "floor": W⊥-NS takes σ_1 and σ_k from sample 0 alone, and the set for σ_k/σ_1 rounded down.
 
 Three more differences are of measuring alone, and are in the record of every run: diagnostics on the last batch of an
 epoch, accuracy as a mean over batches before the last epoch, and the squared overlap.
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 import gradguess as gg
 from gradguess.errors import InputError
 from gradguess.guesses.frames import Frame
-from gradguess.guesses.perp_ns import _norms
 from gradguess.jacobian import GatedLinear, Jacobian
 from gradguess.layers import linear
 from gradguess.layers.table import add
@@ -87,21 +86,17 @@ class ReducedBottom(gg.WPerp):
 
 @dataclass(frozen=True)
 class FlooredNS(gg.WPerpNS):
-    """W⊥-NS with the singular values of sample 0, and its norm at every step, for all samples."""
+    """W⊥-NS with the singular values of sample 0 for all samples.
+
+    The scripts divide every sample by the norm of sample 0. Here one with a larger norm is divided by its own: beyond 1
+    the polynomials diverge, and so does the run.
+    """
 
     def search(self, view: gg.guesses.SiteView) -> dict[str, Tensor]:
         values = self._singular_values(view)[0]
         ratio = float(values[-2] / values[0])
         found = nearest(max(math.floor(10 * ratio), 1) / 10).coefficients
         return {"scale": values[0], "coefficients": torch.tensor(found, dtype=values.dtype, device=values.device)}
-
-    def _fitted(self, view: gg.guesses.SiteView, *tensors: Tensor) -> tuple[Tensor, tuple[float, ...]]:
-        *shared, own = tensors
-        s = view.output[:1]
-        fixed = torch.Generator(s.device).manual_seed(0)
-        start = torch.randn(s.shape, generator=fixed, dtype=s.dtype, device=s.device)
-        norm = _norms(start, *shared, own[:1])
-        return norm.expand(len(view.output)), tuple(view.kept["coefficients"].tolist())
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from gradguess.jacobian.open_units import OpenUnits
 from gradguess.linalg import (
     batched_top_subspace,
     chebyshev_top_subspace,
+    is_full,
     orthonormal_columns,
     steady_top_subspace,
 )
@@ -143,7 +144,7 @@ class _Shared(_Solver):
     def frame(self, guess: WPerp, view: SiteView) -> Frame:
         batch, d = view.output.shape
         V = view.found("basis")
-        if V.shape[1] == d and view.gate is not None and bool((V != 0).any(0).all()):
+        if V.shape[1] == d and view.gate is not None and is_full(V):
             return OpenGate(view.gate != 0, view.output.dtype)  # all of the space: only the gate is left
         return GatedBasis(V, view.gate, batch, view.binary)
 

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from gradguess.backends import largest_eigenvalue, orthonormal_columns, orthonormal_rows, positive
+from gradguess.backends.cuda_graphs import recording
 from gradguess.linalg.ritz import Product, pad_columns, ritz_pairs
 
-__all__ = ["batched_top_subspace", "largest_singular", "top_right_singular_vectors"]
+__all__ = ["batched_top_subspace", "is_full", "largest_singular", "top_right_singular_vectors"]
 
 
 def top_right_singular_vectors(A: Tensor, k: int) -> Tensor:
@@ -40,6 +41,11 @@ def top_right_singular_vectors(A: Tensor, k: int) -> Tensor:
     top = values.flip(-1)[:k]
     V = V * (top > rtol**2 * top[0])
     return pad_columns(V, k).to(A.dtype)
+
+
+def is_full(V: Tensor) -> bool:
+    """Has the basis (d, k) no empty column? While a graph is recorded nothing can be looked up: it has none then."""
+    return recording() or bool(V.any(0).all())
 
 
 def largest_singular(matmul: Product, rmatmul: Product, start: Tensor, steps: int) -> Tensor:
