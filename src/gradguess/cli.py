@@ -32,8 +32,7 @@ app = typer.Typer(
 )
 
 Out = Annotated[Path | None, typer.Option(help="Directory of the run; the same command continues it.")]
-_METHODS, _DTYPES = ", ".join([*METHODS, *VARIANTS]), ", ".join(CHOICES["dtype"])
-RUNS = Path("runs/reproduce")
+_METHODS, _DTYPES, RUNS = ", ".join([*METHODS, *VARIANTS]), ", ".join(CHOICES["dtype"]), Path("runs/reproduce")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
@@ -176,8 +175,8 @@ def report(directory: Annotated[Path, typer.Argument(help="A directory with resu
     """Write the report of the results in a directory: one HTML page, and CSV, LaTeX, PNG and SVG."""
     from gradguess.report import write_report
 
-    page = write_report(directory)
-    emit({"report": str(page)}, json, [str(page)])
+    page = str(write_report(directory))
+    emit({"report": page}, json, [page])
 
 
 @app.command()
