@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import gradguess as gg
-from frames import covariance
+from frames import covariance, frames_of
 from gradguess.backends import policy
 from gradguess.guesses import Columns, SiteView, perp
 from gradguess.guesses.frames import Grouped
@@ -17,6 +18,8 @@ from gradguess.linalg import newton_schulz
 from gradguess.linalg.step_polynomials import coefficients
 from gradguess.noise import Noise
 from matrices import F64, gated_jacobians, noise
+from models import Case
+from references import top_projector
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
@@ -78,6 +81,16 @@ def test_small_layers_have_the_subspace_of_the_svd(m, d, k, device, monkeypatch)
     exact = perp._top_of(W.matrix(), k)
     found = covariance(frame, d)
     assert torch.linalg.matrix_norm(found - exact @ exact.mT, 2).max() < 5e-3
+
+
+def test_a_narrow_layer_without_a_gate():
+    """All samples have the same subspace, each its own frame."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 40), nn.Linear(40, 7)).double()
+    case = Case(model, torch.randn(5, 6, dtype=F64), torch.randint(7, (5,)))
+    found = covariance(frames_of(case, gg.WPerp(k=3, solver="subspace"))["0"], 40)
+    exact = top_projector(model[1].weight.detach(), 3)
+    torch.testing.assert_close(found, exact.expand(5, -1, -1))
 
 
 @pytest.mark.parametrize("rank", [24, 20])

@@ -201,7 +201,7 @@ class _Subspace(_Solver):
             return _SHARED.frame(guess, view)
         if _is_narrow(W, width) and not _is_row_space(W, k):
             assert isinstance(W, GatedLinear)
-            return Columns(_from_rows(W, k))
+            return Columns(_from_rows(W, k).expand(batch, -1, -1))
         if _is_row_space(W, k):
             assert isinstance(W, GatedLinear)
             return GatedBasis(orthonormal_columns(W.weight.t()), view.gate, batch, view.binary)
@@ -238,8 +238,8 @@ def _is_narrow(W: Jacobian, width: int) -> bool:
 
 
 def _from_rows(W: GatedLinear, k: int) -> Tensor:
-    """`V_k = W̃ᵀ U_k S_k⁻¹` from the eigenvectors of `W̃W̃ᵀ = U S² Uᵀ`: (batch, d, k); zero beyond the rank."""
-    rows = W.matrix().expand(len(W.gate) if W.gate is not None else 1, -1, -1)
+    """`V_k = W̃ᵀ U_k S_k⁻¹` from the eigenvectors of `W̃W̃ᵀ = U S² Uᵀ`: (batch or 1, d, k); zero beyond the rank."""
+    rows = W.matrix()
     values, U = eigh(rows @ rows.mT, SWEEPS)
     values, U = values.flip(-1)[:, None, :k], U.flip(-1)[..., :k]
     real = values > values[..., :1] * max(W.m, W.d) * torch.finfo(rows.dtype).eps
