@@ -34,8 +34,8 @@ def inspect_epoch(
         return {"sites": {}, "others": _others(model, data, config)}
     curves = ("overlap",) if epoch == config.epochs else ()
     record: dict[str, Any] = {"sites": inspect_sites(model, guess, data, config, curves, forward)}
-    if (left := len(data.x_train) % config.batch) > 1:
-        rows = slice(-left, None)
+    if len(data.x_train) % config.batch > 1:
+        rows = _last_batch(data, config)
         record["last_batch"] = inspect_sites(model, guess, data, config, None, forward, rows)
         if isinstance(guess, gg.Guess):
             for site, value in _drawn_variances(model, guess, data, config, rows).items():
@@ -65,12 +65,22 @@ def _others(model: nn.Module, data: Dataset, config: TrainConfig) -> dict[str, A
         "wperp": gg.WPerp(solver="subspace"),
         "wperp-bottom": gg.WPerp(solver="subspace", end="bottom"),
     }
-    others = {name: inspect_sites(model, guess, data, config, None) for name, guess in guesses.items()}
-    return {
-        name: {site: {key: row[key] for key in ("bias", "variance")} for site, row in sites.items()}
-        for name, sites in others.items()
-        if name != config.method
-    }
+    found: dict[str, Any] = {}
+    for name, guess in guesses.items():
+        if name != config.method:
+            first = inspect_sites(model, guess, data, config, None)
+            last = inspect_sites(model, guess, data, config, None, rows=_last_batch(data, config))
+            found[name] = {
+                site: {key: row[key] for key in ("bias", "variance")}
+                | {f"last_{key}": last[site][key] for key in ("bias", "variance")}
+                for site, row in first.items()
+            }
+    return found
+
+
+def _last_batch(data: Dataset, config: TrainConfig) -> slice:
+    """The samples of the last batch of an epoch."""
+    return slice(-(len(data.x_train) % config.batch or config.batch), None)
 
 
 def inspect_sites(
