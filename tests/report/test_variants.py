@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradguess.experiments.paper_numbers import DISTINCT, ENTRIES
+from gradguess.experiments.paper_numbers import BIAS_VARIANCE, DISTINCT, ENTRIES
+from gradguess.experiments.tables.networks import networks_table
 from gradguess.experiments.tables.over_training import over_training_figures
 from gradguess.experiments.tables.runs import Run
 from gradguess.experiments.tables.table import Table
@@ -135,3 +136,29 @@ def test_figures_over_training_are_of_the_definition():
     (ours,) = [curve for curve in figure.curves if not curve.dashed]
     assert max(ours.y) < 3e-5
     assert "each sample's own subspace" in figure.caption
+
+
+def test_guesses_on_networks_that_others_have_trained():
+    """The paper's value is marked at the network and the epoch that agree with it, and nowhere else."""
+    entry = next(e for e in BIAS_VARIANCE if (e.method, e.quantity) == ("wt", "variance"))
+
+    def seen(seed: int, epoch: int) -> dict:
+        near = entry.value * (1 + 0.01 * seed)
+        value = near if epoch == 100 else near / 50
+        return {"0": {"bias": 1e-9, "variance": value, "last_bias": 1e-9, "last_variance": near / 70}}
+
+    records = []
+    for seed in range(3):
+        one = diagnosed(record("backprop", seed=seed))
+        rows = [row | {"sites": {}, "others": {"wt": seen(seed, row["epoch"])}} for row in one["diagnostics"]]
+        records.append(one | {"diagnostics": [{k: v for k, v in row.items() if k != "last_batch"} for row in rows]})
+    table = networks_table(runs(*records))
+    assert table is not None
+    marked = [
+        (cells[0].text, cells[1].text, cells[4].text, column)
+        for cells in table.rows
+        for column, cell in zip(table.columns, cells, strict=True)
+        if cell.verdict == "holds"
+    ]
+    assert marked == [("Wᵀ", "Variance", "first 512", "Epoch 100")]
+    assert networks_table([]) is None

@@ -16,6 +16,7 @@ from gradguess.experiments.tables.feedback import feedback_tables
 from gradguess.experiments.tables.feedback_figures import feedback_figures
 from gradguess.experiments.tables.layers import layers_table
 from gradguess.experiments.tables.listing import runs_table
+from gradguess.experiments.tables.networks import networks_table
 from gradguess.experiments.tables.over_training import over_training_figures, over_training_table
 from gradguess.experiments.tables.paper import (
     bias_variance_table,
@@ -109,7 +110,7 @@ SECTIONS: tuple[SectionEntry, ...] = (
         "bias-variance",
         "Variance, bias and covariance norm",
         "What a guess costs: how far its mean lies from the gradient, and how far it scatters.",
-        tables=(bias_variance_table, over_training_table, layers_table),
+        tables=(bias_variance_table, over_training_table, networks_table, layers_table),
         figures=(over_training_figures,),
         of_the_paper=True,
     ),

@@ -87,6 +87,8 @@ class Variant:
         """How this experiment was computed, where that is a choice: the solver, and what is not as usual."""
         parts = dict(self.first.identity)
         solver, threshold = str(parts.pop("solver", "")), str(parts.pop("threshold", ""))
+        if self.first.method == "wperp-bottom" and solver != "svd":
+            solver = "closed units"  # any k of them are a bottom-k subspace
         words = [SOLVERS.get(solver, solver)] if solver else []
         words += [_THRESHOLDS.get(threshold, threshold)] if self.first.method == "wperp-ns" else []
         words += [f"as the scripts: {' and '.join(toggles(self.first))}"] if toggles(self.first) else []
@@ -98,7 +100,7 @@ class Variant:
     def by_definition(self) -> bool:
         """Whether W⊥ takes each sample's own subspace, and W⊥-NS the nearest set, as the paper has it."""
         parts = dict(self.first.identity)
-        if self.first.method in {"wperp", "wperp-bottom"}:
+        if self.first.method == "wperp":
             return parts.get("solver") in {"svd", "subspace"}
         return self.first.method != "wperp-ns" or parts.get("threshold") == "nearest"
 
