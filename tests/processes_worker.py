@@ -24,7 +24,7 @@ OPTIONS = {
 METHODS = {**GUESSES, **FORMS, **OPTIONS, "backprop": gg.Backprop()}
 SCENARIOS: dict[str, tuple[str, str, dict[str, Any]]] = {
     # not: "ns" fits to the first samples of rank 0; the basis of a null space turns with the rounding of the weights
-    **{f"{m}/mlp": (m, "relu-bias", {}) for m in METHODS if m not in ("ns", "svd-bottom")},
+    **{f"{m}/mlp": (m, "relu-bias", {}) for m in METHODS if m not in ("ns", "ns-nearest", "svd-bottom")},
     **{f"{m}/{n}": (m, n, {}) for n in ("cnn", "residual", "transformer") for m in ("wt", "shared", "direct")},
     "chained/residual": ("chained", "residual", {}),
     "shared/replay": ("shared", "relu-bias", {"memory": "replay"}),

@@ -22,6 +22,15 @@ DRAWS = 40_000
 K = 3
 
 
+def test_a_guess_without_a_frame_cannot_be_made():
+    class Half(Guess):
+        def search(self, view):
+            return {}
+
+    with pytest.raises(TypeError, match="frame"):
+        Half()
+
+
 # --- the definitions -----------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from gradguess.backends import policy
 from gradguess.guesses import Columns, SiteView, perp
 from gradguess.guesses.frames import Grouped
 from gradguess.guesses.perp_ns import Polynomial
-from gradguess.jacobian import GatedLinear, open_units
+from gradguess.jacobian import Dense, GatedLinear, open_units
 from gradguess.jacobian.open_units import OpenUnits
 from gradguess.linalg import newton_schulz
 from gradguess.linalg.step_polynomials import coefficients
@@ -64,6 +64,7 @@ def test_the_subspace_of_open_units_is_that_of_the_svd(d, spread, careful, monke
     assert error.quantile(0.9) < 1e-2
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("device", ["_CPU", "_CUDA"])
 @pytest.mark.parametrize(
     ("m", "d", "k"), [(64, 64, 10), (40, 64, 1), (10, 64, 1), (10, 64, 9), (10, 64, 10), (32, 24, 5)]
@@ -108,6 +109,23 @@ def test_all_directions_are_those_of_the_open_units(rank):
         found[solver] = covariance(guess.frame(SiteView("site", W.gate, W.gate, True, kept, source, lambda: W)), 24)
     torch.testing.assert_close(found["subspace"], found["svd"])
     torch.testing.assert_close(found["shared"], found["svd"])
+=======
+@pytest.mark.parametrize("kind", ["no gate", "a matrix for each", "a gate"])
+def test_the_subspace_on_the_path_of_a_gpu_whatever_lies_above(kind, monkeypatch):
+    """There are Gram matrices of open units only where the layer above has a gate."""
+    batch, d, k = 3, perp.DIRECT + 6, 3
+    for module in (perp, open_units):
+        monkeypatch.setattr(module, "preferences", lambda t: policy._CUDA)
+    weight = noise(d, d) / d**0.5 + 4 * noise(d, k, seed=1) @ noise(k, d, seed=2) / d
+    gate = (noise(batch, d, seed=3) > 0).to(F64) if kind == "a gate" else None
+    W = Dense(weight * (1 + noise(batch, 1, d, seed=4) / 9)) if kind == "a matrix for each" else None
+    W = W or GatedLinear(weight, gate)
+    guess, source, s = gg.WPerp(k, solver="subspace"), Noise(torch.Generator().manual_seed(0)), noise(batch, d)
+    kept = guess.search(SiteView("site", s, gate, True, {}, source, lambda: W))
+    found = guess.frame(SiteView("site", s, gate, True, kept, source, lambda: W)).Q
+    exact = perp._top_of(W.matrix().expand(batch, -1, -1), k)
+    assert torch.linalg.matrix_norm(found @ found.mT - exact @ exact.mT, 2).max() < 1e-2
+>>>>>>> tests-2
 
 
 def test_a_frame_of_groups_is_each_of_them_in_its_place():
