@@ -64,7 +64,6 @@ def test_the_subspace_of_open_units_is_that_of_the_svd(d, spread, careful, monke
     assert error.quantile(0.9) < 1e-2
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("device", ["_CPU", "_CUDA"])
 @pytest.mark.parametrize(
     ("m", "d", "k"), [(64, 64, 10), (40, 64, 1), (10, 64, 1), (10, 64, 9), (10, 64, 10), (32, 24, 5)]
@@ -109,7 +108,8 @@ def test_all_directions_are_those_of_the_open_units(rank):
         found[solver] = covariance(guess.frame(SiteView("site", W.gate, W.gate, True, kept, source, lambda: W)), 24)
     torch.testing.assert_close(found["subspace"], found["svd"])
     torch.testing.assert_close(found["shared"], found["svd"])
-=======
+
+
 @pytest.mark.parametrize("kind", ["no gate", "a matrix for each", "a gate"])
 def test_the_subspace_on_the_path_of_a_gpu_whatever_lies_above(kind, monkeypatch):
     """There are Gram matrices of open units only where the layer above has a gate."""
@@ -125,7 +125,6 @@ def test_the_subspace_on_the_path_of_a_gpu_whatever_lies_above(kind, monkeypatch
     found = guess.frame(SiteView("site", s, gate, True, kept, source, lambda: W)).Q
     exact = perp._top_of(W.matrix().expand(batch, -1, -1), k)
     assert torch.linalg.matrix_norm(found @ found.mT - exact @ exact.mT, 2).max() < 1e-2
->>>>>>> tests-2
 
 
 def test_a_frame_of_groups_is_each_of_them_in_its_place():
