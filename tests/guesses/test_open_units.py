@@ -113,7 +113,7 @@ def test_all_directions_are_those_of_the_open_units(rank):
 @pytest.mark.parametrize("kind", ["no gate", "a matrix for each", "a gate"])
 def test_the_subspace_on_the_path_of_a_gpu_whatever_lies_above(kind, monkeypatch):
     """There are Gram matrices of open units only where the layer above has a gate."""
-    batch, d, k = 3, perp.DIRECT + 6, 3
+    batch, d, k = 3, 70, 3
     for module in (perp, open_units):
         monkeypatch.setattr(module, "preferences", lambda t: policy._CUDA)
     weight = noise(d, d) / d**0.5 + 4 * noise(d, k, seed=1) @ noise(k, d, seed=2) / d
