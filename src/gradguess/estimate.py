@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from gradguess.errors import InputError, NonFiniteError, check_count
 from gradguess.guesses.base import Guess
 from gradguess.methods import Estimate, Guessed, Method
-from gradguess.methods.run import Plan, find_layout, run_step
+from gradguess.methods.compiled import Compiler
+from gradguess.methods.run import Plan, find_layout, run_plain, run_step
 from gradguess.model.side_effects import Snapshot, untouched
 from gradguess.model.site import Layout, Sites
 from gradguess.model.task import LossFn, Task, check_model
@@ -108,6 +109,8 @@ class ForwardGradient:
             torch.distributed is initialised, else this process alone. Each process passes its own samples. `.grad` is
             that of all samples, equal in all processes, and for a given seed it does not depend on their number. The
             loss that is returned is of a process's own samples. The model starts as rank 0's.
+        compile: trace the step into a graph and compile it (`torch.compile`), once for each kind of step and each shape
+            of the batch. It pays in long runs. The control flow of the model may depend on shapes, and not on numbers.
 
     >>> import torch, gradguess as gg
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
@@ -133,6 +136,7 @@ class ForwardGradient:
         nonfinite: Literal["raise", "skip", "ignore"] = "raise",
         chunk: int | None = None,
         group: Any = None,
+        compile: bool = False,
     ) -> None:
         method = as_method(guess)
         if nonfinite not in ("raise", "skip", "ignore"):
@@ -146,7 +150,8 @@ class ForwardGradient:
                 raise InputError("chunk: samples that mix (coupling='batch') cannot be run in pieces.")
         options = Options(tangents, isolate, memory, coupling, balance)
         self.model, self.guess, self.nonfinite = model, guess, nonfinite
-        self.plan = Plan(method, sites, options, chunk=chunk, pool=pool_of(group, model))
+        runner = Compiler() if compile else run_plain
+        self.plan = Plan(method, sites, options, chunk=chunk, pool=pool_of(group, model), runner=runner)
         self.generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
         self.state = State()
         self.skipped = 0

@@ -8,7 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gradguess.backends import kernels, small_cholesky
+from gradguess.backends import kernels, small_cholesky, unrolled_cholesky
+from gradguess.backends.tracing import tracing
 
 __all__ = ["GramRoot", "dropping_cholesky", "semidefinite_cholesky", "triangular_apply"]
 
@@ -33,12 +34,15 @@ class GramRoot:
 
     def __init__(self, V: Tensor, squared_gate: Tensor) -> None:
         self.V, self.squared_gate = V, squared_gate
-        self._small = V.shape[1] <= SMALL and V.device.type == "cpu"
+        self._unrolled = tracing() and V.shape[1] <= SMALL
+        self._small = not tracing() and V.shape[1] <= SMALL and V.device.type == "cpu"
 
     def solve(self, z: Tensor) -> Tensor:
         """`C_b^{-½} z_b`: (..., batch, k) -> the same."""
         if z.dim() > 3:
             return self.solve(z.flatten(0, -3)).reshape(z.shape)
+        if self._unrolled:
+            return unrolled_cholesky.solve(*self._written_out, z, transpose=True)
         if self._small:
             return _batch_last(lambda x: small_cholesky.solve(*self._packed_factors, x), z)
         if kernels.usable(z, z.shape[-1]):
@@ -50,10 +54,16 @@ class GramRoot:
         """`(C_b^{-½})ᵀ v_b`: (..., batch, k) -> the same."""
         if v.dim() > 3:
             return self.solve_transposed(v.flatten(0, -3)).reshape(v.shape)
+        if self._unrolled:
+            return unrolled_cholesky.solve(*self._written_out, v, transpose=False)
         if self._small:
             return _batch_last(lambda x: small_cholesky.solve(*self._packed_factors, x, transpose=True), v)
         L, alive = self._factors
         return triangular_apply(L, v, transpose=False) * alive
+
+    @cached_property
+    def _written_out(self) -> tuple[unrolled_cholesky.Factor, list[Tensor]]:
+        return unrolled_cholesky.cholesky(self._matrices)
 
     @cached_property
     def _packed_factors(self) -> tuple[Tensor, Tensor]:
@@ -105,7 +115,7 @@ def semidefinite_cholesky(C: Tensor, rtol: float | None = None) -> tuple[Tensor,
     floor = rtol * C.diagonal(dim1=-2, dim2=-1).amax(-1)  # (B,)
     if kernels.usable(C, k):
         return kernels.cholesky(C, floor)
-    if C.device.type != "cpu":
+    if tracing() or C.device.type != "cpu":
         return dropping_cholesky(C, floor)
     L, info = torch.linalg.cholesky_ex(C)
     alive = L.diagonal(dim1=-2, dim2=-1).square() > floor[:, None]

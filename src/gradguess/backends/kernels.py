@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradguess.backends.tracing import tracing
+
 __all__ = ["cholesky", "cross_entropy", "eigh", "gram", "orthonormal_rows", "solve", "tolerance", "usable", "weigh"]
 
 LARGEST = 32  # k; a larger matrix does not fit into the registers of a warp
@@ -27,7 +29,7 @@ PRECISION = "tf32x3"  # of products: three on the matrix units, as accurate as o
 
 def usable(t: Tensor, k: int = 1) -> bool:
     """Can these kernels work on tensors like `t` with matrices of this size? They run on the current device."""
-    if not t.is_cuda or t.dtype != torch.float32 or k > LARGEST:
+    if tracing() or not t.is_cuda or t.dtype != torch.float32 or k > LARGEST:
         return False
     return t.device.index == torch.cuda.current_device() and _installed()
 

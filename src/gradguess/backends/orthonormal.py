@@ -8,6 +8,7 @@ from torch import Tensor
 from gradguess.backends import kernels
 from gradguess.backends.cholesky import semidefinite_cholesky
 from gradguess.backends.elementwise import positive
+from gradguess.backends.tracing import tracing
 
 __all__ = ["cholesky_qr_rows", "orthonormal_columns", "orthonormal_rows"]
 
@@ -49,7 +50,7 @@ def orthonormal_rows(R: Tensor, rtol: float | None = None) -> tuple[Tensor, Tens
     """
     k, d = R.shape[-2:]
     rtol = 10 * (k + d**0.5) * torch.finfo(R.dtype).eps if rtol is None else rtol
-    if R.device.type != "cpu" or k > d:
+    if tracing() or R.device.type != "cpu" or k > d:
         return cholesky_qr_rows(R, rtol)
     Q, T = torch.linalg.qr(R.mT)
     diagonal = T.diagonal(dim1=-2, dim2=-1)[..., None]

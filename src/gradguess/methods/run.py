@@ -6,7 +6,7 @@ methods know nothing of either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +27,13 @@ from gradguess.step.processes import ALONE, Pool, add_up
 from gradguess.step.refresh import PROBE_ROWS, Search, refresh
 from gradguess.step.split import Part, first_rows, first_samples, samples, split
 
+Runner = Callable[[Method, Step], tuple[Estimate, State]]
+
+
+def run_plain(method: Method, step: Step) -> tuple[Estimate, State]:
+    """The method, as it is."""
+    return method.run(step)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -38,6 +45,7 @@ class Plan:
     detail: bool = False
     chunk: int | None = None
     pool: Pool = ALONE
+    runner: Runner = run_plain
 
 
 def find_layout(plan: Plan, task: Task) -> Layout:
@@ -118,7 +126,7 @@ class _Walk:
             self.state = refreshed(plan, self.task, tasks, layout, device, self.state, missing_only=self.refreshed)
             self.refreshed = True
             step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, part.share)
-            result, self.state = plan.method.run(step)
+            result, self.state = plan.runner(plan.method, step)
         except torch.linalg.LinAlgError:  # a factorisation that failed on NaN gives an estimate that says so
             losses = passes.aside().graph()[1].detach()
             if torch.isfinite(losses).all():

@@ -1,0 +1,229 @@
+"""A step as one compiled graph: traced once for each kind of step and each shape of batch, then run without Python.
+
+The trace follows the very code that an uncompiled step runs. What a step depends on enters the graph: parameters,
+buffers, batch, white noise, random numbers and state. What it makes leaves it: losses, derivatives, gradients, buffers
+and state. The noise is drawn outside, from the same generators and in the same order, so that the result is that of an
+uncompiled step up to rounding.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from gradguess.backends.tracing import Graph, NotTraceable, compiled, trace
+from gradguess.methods.base import Estimate, Method
+from gradguess.model.side_effects import Snapshot
+from gradguess.model.site import Members
+from gradguess.noise import Noise
+from gradguess.passes.functional_pass import FunctionalPass
+from gradguess.passes.randomness import Given, Watched
+from gradguess.step.base import State, Step
+
+Result = tuple[Estimate, State]
+Drawn = tuple[str, tuple[Any, ...]]  # which method of `Noise` was called, and with what
+
+
+class Compiler:
+    """Runs steps as compiled graphs. The first step of each kind runs by itself, and shows what it draws."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, _Draws] = {}
+        self._graphs: dict[Hashable, _CompiledStep] = {}
+        self._refused = False
+
+    def __call__(self, method: Method, step: Step) -> Result:
+        kind = method.kind(step.state.count)
+        if kind is None or self._refused or not self._applies(step):
+            return method.run(step)
+        key = (kind, _signature(step))
+        if key not in self._seen:
+            self._seen[key] = draws = _Draws()
+            with draws.masks:
+                return method.run(replace(step, noise=_WatchedNoise(step.noise, draws)))
+        if key not in self._graphs:
+            try:
+                self._graphs[key] = _CompiledStep(method, step, self._seen[key])
+            except NotTraceable as reason:
+                self._refuse(f"This model cannot be compiled: {reason}")
+                return method.run(step)
+        return self._graphs[key](step)
+
+    def _applies(self, step: Step) -> bool:
+        if step.pool.size > 1:
+            self._refuse("Processes share the batch: they talk to each other in the middle of a step.")
+        elif not step.keeps:
+            self._refuse("memory='replay' runs the model twice to keep nothing: a graph keeps what it needs.")
+        return not self._refused
+
+    def _refuse(self, why: str) -> None:
+        self._refused = True
+        warnings.warn(f"compile=True has no effect. {why} Steps run uncompiled, with the same result.", stacklevel=6)
+
+
+def _signature(step: Step) -> Hashable:
+    """What a graph holds fast: shapes, dtypes, autocast, and the layout, which knows training mode and hooks."""
+    leaves, spec = tree_flatten((step.task.inputs, step.task.targets, step.state.kept, step.state.learned))
+    shapes = tuple((tuple(t.shape), t.dtype) if isinstance(t, Tensor) else repr(t) for t in leaves)
+    device = step.noise.generator.device.type
+    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    return step.layout, step.detail, step.share, step.options, str(spec), shapes, autocast
+
+
+class _Draws:
+    """What a step draws: white noise, and what the model itself draws, such as masks of dropout."""
+
+    def __init__(self) -> None:
+        self.noise: list[Drawn] = []
+        self.position = 0
+        self.masks = Watched()
+
+
+class _WatchedNoise(Noise):
+    """Noise that notes each draw. After a rewind the same draws come again, and are noted once."""
+
+    def __init__(self, noise: Noise, draws: _Draws) -> None:
+        self.source, self.draws = noise, draws
+        self.generator, self.rows, self.total = noise.generator, noise.rows, noise.total
+
+    def rewind(self) -> None:
+        self.source.rewind()
+        self.draws.position = 0
+
+    def first(self, count: int) -> Noise:
+        return _WatchedNoise(self.source.first(count), self.draws)
+
+    def normal(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self._note("normal", tuple(shape), dtype, device)
+
+    def batched(self, count: int, batch: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self._note("batched", count, batch, size, dtype, device)
+
+    def _note(self, name: str, *how: Any) -> Tensor:
+        if self.draws.position == len(self.draws.noise):
+            self.draws.noise.append((name, how))
+        self.draws.position += 1
+        found: Tensor = getattr(self.source, name)(*how)
+        return found
+
+
+class _GivenNoise(Noise):
+    """The draws of a step, as tensors that were drawn before."""
+
+    def __init__(self, values: Sequence[Tensor], noise: Noise) -> None:
+        self.values, self.position = values, 0
+        self.generator, self.rows, self.total = noise.generator, noise.rows, noise.total
+
+    def rewind(self) -> None:
+        self.position = 0
+
+    def first(self, count: int) -> Noise:
+        return self
+
+    def normal(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self._next()
+
+    def batched(self, count: int, batch: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self._next()
+
+    def _next(self) -> Tensor:
+        if self.position == len(self.values):
+            raise NotTraceable("it draws another number of directions at each step")
+        self.position += 1
+        return self.values[self.position - 1].clone()  # a step may write to its directions
+
+
+@dataclass
+class _Inputs:
+    """All that a step reads, in the order of the graph's arguments."""
+
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    batch: Any
+    noise: list[Tensor]
+    masks: list[Tensor]
+    kept: Any
+    learned: Any
+
+    def flat(self) -> tuple[list[Any], Any]:
+        return tree_flatten(tuple(getattr(self, field.name) for field in fields(self)))
+
+
+class _CompiledStep:
+    """One kind of step on one shape of batch."""
+
+    def __init__(self, method: Method, step: Step, draws: _Draws) -> None:
+        self.method, self.draws = method, draws
+        self.example = replace(step, noise=step.noise)
+        before, noise = Snapshot(step.task.model), step.noise.generator.get_state()
+        try:
+            leaves, self.spec = self._inputs(step).flat()
+            self.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            self.is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+            given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            self.graph: Graph = compiled(trace(self._function, given), given)
+        finally:  # a trace leaves no trace
+            before.restore_random()
+            before.restore_buffers()
+            step.noise.generator.set_state(noise)
+
+    def __call__(self, step: Step) -> Result:
+        inputs = self._inputs(step)
+        leaves, _ = inputs.flat()
+        with torch.no_grad():
+            found = self.graph(*[leaf for leaf in leaves if isinstance(leaf, Tensor)])
+        loss, losses, jvp, directions, site_grads, grads, buffers, kept, learned = tree_unflatten(list(found), self.out)
+        for name, buffer in step.task.model.named_buffers():
+            if name in buffers:
+                buffer.copy_(buffers[name])
+        estimate = Estimate(loss, grads, jvp, directions, site_grads, losses=losses)
+        return estimate, State(kept, learned, step.state.count)
+
+    def _inputs(self, step: Step) -> _Inputs:
+        model = step.task.model
+        return _Inputs(
+            {name: p.detach() for name, p in model.named_parameters()},
+            {name: b.detach() for name, b in model.named_buffers()},
+            (step.task.inputs, step.task.targets),
+            [getattr(step.noise, name)(*how) for name, how in self.draws.noise],
+            self.draws.masks.again(),
+            step.state.kept,
+            step.state.learned,
+        )
+
+    def _function(self, *given: Tensor) -> list[Tensor]:
+        """The step, with every tensor that it reads as an argument."""
+        step, rest = self.example, iter(given)
+        places = zip(self.constants, self.is_tensor, strict=True)
+        leaves = [next(rest) if is_tensor else leaf for leaf, is_tensor in places]
+        parameters, buffers, (inputs, targets), noise, masks, kept, learned = tree_unflatten(leaves, self.spec)
+        model = step.task.model
+        free = {name: p.requires_grad for name, p in model.named_parameters()}
+        parameters = {name: p.detach().requires_grad_(free[name]) for name, p in parameters.items()}
+        buffers = {name: b.clone() for name, b in buffers.items()}
+        with torch.no_grad(), _reparametrize_module(model, parameters | buffers):
+            task = replace(step.task, inputs=inputs, targets=targets)
+            layout = replace(step.layout, members=Members(model))
+            with Given(masks):
+                estimate, state = self.method.run(
+                    replace(
+                        step,
+                        task=task,
+                        layout=layout,
+                        passes=FunctionalPass(task, layout),
+                        noise=_GivenNoise(noise, step.noise),
+                        state=State(kept, learned, step.state.count),
+                    )
+                )
+            written = dict(model.named_buffers())
+        e = estimate
+        made = (e.loss, e.losses, e.jvp, e.directions, e.site_grads, e.grads, written, state.kept, state.learned)
+        found, self.out = tree_flatten(made)
+        return found

@@ -1,0 +1,134 @@
+"""Passes that can be traced into a graph: forward mode by `torch.func.jvp`, which a trace can see through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as fwAD
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from gradguess.backends.tracing import traced_autograd
+from gradguess.model.hooks import Visit
+from gradguess.model.site import Layout, Site
+from gradguess.model.task import Task
+from gradguess.passes.base import Carried, Draw, Scale
+from gradguess.passes.forward_mode import formula_kernels, named_failures
+from gradguess.passes.module_pass import ModulePass
+
+
+@contextmanager
+def _counted_apart(model: nn.Module) -> Iterator[None]:
+    """Batch norms count their batches outside: a transform refuses to write to whole numbers."""
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training and m.momentum is not None]
+    counts = {norm: norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None}
+    for norm in counts:
+        norm.num_batches_tracked = None
+    try:
+        yield
+    finally:
+        for norm, count in counts.items():
+            norm.num_batches_tracked = count
+    for count in counts.values():
+        count.add_(1)
+
+
+class FunctionalPass(ModulePass):
+    """The passes of `ModulePass`, with the buffers of the model as arguments and results of the transform."""
+
+    def __init__(self, task: Task, layout: Layout) -> None:
+        super().__init__(task, layout)
+        self._first: dict[str, Tensor] | None = None  # the buffers before the first pass
+
+    def tangent(self, draw: Draw, scale: Scale | None = None) -> Carried:
+        def inject(site: Site, x: Any, s: Tensor) -> Tensor:
+            primal, tangent = fwAD.unpack_dual(s)
+            if isinstance(x, Tensor):
+                x = fwAD.unpack_dual(x)[0]
+            y = draw(site, x, primal)
+            if y is None:
+                return s
+            if scale is not None:
+                y = scale(site, y, tangent)
+            return fwAD.make_dual(primal, y.clone() if tangent is None else y + tangent)
+
+        def run() -> tuple[Any, Tensor]:
+            outputs = self._run(inject)
+            return outputs, self.task.losses(outputs)
+
+        outputs, losses, output_tangents, jvp = self._forward(run)
+        return Carried(losses, jvp, outputs, output_tangents)
+
+    def parameter_tangent(self, directions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        def run() -> tuple[Any, Tensor]:
+            own = self.layout.members.parameters
+            duals = {name: fwAD.make_dual(own[name].detach(), y) for name, y in directions.items()}
+            outputs = self._run(None, duals)
+            return outputs, self.task.losses(outputs)
+
+        _, losses, _, jvp = self._forward(run)
+        return losses, jvp
+
+    @contextmanager
+    def _one_pass(self) -> Iterator[None]:
+        """Every pass starts from the same buffers. Those that the first one leaves are kept."""
+        if not self.layout.mutates:
+            yield
+            return
+        model = self.task.model
+        own = dict(model.named_buffers())
+        if self._first is None:
+            self._first = {name: buffer.clone() for name, buffer in own.items()}
+            yield
+            return
+        with _reparametrize_module(model, {name: buffer.clone() for name, buffer in self._first.items()}):
+            yield
+
+    def aside(self, task: Task | None = None) -> FunctionalPass:
+        other = FunctionalPass(task or self.task, self.layout)
+        other._first = {name: buffer.clone() for name, buffer in self.task.model.named_buffers()}
+        return other
+
+    def graph(self, visit: Visit | None = None, *, fused: bool = False) -> tuple[Any, Tensor]:
+        with traced_autograd():
+            return super().graph(visit, fused=fused)
+
+    def _forward(self, run: Any) -> tuple[Any, Tensor, list[Tensor], Tensor]:
+        """Outputs, losses, and the tangents of both."""
+        model = self.task.model
+        shape: dict[str, Any] = {}
+
+        def function(open_level: Tensor, *values: Tensor) -> Any:
+            own = dict(zip(buffers, values, strict=True))
+            with _reparametrize_module(model, own):
+                outputs, losses = run()
+                written = [dict(model.named_buffers())[name] for name in own]
+            leaves, spec = tree_flatten(outputs)
+            shape["spec"], shape["leaves"] = spec, leaves
+            floating = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+            return losses, floating, written
+
+        zero = next(model.parameters()).new_zeros(())
+        with (
+            self._one_pass(),
+            _counted_apart(model),
+            named_failures(self.task),
+            torch.no_grad(),
+            formula_kernels(model),
+        ):
+            buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
+            primals = (zero, *buffers.values())
+            tangents = (torch.ones_like(zero), *(torch.zeros_like(b) for b in buffers.values()))
+            made: Any = torch.func.jvp(function, primals, tangents)
+            (losses, floating, written), (jvp, output_tangents, _) = made
+            for buffer, value in zip(buffers.values(), written, strict=True):
+                buffer.copy_(value)
+        found = iter(floating)
+        leaves = [next(found) if isinstance(t, Tensor) and t.is_floating_point() else t for t in shape["leaves"]]
+        outputs = tree_unflatten(leaves, shape["spec"])
+        return outputs, losses, list(output_tangents), jvp

@@ -1,0 +1,93 @@
+"""Random numbers that a model draws (dropout), drawn outside of its passes: first they are watched, then given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from gradguess.backends.random import RandomState
+
+_FUSED_DROPOUT = torch.ops.aten.native_dropout.default
+
+
+class _Draw:
+    """One call of an operation that draws: what it is called with, but for the values of its tensors."""
+
+    def __init__(self, func: Any, args: Any, kwargs: Any) -> None:
+        self.func = func
+        self.args, self.kwargs = tree_map_only(Tensor, _like, (args, kwargs))
+
+    def __call__(self) -> Any:
+        """The same operation on ones: dropout of ones is its mask."""
+        args, kwargs = tree_map_only(_Like, lambda like: like.ones(), (self.args, self.kwargs))
+        out = self.func(*args, **kwargs)
+        return out[0] if self.func is _FUSED_DROPOUT else out
+
+
+class _Like:
+    """Shape, strides, dtype and device of a tensor: numbers are drawn in the order in which they lie in memory."""
+
+    def __init__(self, t: Tensor) -> None:
+        self.shape, self.stride, self.dtype, self.device = t.shape, t.stride(), t.dtype, t.device
+
+    def ones(self) -> Tensor:
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device).fill_(1)
+
+
+def _like(t: Tensor) -> _Like:
+    return _Like(t)
+
+
+def _draws(func: Any, kwargs: Any) -> bool:
+    """Does the operation draw from a global generator?"""
+    return torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None
+
+
+class Watched(TorchDispatchMode):
+    """While open, notes what one pass draws. A later pass starts where the first one did, and draws the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws: list[_Draw] = []
+        self._start: RandomState | None = None
+        self._later = False
+
+    def again(self) -> list[Tensor]:
+        """New numbers, from the global generator and in the same order."""
+        return [draw() for draw in self.draws]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _draws(func, kwargs):
+            if self._start is None:
+                self._start = RandomState([torch.device("cuda")] if torch.cuda.is_initialized() else [])
+            elif not self._start.drew():
+                self._later = True
+            if not self._later:
+                self.draws.append(_Draw(func, args, kwargs))
+        return func(*args, **kwargs)
+
+
+class Given(TorchDispatchMode):
+    """While open, operations that draw take the numbers that are given; each pass starts with the first of them."""
+
+    def __init__(self, values: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.values, self._next = values, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.values or not _draws(func, kwargs):
+            return func(*args, **kwargs)
+        value = self.values[self._next % len(self.values)]
+        self._next += 1
+        if func is _FUSED_DROPOUT:
+            return args[0] * value, value != 0
+        if func._schema.is_mutable:  # bernoulli_, normal_, …
+            return args[0].copy_(value)
+        return value.clone()

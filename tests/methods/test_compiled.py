@@ -1,0 +1,184 @@
+"""A compiled step against the same step uncompiled: the same noise, gradients, state, buffers and random state.
+
+Most tests stop at the graph, which is exact and quick; one goes through the compiler.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradguess as gg
+from gradguess.methods import compiled
+from models import ZOO, make
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+METHODS = {
+    "weight": gg.WeightPerturbation(),
+    "activation": gg.ActivationPerturbation(),
+    "wt": gg.WTranspose(),
+    "wperp": gg.WPerp(k=3),
+    "wp": gg.WPreconditioned(),
+    "backprop": gg.Backprop(),
+    "direct": gg.Feedback(gg.WPerp(k=3), form="direct"),
+    "chained": gg.Feedback(gg.WPerp(k=3)),
+    "corrected": gg.Feedback(gg.WPerp(k=3), form="corrected"),
+    "rare": gg.Feedback(gg.WPerp(k=3), every=2),
+}
+
+
+@pytest.fixture
+def graphs_alone(monkeypatch):
+    """The traced graph is run as it is."""
+    monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: graph)
+
+
+class Attention(nn.Module):
+    """Tokens, attention with dropout, norms, and additions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)
+        self.tokens, self.head = nn.Embedding(7, 8), nn.Linear(8, 5)
+        self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.tokens(x)).mean(1))
+
+
+def images() -> tuple[Tensor, Tensor]:
+    return torch.randn(6, 1, 8, 8, dtype=torch.float64), torch.randint(0, 5, (6,))
+
+
+def networks() -> dict[str, tuple[nn.Module, Tensor, Tensor]]:
+    torch.manual_seed(0)
+    x, t = torch.randn(16, 12, dtype=torch.float64), torch.randint(0, 5, (16,))
+    mlp = [nn.Linear(12, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 24), nn.LayerNorm(24), nn.Linear(24, 5)]
+    norm = [nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, bias=False)]
+    norm += [nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5)]
+    conv = [nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten()]
+    found = {
+        "chain": (nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 5)), x, t),
+        "dropout": (nn.Sequential(*mlp), x, t),
+        "convolutions": (nn.Sequential(*conv, nn.Linear(128, 5)), *images()),
+        "batch norm": (nn.Sequential(*norm), *images()),
+        "attention": (Attention(), torch.randint(0, 7, (6, 9)), torch.randint(0, 5, (6,))),
+    }
+    return {name: (model.double(), inputs, targets) for name, (model, inputs, targets) in found.items()}
+
+
+def trained(model: nn.Module, method, x, t, steps: int = 4, **options) -> dict[str, Tensor]:
+    """Everything that a few steps leave behind."""
+    model = copy.deepcopy(model)
+    torch.manual_seed(3)
+    forward = gg.ForwardGradient(model, method, seed=1, **options)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+    left = {}
+    for step in range(steps):
+        optimiser.zero_grad()
+        left[f"loss {step}"] = forward(LOSS, x, t)
+        optimiser.step()
+    if options.get("compile"):
+        runner = forward.plan.runner
+        assert not runner._refused
+        assert runner._graphs
+    left |= {f"state {name}": value.double() for name, value in forward.state_dict().items()}
+    left |= {name: value.double() for name, value in model.state_dict().items()}
+    return left | {"random state": torch.get_rng_state().double()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("network", ["chain", "dropout", "convolutions", "batch norm", "attention"])
+def test_the_graph_makes_the_same_steps(network, method, graphs_alone):
+    model, x, t = networks()[network]
+    options = {"coupling": "batch"} if network == "batch norm" else {}
+    plain = trained(model, METHODS[method], x, t, **options)
+    graph = trained(model, METHODS[method], x, t, compile=True, **options)
+    assert plain.keys() == graph.keys()
+    for name, value in plain.items():
+        torch.testing.assert_close(graph[name], value, rtol=1e-9, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize("options", [{"tangents": 3}, {"isolate": True}, {"balance": True}, {"chunk": 5}], ids=repr)
+@pytest.mark.parametrize("method", ["wperp", "chained"])
+def test_options(method, options, graphs_alone):
+    model, x, t = networks()["chain"]
+    plain = trained(model, METHODS[method], x, t, **options)
+    graph = trained(model, METHODS[method], x, t, compile=True, **options)
+    for name, value in plain.items():
+        torch.testing.assert_close(graph[name], value, rtol=1e-9, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_zoo(name, graphs_alone):
+    """Every model of the zoo gives the same gradients; one that cannot be traced says so once."""
+    case = make(name)
+    found = []
+    for compile in (False, True):
+        model = copy.deepcopy(case.model)
+        torch.manual_seed(0)
+        forward = gg.ForwardGradient(model, gg.WPerp(k=3), compile=compile)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                model.zero_grad()
+                forward(case.loss_fn, case.inputs, case.targets)
+        refused = [w for w in said if "compile=True" in str(w.message)]
+        assert len(refused) <= 1
+        found.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    for parameter, grad in found[0].items():
+        torch.testing.assert_close(found[1][parameter], grad, rtol=1e-8, atol=1e-10)
+
+
+def test_a_model_that_looks_at_numbers_runs_uncompiled(graphs_alone):
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            s = self.a(x)
+            return self.b(s.relu() if s.sum() > 0 else s.tanh())
+
+    torch.manual_seed(0)
+    x, t = torch.randn(8, 4), torch.randint(0, 3, (8,))
+    forward = gg.ForwardGradient(Looks(), gg.WPerp(k=2), compile=True)
+    forward(LOSS, x, t)
+    with pytest.warns(UserWarning, match="compile=True has no effect"):
+        forward(LOSS, x, t)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        forward(LOSS, -x, t)
+
+
+def test_replay_runs_uncompiled(graphs_alone):
+    model, x, t = networks()["chain"]
+    forward = gg.ForwardGradient(model, gg.WPerp(k=2), memory="replay", compile=True)
+    with pytest.warns(UserWarning, match="replay"):
+        forward(LOSS, x, t)
+
+
+def test_another_shape_is_another_graph(graphs_alone):
+    model, x, t = networks()["chain"]
+    forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
+    for rows in (16, 16, 7, 7, 16, 7):
+        forward(LOSS, x[:rows], t[:rows])
+    assert len(forward.plan.runner._graphs) == 2
+    model.eval()  # another layout
+    forward(LOSS, x, t)
+    forward(LOSS, x, t)
+    assert len(forward.plan.runner._graphs) == 3
+
+
+def test_fused_kernels_make_the_same_steps():
+    """Through the compiler, in float32."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    x, t = torch.randn(10, 6), torch.randint(0, 3, (10,))
+    plain, fused = (trained(model, gg.WPerp(k=2), x, t, compile=compile) for compile in (False, True))
+    for name, value in plain.items():
+        torch.testing.assert_close(fused[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
