@@ -94,6 +94,8 @@ def trained(model: nn.Module, method, x, t, steps: int = 4, **options) -> dict[s
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("network", ["chain", "dropout", "convolutions", "batch norm", "attention"])
 def test_the_graph_makes_the_same_steps(network, method, graphs_alone):
+    if method == "wp" and network in ("convolutions", "batch norm"):
+        pytest.skip("a dense matrix for every sample: slow, and the same code as on a chain")
     model, x, t = networks()[network]
     options = {"coupling": "batch"} if network == "batch norm" else {}
     plain = trained(model, METHODS[method], x, t, **options)
@@ -146,7 +148,7 @@ def test_a_model_that_looks_at_numbers_runs_uncompiled(graphs_alone):
 
     torch.manual_seed(0)
     x, t = torch.randn(8, 4), torch.randint(0, 3, (8,))
-    forward = gg.ForwardGradient(Looks(), gg.WPerp(k=2), compile=True)
+    forward = gg.ForwardGradient(Looks(), gg.WTranspose(), compile=True)
     forward(LOSS, x, t)
     with pytest.warns(UserWarning, match="compile=True has no effect"):
         forward(LOSS, x, t)

@@ -6,6 +6,7 @@ looks at numbers.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -21,6 +22,7 @@ from gradguess.errors import GradguessError
 __all__ = ["Graph", "NotTraceable", "compiled", "trace", "traced_autograd", "tracing"]
 
 Graph = Callable[..., Sequence[Tensor]]
+_LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default, torch.ops.aten.equal.default)
 
 
 class NotTraceable(GradguessError):
@@ -37,6 +39,8 @@ class _Made(TorchDispatchMode):
         self.by_place: dict[Any, Tensor] = {}  # it holds them, so that no place is used twice
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _LOOKS:
+            raise NotTraceable("it looks at numbers (`if x.sum() > 0`, `.item()`), and may go another way next time")
         out = func(*args, **(kwargs or {}))
         for t in tree_leaves(out):
             if isinstance(t, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(t):
@@ -112,7 +116,8 @@ def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
     """The graph as fused kernels. It is run once, since that is when it is compiled."""
     fused: Graph = torch.compile(graph, fullgraph=True, dynamic=False)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's own
             fused(*arguments)
     except Exception as error:  # no compiler on this machine, for instance
         raise NotTraceable(f"torch.compile: {str(error).splitlines()[0][:200]}") from error
