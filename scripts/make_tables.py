@@ -1,12 +1,14 @@
-"""Write the tables of the README and of the docs, and the overview figure, from results/paper and results/bench.
+"""Write the tables, the sentences with numbers and the figures of the README and of the docs, from the results.
 
 Run after new results: `python scripts/make_tables.py`. Text between `<!-- NAME -->` and `<!-- end -->` is replaced.
+`docs/figures/fingerprints.json` says what the figures show, so that a test can tell when they are stale.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,32 +16,48 @@ from typing import Any
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.methods import method_label, settings_of
 from gradguess.experiments.paper_numbers import SCALING, WIDTHS
+from gradguess.experiments.tables import sentences
 from gradguess.experiments.tables.averages import curve_of_means
+from gradguess.experiments.tables.claims import claims_table
+from gradguess.experiments.tables.compare import DIFFERS, HOLDS, RULES
+from gradguess.experiments.tables.curves import overlap_figures, scaling_figure
 from gradguess.experiments.tables.feedback import feedback_tables
 from gradguess.experiments.tables.feedback_results import results_of
+from gradguess.experiments.tables.lines import Line, compare
+from gradguess.experiments.tables.over_training import over_training_figures, over_training_table
 from gradguess.experiments.tables.paper import (
+    SHARED,
     bias_variance_table,
     choice_of_k_table,
     newton_schulz_table,
     preconditioning_table,
+    rank_table,
+    scaling_columns,
     scaling_matrix,
+    scaling_title,
 )
 from gradguess.experiments.tables.real import real_table
 from gradguess.experiments.tables.runs import Run
-from gradguess.experiments.tables.table import Curve, Figure, Table
+from gradguess.experiments.tables.solvers import solvers_table
+from gradguess.experiments.tables.speed import speed_claims_table
+from gradguess.experiments.tables.table import Cell, Curve, Figure, Table, mean_text
+from gradguess.experiments.tables.tally import tally_table
+from gradguess.experiments.tables.variants import overlap_table, variants_table
 from gradguess.report.plot import draw
-from gradguess.report.results import load_runs
+from gradguess.report.results import load_benchmarks, load_runs
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md",
     "docs/reproduce.md",
+    "docs/guesses.md",
     "docs/feedback.md",
     "docs/speed.md",
     "docs/scale.md",
     "docs/real.md",
     "docs/gpu.md",
 )
+OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost")  # tables that may have no run
 OVERVIEW = ("backprop", "feedback-chained", "feedback-direct-rare", "wperp", "wt", "activation", "weight")
 
 
@@ -48,39 +66,59 @@ def line(cells: Sequence[str]) -> str:
 
 
 def markdown(table: Table) -> str:
-    """The columns that are shown; a cell's note follows it in brackets."""
+    """The columns that are shown; a cell's mark and note follow it."""
     head = [table.columns[i] for i in table.shown]
-    body = [[row[i].text + (f" ({row[i].note})" if row[i].note else "") for i in table.shown] for row in table.rows]
+    body = [[_shown(row[i]) for i in table.shown] for row in table.rows]
     return "\n".join([line(head), line(["---"] * len(head)), *(line(cells) for cells in body)])
+
+
+def _shown(cell: Cell) -> str:
+    judged = cell.verdict is not None and cell.verdict != cell.text
+    mark = {HOLDS: " ✓", DIFFERS: " ✗"}.get(cell.verdict or "", "") if judged else ""
+    return cell.text + mark + (f" ({cell.note})" if cell.note else "")
 
 
 def overview_table(runs: Sequence[Run]) -> str:
     """Training accuracy by width: ours, and the paper's in brackets."""
-    published = {(entry.method, entry.width): entry.value for entry in SCALING}
+    columns = scaling_columns(runs)
     lines = ["| | " + " | ".join(f"width {width}" for width in WIDTHS) + " |", "|---" * (1 + len(WIDTHS)) + "|"]
     for method in OVERVIEW:
-        cells = [method_label(method)]
-        for result in results_of([TrainConfig(width=width, **settings_of(method)) for width in WIDTHS], runs):
-            ours = result.ours("train_accuracy")
-            paper = published.get((method, result.config.width))
-            shown = "–" if ours is None else f"{ours.mean:.3f} ± {ours.sd or 0:.3f}"
-            cells.append(shown + ("" if paper is None else f" ({paper:.3f})"))
-        lines.append(line(cells))
+        if method.startswith("feedback"):
+            lines.append(line([method_label(method), *_feedback_cells(method, runs)]))
+            continue
+        for title in (scaling_title(method), SHARED) if method == "wperp" else (scaling_title(method),):
+            if title in columns:
+                cells = [_overview_cell(columns[title].get(width), title) for width in WIDTHS]
+                lines.append(line([title, *cells]))
     return "\n".join(lines)
 
 
+def _overview_cell(found: Line | None, title: str) -> str:
+    if found is None or found.ours is None:
+        return "–"
+    substitute = title != SHARED and found.variant is not None and not found.variant.by_definition
+    paper = "shared basis" if substitute else f"{found.entry.value:.3f}"
+    return mean_text(found.ours.mean, found.ours.sd) + ("" if title == SHARED else f" ({paper})")
+
+
+def _feedback_cells(method: str, runs: Sequence[Run]) -> list[str]:
+    results = results_of([TrainConfig(width=width, **settings_of(method)) for width in WIDTHS], runs)
+    found = [result.ours("train_accuracy") for result in results]
+    return ["–" if ours is None else mean_text(ours.mean, ours.sd) for ours in found]
+
+
 def overview_figure(runs: Sequence[Run]) -> Figure:
-    """Training accuracy over the width: ours filled, the paper's hollow."""
+    """Training accuracy over the width: ours filled, the paper's hollow; W⊥ by its definition."""
     curves = []
-    for method in OVERVIEW:
-        if method in ("weight", "feedback-direct-rare"):
-            continue
+    for method in ("backprop", "feedback-chained", "wperp", "wt", "activation"):
         entries = [entry for entry in SCALING if entry.method == method]
         if entries:
             x, y = [float(e.width) for e in entries], [e.value for e in entries]
             curves.append(Curve("", x, y, method, dashed=True, markers=True))
-        results = results_of([TrainConfig(method=method, width=width) for width in WIDTHS], runs)
-        points = [(r.config.width, summary) for r in results if (summary := r.ours("train_accuracy"))]
+            points = [(one.entry.width, one.ours) for one in compare(entries, runs) if one.main and one.ours]
+        else:
+            results = results_of([TrainConfig(method=method, width=width) for width in WIDTHS], runs)
+            points = [(r.config.width, summary) for r in results if (summary := r.ours("train_accuracy"))]
         label = "Learned feedback, chained" if method == "feedback-chained" else method_label(method)
         if curve := curve_of_means(label, points, method):
             curves.append(curve)
@@ -94,6 +132,12 @@ def overview_figure(runs: Sequence[Run]) -> Figure:
         y_range=(0.0, 1.05),
         log_x=True,
     )
+
+
+def figures(runs: Sequence[Run]) -> list[Figure]:
+    """The figures of the docs."""
+    made = [overview_figure(runs), scaling_figure(runs), *overlap_figures(runs), *over_training_figures(runs)]
+    return [figure for figure in made if figure is not None]
 
 
 def bench_record(name: str) -> dict[str, Any]:
@@ -149,30 +193,62 @@ def memory_table() -> str:
 
 
 def tables(runs: Sequence[Run]) -> dict[str, str]:
-    real = real_table(runs)
+    """Every table and every sentence with numbers, by the name of its mark."""
+    benchmarks = load_benchmarks(ROOT / "results" / "paper")
+    made = [
+        tally_table(runs),
+        claims_table(runs),
+        choice_of_k_table(runs),
+        rank_table(runs),
+        overlap_table(runs),
+        bias_variance_table(runs),
+        over_training_table(runs),
+        newton_schulz_table(runs),
+        preconditioning_table(runs),
+        variants_table(runs),
+        solvers_table(runs),
+        real_table(runs),
+        speed_claims_table(benchmarks),
+        *feedback_tables(runs),
+    ]
     found = {
         "bench-times": times_table("cpu"),
         "bench-times-gpu": times_table("cuda"),
         "bench-memory": memory_table(),
         "bench-tasks": tasks_table(),
-        "real": markdown(real) if real else "",
         "overview": overview_table(runs),
         "scaling": markdown(scaling_matrix(runs)),
-        "choice-of-k": markdown(choice_of_k_table(runs)),
-        "bias-variance": markdown(bias_variance_table(runs)),
-        "newton-schulz": markdown(newton_schulz_table(runs)),
-        "preconditioning": markdown(preconditioning_table(runs)),
+        "tally-sentence": sentences.tally_sentence(runs),
+        "seeds-sentence": sentences.seeds_sentence(runs),
+        "differing": sentences.differing_list(runs),
+        "best-guess": sentences.best_guess_sentence(runs),
+        "tangents": sentences.tangents_sentence(runs),
+        "speed-bullet": sentences.speed_bullet(bench_record("time-cpu.json"), bench_record("time-cuda.json")),
+        "memory-bullet": sentences.memory_bullet(bench_record("memory-cpu.json")),
+        "rules": "\n".join(f"- {rule}" for rule in RULES),
     }
-    return found | {table.slug: markdown(table) for table in feedback_tables(runs)}
+    absent = dict.fromkeys(OPTIONAL, "Nothing of this table was run.")
+    return absent | found | {table.slug: markdown(table) for table in made if table is not None}
 
 
 def filled(page: str, made: dict[str, str]) -> str:
-    """The page with every marked table replaced."""
+    """The page with every marked block replaced."""
 
     def put(match: re.Match[str]) -> str:
-        return f"<!-- {match[1]} -->\n{made[match[1]]}\n<!-- end -->"
+        return f"<!-- {match[1]} -->\n{_wrapped(made[match[1]])}\n<!-- end -->"
 
     return re.sub(r"<!-- ([a-z-]+) -->\n.*?<!-- end -->", put, page, flags=re.DOTALL)
+
+
+def _wrapped(block: str) -> str:
+    """Prose in lines of the pages' length; tables as they are."""
+    kept = (block_line if block_line.startswith("|") else _fill(block_line) for block_line in block.split("\n"))
+    return "\n".join(kept)
+
+
+def _fill(prose: str) -> str:
+    indent = "  " if prose.startswith("- ") else ""
+    return textwrap.fill(prose, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def main() -> None:
@@ -181,10 +257,11 @@ def main() -> None:
     for name in PAGES:
         page = ROOT / name
         page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
-    drawing = draw(overview_figure(runs))
-    folder = ROOT / "docs" / "figures"
-    (folder / "overview.png").write_bytes(drawing.png)
-    (folder / "overview.svg").write_text(drawing.svg, encoding="utf-8")
+    folder, drawn = ROOT / "docs" / "figures", figures(runs)
+    for figure in drawn:
+        (folder / f"{figure.slug}.png").write_bytes(draw(figure).png)
+    prints = {figure.slug: figure.fingerprint for figure in drawn}
+    (folder / "fingerprints.json").write_text(json.dumps(prints, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,11 @@ def main(directory: Path) -> int:
     ranks = [multiprocessing.get_context("fork").Process(target=be, args=(rank, directory)) for rank in range(4)]
     for rank in ranks:
         rank.start()
-    for rank in ranks:
-        rank.join()
+    while any(rank.is_alive() for rank in ranks):
+        connection.wait([rank.sentinel for rank in ranks if rank.is_alive()])
+        if any(rank.exitcode for rank in ranks):  # the others would wait for it
+            for rank in ranks:
+                rank.terminate()
     return max(abs(rank.exitcode or 0) for rank in ranks)
 
 

@@ -298,6 +298,12 @@ def test_ignore_does_not_look():
         (lambda: gg.WPerpNS(refresh=0), r"WPerpNS\(refresh\)"),
         (lambda: gg.WPreconditioned(sigma=0), r"WPreconditioned\(sigma\): expected a positive number, found 0"),
         (lambda: gg.WPreconditioned(sigma=float("nan")), r"WPreconditioned\(sigma\)"),
+        (lambda: gg.Feedback(gg.WPerp(), rate=2), r"Feedback\(rate\): expected 0 <= rate < 2 .*found 2"),
+        (lambda: gg.Feedback(gg.WPerp(), rate=-0.1), r"Feedback\(rate\).*found -0\.1"),
+        (lambda: gg.Feedback(gg.WPerp(), fraction=0), r"Feedback\(fraction\): expected 0 < fraction <= 1, found 0"),
+        (lambda: gg.Feedback(gg.WPerp(), fraction=1.1), r"Feedback\(fraction\).*found 1\.1"),
+        (lambda: gg.Feedback(gg.WPerp(), bootstrap=-0.1), r"Feedback\(bootstrap\): expected 0 <= bootstrap <= 1"),
+        (lambda: gg.Feedback(gg.WPerp(), bootstrap=1.1), r"Feedback\(bootstrap\).*found 1\.1"),
     ],
 )
 def test_a_guess_refuses(make_it, match):
@@ -398,6 +404,8 @@ def test_a_model_that_calls_no_module(door):
 def test_a_function_instead_of_a_model():
     with pytest.raises(gg.InputError, match=r"expected a torch\.nn\.Module, found function"):
         gg.estimate(lambda x: x, gg.WPerp(), cross_entropy, torch.randn(2, 2), torch.zeros(2).long())
+    with pytest.raises(gg.InputError, match=r"expected a torch\.nn\.Module, found function"):
+        gg.diagnose(lambda x: x, gg.WPerp(), cross_entropy, torch.randn(2, 2), torch.zeros(2).long())
     with pytest.raises(gg.InputError, match=r"expected a torch\.nn\.Module, found function"):
         gg.ForwardGradient(lambda x: x, gg.WPerp())
 

@@ -112,6 +112,43 @@ def test_its_steps_are_those_made_one_by_one_in_the_same_memory(method, monkeypa
     assert_same(dict(case.model.named_parameters()), dict(other.model.named_parameters()))
 
 
+class Recorded(Exception):
+    """In place of a recording."""
+
+
+DROPOUT = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 4))
+BATCH_NORM = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+PLAIN = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+SOFTMAX = nn.Sequential(nn.Linear(6, 8), nn.Softmax(-1), nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize(
+    ("model", "recorded"),
+    [(PLAIN, [0, 1, 1]), (SOFTMAX, [0, 1, 0]), (DROPOUT, [0, 0, 0]), (BATCH_NORM, [0, 0, 0])],
+    ids=["plain", "sketched", "dropout", "batch norm"],
+)
+def test_what_would_not_be_the_same_again_is_not_recorded(model, recorded, monkeypatch):
+    """Nor is the first step, which finds the sites. The third one searches for a basis."""
+
+    def record(function, generator):
+        raise Recorded
+
+    step = captured(gg.ForwardGradient(model, gg.WPerp(k=3, refresh=2)), monkeypatch)
+    monkeypatch.setattr(captured_step, "WARM_UP", 0)
+    monkeypatch.setattr(captured_step, "Recording", record)
+    seen = []
+    for _ in recorded:
+        before = step.state
+        try:
+            step(torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0]))
+            seen.append(0)
+        except Recorded:
+            seen.append(1)
+            step._step(torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0]))
+        assert step.state.count == before.count + 1
+    assert seen == recorded
+
+
 def test_a_state_that_was_loaded_comes_into_the_memory_of_the_old_one(monkeypatch):
     case = make("relu-bias")
     forward = gg.ForwardGradient(case.model, gg.WPerp(k=3))

@@ -32,7 +32,7 @@ app = typer.Typer(
 )
 
 Out = Annotated[Path | None, typer.Option(help="Directory of the run; the same command continues it.")]
-_METHODS, _DTYPES = ", ".join([*METHODS, *VARIANTS]), ", ".join(CHOICES["dtype"])
+_METHODS, _DTYPES, RUNS = ", ".join([*METHODS, *VARIANTS]), ", ".join(CHOICES["dtype"]), Path("runs/reproduce")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
@@ -122,22 +122,26 @@ def train(
 def reproduce(
     preset: Annotated[str, typer.Option(help="quick (minutes) or paper (everything).")] = "quick",
     only: Annotated[list[str] | None, typer.Option(help="Only this experiment; may be repeated.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Seeds per run; default 1 (quick) or 3 (paper).")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Seeds per run; default 1 (quick) or 10 (paper).")] = None,
     jobs: Annotated[int, typer.Option(help="Parallel processes.")] = 2,
     backend: Annotated[str, typer.Option(help="processes (this machine), ray or dask.")] = "processes",
     address: Annotated[str | None, typer.Option(help="Address of a Ray or Dask cluster; none: a local one.")] = None,
-    out: Annotated[Path, typer.Option(help="Directory of the runs and the report.")] = Path("runs/reproduce"),
+    out: Annotated[Path, typer.Option(help="Directory of the runs and the report.")] = RUNS,
     device: Annotated[str, typer.Option(help="Device of PyTorch.")] = "cpu",
     solver: Annotated[str | None, typer.Option(help="Another solver for W⊥: svd, subspace or shared.")] = None,
     dump: Annotated[Path | None, typer.Option(help="Write the configurations to this file, and run nothing.")] = None,
     configs: Annotated[Path | None, typer.Option(help="Run the configurations in this file instead.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Run nothing: list results that are of other code.")] = False,
     json: Json = False,
 ) -> None:
     """Run the experiments of the paper and write the report. Finished runs are never run again."""
+    if check:  # the results of the repository, unless others are named
+        _check_results(Path("results/paper") if out == RUNS else out, json)
     from gradguess.experiments import plan
     from gradguess.experiments.files import write_json
     from gradguess.experiments.reproduce import read_configs
     from gradguess.experiments.reproduce import reproduce as run
+    from gradguess.report import write_report
 
     runs = read_configs(configs) if configs else plan.plan(preset, only or (), seeds, solver, device)
     if dump:
@@ -148,7 +152,7 @@ def reproduce(
         notes.print("quick leaves out W⊥-NS (an hour per run on a CPU): add --only newton-schulz or --preset paper.")
     with _interruptible(), runs_bar() as show:
         records, failures = run(runs, out, jobs, show, backend, address)  # type: ignore[arg-type]
-    page = _write_report(out)
+    page = write_report(out)
     results = {record["key"]: record["metrics"] for record in records}
     emit({"report": str(page), "runs": results}, json, [f"{len(records)} runs", str(page)])
     if failures:
@@ -156,13 +160,23 @@ def reproduce(
         raise GradguessError(f"{len(failures)} of {len(records) + len(failures)} runs failed: {listed}")
 
 
+def _check_results(directory: Path, json: bool) -> None:
+    """Exit code 1 if a result is stale."""
+    from gradguess.experiments.check import check
+    from gradguess.report.results import load_runs
+
+    found = check(load_runs(directory), Path(__file__).parent)
+    emit(dataclasses.asdict(found), json, found.lines())
+    raise typer.Exit(1 if found.stale else 0)
+
+
 @app.command()
 def report(directory: Annotated[Path, typer.Argument(help="A directory with results.")], json: Json = False) -> None:
     """Write the report of the results in a directory: one HTML page, and CSV, LaTeX, PNG and SVG."""
-    if not directory.is_dir():
-        raise GradguessError(f"expected a directory with results, found none at {directory}.")
-    page = _write_report(directory)
-    emit({"report": str(page)}, json, [str(page)])
+    from gradguess.report import write_report
+
+    page = str(write_report(directory))
+    emit({"report": page}, json, [page])
 
 
 @app.command()
@@ -250,12 +264,6 @@ def _bench_plots(record: dict[str, Any], out: Path) -> list[str]:
         notes.print(str(error))
         return []
     return [str(path) for path in paths]
-
-
-def _write_report(directory: Path) -> Path:
-    from gradguess.report import write_report
-
-    return write_report(directory)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradguess.backends import GramRoot, cholesky, small_cholesky
+from gradguess.backends import GramRoot, cholesky, kernels, small_cholesky
 from gradguess.backends.cholesky import dropping_cholesky, semidefinite_cholesky, triangular_apply
 from matrices import F64, degenerate_batch, noise, projector, span_projector
 
@@ -51,6 +51,16 @@ def test_cholesky_of_one_by_one() -> None:
     L, alive = semidefinite_cholesky(torch.tensor([[[4.0]], [[0.0]]]))
     assert L.flatten().tolist() == [2.0, 1.0]
     assert alive.flatten().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("share", [0.995, 1.005])
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_a_pivot_counts_from_100_k_eps_of_the_largest_on(dtype: torch.dtype, share: float) -> None:
+    """The default that is documented, and that the kernel of a GPU has too, whatever the scale of the matrix."""
+    k, eps = 3, torch.finfo(dtype).eps
+    C = 7.0 * torch.diag_embed(torch.tensor([1.0, share * 100 * k * eps, 0.5], dtype=dtype))[None]
+    assert semidefinite_cholesky(C)[1].tolist() == [[True, share > 1, True]]
+    assert kernels.tolerance(k) == 100 * k * torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize("transpose", [True, False])

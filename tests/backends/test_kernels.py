@@ -64,6 +64,28 @@ def test_orthonormal_rows(k, d):
     torch.testing.assert_close(left.cpu().double(), others, rtol=1e-2, atol=1e-5)
 
 
+def test_a_row_close_to_another_gets_its_own_direction():
+    """What is left of it is below the tolerance of one pass; the next pass finds it."""
+    R = noise(2, 3, 12)
+    R[:, 1] = R[:, 0] + 1e-3 * R[:, 1]
+    found = kernels.orthonormal_rows((R / R.abs().max()).to(DEVICE), 1e-5)[0].cpu().double()
+    torch.testing.assert_close(found @ found.mT, torch.eye(3).double().expand(2, 3, 3), rtol=0, atol=1e-5)
+    exact = torch.linalg.qr(R.double().mT)[0]
+    assert torch.linalg.matrix_norm(found.mT @ found - exact @ exact.mT, 2).max() < 1e-3
+
+
+@pytest.mark.parametrize(("n", "sweeps"), [(2, 1), (16, 5)])
+def test_eigenvectors_after_few_rotations(n, sweeps):
+    """One rotation solves a matrix of two rows; in five sweeps of all pairs 16 rows come close."""
+    A = noise(2 if n == 2 else 1, n, n)
+    H = A + A.mT
+    if n == 2:
+        H[1] = torch.tensor([[1.0, 3.0], [3.0, 1.0]])  # equal entries on the diagonal
+    values, Z = (part.cpu().double() for part in kernels.eigh(H.to(DEVICE), sweeps))
+    torch.testing.assert_close(values, torch.linalg.eigvalsh(H.double()), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(H.double() @ Z, Z * values[:, None, :], rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("n", [2, 7, 32])
 def test_eigenvectors_of_small_matrices(n):
     H = noise(5, n, n)

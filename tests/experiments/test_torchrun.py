@@ -76,7 +76,7 @@ threads = [task.joinpath("comm").read_text().strip() for task in Path("/proc/sel
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run by two ranks, in `run`; the same after 20 epochs, in `half`; the threads that ranks end with, in 0 and 1."""
+    """A run by two ranks, in `run`; after 20 epochs, in `half`; the threads that the ranks end with, in 0 and 1."""
     here = tmp_path_factory.mktemp("unbroken")
     (here / "script.py").write_text(SCRIPT)
     run = launch(2, str(here / "script.py"), str(here), json.dumps(CONFIG.as_dict()))

@@ -22,6 +22,15 @@ DRAWS = 40_000
 K = 3
 
 
+def test_a_guess_without_a_frame_cannot_be_made():
+    class Half(Guess):
+        def search(self, view):
+            return {}
+
+    with pytest.raises(TypeError, match="frame"):
+        Half()
+
+
 # --- the definitions -----------------------------------------------------------------------------------------
 
 
@@ -29,9 +38,17 @@ def newton_schulz_covariance(W: Tensor, threshold: str) -> Tensor:
     """`p^N(W̃)ᵀ p^N(W̃)` through the singular values: (batch, m, d) -> (batch, d, d)."""
     _, S, Vh = torch.linalg.svd(W, full_matrices=False)
     norm = S[: perp_ns.PROBE, 0].max() * perp_ns.MARGIN
-    last, after = (nn.functional.pad(S, (0, 1))[: perp_ns.PROBE, i].mean() / norm for i in (K - 1, K))
-    entry, factor = (nearest(float(last)), 1.0) if threshold == "nearest" else placed(float((last + after) / 2))
-    x = S / norm * factor
+    last, after = (nn.functional.pad(S, (0, 1))[: perp_ns.PROBE, i] for i in (K - 1, K))
+    if threshold == "nearest":
+        entry, factor = nearest(float(last.mean() / norm)), torch.ones(len(S), dtype=S.dtype)
+    else:
+        size, middle = torch.linalg.matrix_norm(W).log(), ((last + after) / 2).log()
+        probe = size[: perp_ns.PROBE]
+        slope = torch.linalg.lstsq(torch.stack([probe, torch.ones_like(probe)], 1), middle[:, None]).solution[0]
+        entry, one = placed(float(middle.mean().exp() / norm))
+        factor = one / ((size - probe.mean()) * slope.clamp(0, 1)).exp()
+    norm = torch.maximum(norm / factor, S[:, 0] * perp_ns.MARGIN)
+    x = S / norm[:, None]
     for _ in range(5):
         x = sum(a * x ** (2 * j + 1) for j, a in enumerate(entry.coefficients))
     return Vh.mT @ torch.diag_embed(x.square()) @ Vh

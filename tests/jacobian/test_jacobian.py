@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import gradguess as gg
 from asserts import assert_in_subspace
 from frames import frames_of, matrix
-from gradguess.jacobian import CutGraph, GatedLinear
+from gradguess.jacobian import CutGraph, Dense, GatedLinear, Jacobian
 from gradguess.noise import Noise
 from models import BATCH, ZOO, Case, generator, make
 from references import mlp_jacobians, row_projector, top_projector
@@ -37,6 +37,24 @@ def w_transpose(case: Case, *, closed: bool) -> dict[str, Tensor]:
         layout = dataclasses.replace(layout, sites=tuple(dataclasses.replace(s, linear=None) for s in layout.sites))
     frames = frames_of(case, gg.WTranspose(), layout=layout)
     return {site.name: matrix(frames[site.name]) for site in layout.sites if not site.top}
+
+
+@pytest.mark.parametrize("missing", ["vjp", "jvp", "matrix", "shared_basis"])
+def test_a_jacobian_that_lacks_something_cannot_be_made(missing):
+    own = {name: getattr(Dense, name) for name in ("vjp", "jvp", "matrix", "shared_basis") if name != missing}
+    with pytest.raises(TypeError, match=missing):
+        type("Partial", (Jacobian,), own)()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_basis_has_all_its_directions_however_few_the_samples(batch):
+    """Through a softmax there is no closed form: the basis is sketched, on more vectors where samples are few."""
+    torch.manual_seed(0)
+    model, k = nn.Sequential(nn.Linear(6, 24), nn.Softmax(-1), nn.Linear(24, 24)).double(), 20
+    forward = gg.ForwardGradient(model, gg.WPerp(k=k))
+    forward(nn.CrossEntropyLoss(reduction="none"), torch.randn(batch, 6).double(), torch.zeros(batch).long())
+    V = forward.kept["0"]["basis"]
+    torch.testing.assert_close(V.mT @ V, torch.eye(k).double())
 
 
 @pytest.mark.parametrize("closed", [True, False], ids=["closed form", "cut graph"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gradguess.layers import positions
 from gradguess.layers.positions import WORDS, Pattern, coded
 
 PATTERNS = [
@@ -19,6 +20,23 @@ def test_fold_and_unfold_are_adjoint(pattern: Pattern):
     h = torch.randn_like(folded)
     torch.testing.assert_close((folded * h).sum(), (v * pattern.unfold(h, 2, 12)).sum())
     assert folded.shape[1] == pattern.width(12)
+
+
+def test_the_projection_of_an_alphabet_is_the_same_whatever_batch_comes_first(monkeypatch):
+    """Two processes, or a run and its continuation, may meet batches of other sizes first."""
+    part = torch.randn(5, 2 * WORDS)
+    seen = []
+    for first in (1, 5):
+        monkeypatch.setattr(positions, "_PROJECTIONS", {})
+        coded(part[:first])
+        seen.append(coded(part))
+    assert torch.equal(*seen)
+    assert not torch.equal(coded(torch.eye(WORDS + 1))[0], coded(torch.eye(WORDS + 2))[0])  # each size has its own
+
+
+def test_a_matrix_for_an_alphabet_has_256_columns_at_most():
+    """Matrices that were saved must fit."""
+    assert [coded(torch.ones(2, words)).shape[1] for words in (255, 256, 257, 9000)] == [255, 256, 256, 256]
 
 
 def test_a_large_alphabet_is_projected_and_keeps_inner_products():

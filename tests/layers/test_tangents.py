@@ -10,7 +10,7 @@ import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradguess.layers import tangents
+from gradguess.layers import arithmetic, tangents
 from gradguess.layers.tangents import TangentRules
 
 torch.manual_seed(0)
@@ -62,6 +62,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "x / k": (lambda x: x / CONSTANT, TOKENS),
     "k / x": (lambda x: CONSTANT / x, TOKENS),
     "x + x": (lambda x: x + x * x, TOKENS),
+    "x · number": (lambda x: x * 3.0, TOKENS),
     "k + 0-dim": (lambda x: CONSTANT + x.sum(), TOKENS),
 }
 
@@ -85,6 +86,25 @@ def test_as_pytorch_does(case):
         found = dual(function, x, t)
     assert torch.equal(found[0], value)  # the model's own, bit for bit
     torch.testing.assert_close(found[1], expected[1], rtol=1e-10, atol=1e-12)
+
+
+LINEAR = ["x + k", "k + x", "x - k", "k - x", "x · k", "k · x", "x / k"]
+OTHERS = ["k / x", "x + x", "x + k, scaled", "x · number"]  # for a number PyTorch needs no symbolic zero
+
+
+@pytest.mark.parametrize("case", [*LINEAR, *OTHERS])
+def test_what_is_linear_in_a_dual_number_has_a_rule(case, monkeypatch):
+    found = []
+
+    def rule(*args, **options):
+        found.append(arithmetic.with_constant(*args, **options))
+        return found[-1]
+
+    monkeypatch.setattr(tangents, "TANGENTS", dict.fromkeys(arithmetic.LAYER.functions, rule))
+    function, x = CASES[case]
+    with TangentRules():
+        dual(function, x.double(), x.double())
+    assert (found[-1] is not None) == (case in LINEAR)
 
 
 def test_statistics_are_written_once():

@@ -20,13 +20,17 @@ ENVIRONMENT = {
     "device": "cpu",
     "threads": 1,
     "platform": "Linux x86_64",
+    "commit": "0123456789abcdef0123456789abcdef01234567",
+    "clean": True,
 }
+EPOCHS = (0, 1, 3, 10, 30, 100, 200, 300)  # at which a run is diagnosed
 
 
 def record(method: str = "wperp", width: int = 128, seed: int = 0, key: str | None = None, **config: Any) -> Record:
     """One result; keywords that name a metric set it, all others go into the configuration."""
     metrics = {
         "train_accuracy": 0.3,
+        "train_accuracy_before_last": 0.3,
         "test_accuracy": 0.28,
         "train_loss": 1.9,
         "test_loss": 2.0,
@@ -35,10 +39,14 @@ def record(method: str = "wperp", width: int = 128, seed: int = 0, key: str | No
         "seconds": 30.0,
         "peak_memory_mb": 12.0,
     }
+    if "train_accuracy" in config:
+        config.setdefault("train_accuracy_before_last", config["train_accuracy"])
     metrics |= {name: config.pop(name) for name in list(config) if name in metrics and name != "epochs"}
-    full = {**SETTING, "k": 10, "solver": "shared", "refresh": 50, "device": "cpu"}
+    solver = "subspace" if method in {"wperp", "wperp-bottom"} else "shared"
+    full = {**SETTING, "k": 10, "solver": solver, "refresh": 50, "device": "cpu"}
+    full |= {"script": "", "threshold": "nearest"}
     full |= {"method": method, "width": width, "seed": seed, **config}
-    name = key or "-".join(f"{part}{full[part]}" for part in ("method", "width", "k", "solver", "seed"))
+    name = key or "-".join(f"{part}{full[part]}" for part in ("method", "width", "k", "solver", "script", "seed"))
     return {
         "schema": 1,
         "key": name,
@@ -69,15 +77,19 @@ def site(width: int, rank: int, **values: float) -> Record:
     return {**base, "rank": rank, "overlap": overlap, **values}
 
 
-def diagnosed(result: Record, **values: float) -> Record:
-    """The same result with diagnostics of its three layers at two epochs; `values` are those of layer 1."""
+def diagnosed(result: Record, last_batch: Record | None = None, **values: float) -> Record:
+    """The same result with diagnostics of its three layers over training; `values` are those of layer 1.
+
+    `last_batch` are those of layer 1 on the last batch of an epoch; the same ones where it is not given.
+    """
     width = result["config"]["width"]
-    sites = {
-        "0": site(width, width // 2, **values),
-        "2": site(width, 3 * width // 4),
-        "4": site(width, 10),
-    }
-    return {**result, "diagnostics": [{"epoch": 0, "sites": sites}, {"epoch": 300, "sites": sites}]}
+
+    def sites(first: Record) -> Record:
+        return {"0": site(width, width // 2, **first), "2": site(width, 3 * width // 4), "4": site(width, 10)}
+
+    rows = [{"epoch": e, "sites": sites(values), "last_batch": sites({**values, **(last_batch or {})})} for e in EPOCHS]
+    config = {**result["config"], "diagnose": ",".join(map(str, EPOCHS))}
+    return {**result, "config": config, "diagnostics": rows}
 
 
 def paper_records(seeds: int = 3, noise: float = 0.004) -> list[Record]:

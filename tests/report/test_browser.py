@@ -97,7 +97,7 @@ def luminance(tab: Any, selector: str, name: str) -> float:
 
 
 def test_dark_mode_is_dark_and_figures_follow(browser: Any, page: Path, tmp_path: Path):
-    label = "#figure-scaling svg g[id*='text_'] g"
+    label = "#figure-scaling svg text"
     for scheme, ground_is_light in (("light", True), ("dark", False)):
         tab, _ = visit(browser, page, scheme=scheme)
         ground, ink = luminance(tab, "body", "backgroundColor"), luminance(tab, label, "fill")

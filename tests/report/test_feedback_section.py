@@ -56,13 +56,13 @@ def compared(ours: tuple[float, ...], theirs: tuple[float, ...] = BACKPROP) -> A
 @pytest.mark.parametrize(
     ("ours", "shown"),
     [
-        ((0.85, 0.87, 0.89), "−0.030 within"),  # 2 √(0.02²/3 + 0.02²/3) = 0.0327
-        ((0.845, 0.865, 0.885), "−0.035 below"),
-        ((0.915, 0.935, 0.955), "+0.035 above"),
+        ((0.835, 0.855, 0.875), "−0.045 within"),  # t(.975, 4) √(0.02²/3 + 0.02²/3) = 0.0453
+        ((0.834, 0.854, 0.874), "−0.046 below"),
+        ((0.926, 0.946, 0.966), "+0.046 above"),
         ((0.9,), "0.000 one seed"),
     ],
 )
-def test_the_bar_is_two_deviations_of_the_difference_of_means(ours, shown):
+def test_the_bar_is_a_two_sided_welch_test(ours, shown):
     assert compared(ours).text == shown
 
 

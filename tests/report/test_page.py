@@ -14,8 +14,9 @@ import pytest
 
 from gradguess.errors import GradguessError
 from gradguess.experiments.tables.runs import Run
-from gradguess.experiments.tables.table import Figure, Table, text
+from gradguess.experiments.tables.table import Curve, Figure, Table, text
 from gradguess.report import sections, write_report
+from gradguess.report.plot import draw, themed
 from gradguess.report.sections import SectionEntry
 from report.synthetic import diagnosed, record
 from report.synthetic import write as write_results
@@ -73,10 +74,12 @@ def test_ids_are_unique_and_references_resolve(page: Path):
 
 def test_the_page_says_what_the_rule_is_and_how_to_repeat_a_line(page: Path):
     content = page.read_text()
-    assert "0.03 for an" in content
+    assert "t s √(1 + 1/n) + r" in content
+    assert "expected by chance alone" in content
     assert "gradguess train --data mnist1d --method wperp --width 128" in content
     assert "○</span> not run" in content
     assert "2.13.0" in content
+    assert "0123456789" in content  # the commit
 
 
 @pytest.mark.usefixtures("plain")
@@ -193,6 +196,31 @@ def test_further_sections_take_one_line(tmp_path: Path, monkeypatch: pytest.Monk
     assert 'id="memory"' in content
     assert 'id="speed"' not in content
     assert 'id="nothing"' not in content
+
+
+def test_a_drawing_in_the_page_is_small_and_says_all_its_numbers():
+    x = [float(i) for i in range(40)]
+    curves = tuple(Curve(f"rate 0.00{i}25", x, [0.001 * i * v for v in x], "wt") for i in range(1, 10))
+    drawing = draw(Figure("small", "Small", "x", "y", curves))
+    shown = themed(drawing.inline, "f0")
+    assert len(shown) < 30_000 < len(drawing.svg)
+    for curve in curves:
+        assert f">{curve.label}</text>" in shown  # digits of a name are not cut off
+    assert not re.search(r'"[^">]*\d\.\d{3,}', shown)
+    assert "font-family" not in shown  # the page's
+
+
+def test_a_long_list_of_runs_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept = tuple(entry for entry in sections.SECTIONS if entry.slug == "runs")
+    monkeypatch.setattr(sections, "SECTIONS", kept)
+    many = [record("wt", seed=seed, key=f"wt-{seed}", train_accuracy=0.3 + 1e-6 * seed) for seed in range(200)]
+    content = write_report(write_results(tmp_path, many)).read_text()
+    assert content.count("<tr>") > 200
+    assert content.count("gradguess train") == 1  # one command for all seeds
+    assert "--seed SEED" in content
+    assert len(content) < 1000 * len(many)
+    assert "runs.tex" not in content  # nobody prints it; it lies beside the page
+    assert (tmp_path / "report" / "tables" / "runs.tex").exists()
 
 
 def test_a_figure_needs_a_safe_name():

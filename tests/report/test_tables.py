@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gradguess.experiments.paper_numbers import CHOICE_OF_K, SCALING
+from gradguess.experiments.paper_numbers import CHOICE_OF_K, NEWTON_SCHULZ, SCALING
 from gradguess.experiments.tables.curves import overlap_figures, scaling_figure, training_figures
 from gradguess.experiments.tables.layers import layers_table
 from gradguess.experiments.tables.lines import compare
@@ -42,7 +42,7 @@ def test_a_line_has_mean_deviation_seeds_difference_and_verdict():
 def test_one_seed_has_no_deviation():
     line = row(choice_of_k_table(runs(record("wt", 128, train_accuracy=0.5))), Method="Wᵀ")
     assert line["± sd"].value is None
-    assert line["Verdict"].verdict == "differs"
+    assert line["Verdict"].verdict == "one run, not judged"
 
 
 def test_missing_runs_are_not_run_and_say_how_to_run_them():
@@ -51,7 +51,7 @@ def test_missing_runs_are_not_run_and_say_how_to_run_them():
     assert not table.ran
     assert dict(table.commands)["W⊥, k = 25, width 128"] == (
         "gradguess train --data mnist1d --method wperp --width 128 --depth 3 --epochs 300 --lr 0.0001 --batch 512 "
-        "--seed 0 --k 25"
+        "--seed 0 --k 25 --solver subspace"
     )
 
 
@@ -63,14 +63,37 @@ def test_a_run_in_another_setting_is_not_held_against_the_paper(other: dict[str,
     assert not choice_of_k_table(runs(record("wt", 128, **other))).ran
 
 
-def test_ways_of_computing_are_kept_apart():
-    ways = [record(solver="shared"), record(solver="shared", seed=1), record(solver="svd", device="cuda:0")]
+def test_the_definition_comes_first_whatever_has_most_seeds():
+    shared = [record(solver="shared", seed=seed) for seed in range(3)]
+    ways = [*shared, record(), record(seed=1), record(solver="svd", device="cuda:0")]
     lines = [line for line in compare(CHOICE_OF_K, runs(*ways)) if line.ours and line.entry.k == 10]
-    assert [(line.computed_by, line.ours.n) for line in lines] == [("shared basis", 2), ("exact SVD · cuda", 1)]
+    assert [(line.computed_by, line.ours.n, line.main) for line in lines] == [
+        ("each sample's own subspace", 2, True),
+        ("each sample's own subspace, by SVD · cuda", 1, False),
+        ("shared basis", 3, False),
+    ]
+
+
+def test_the_nearest_set_comes_before_the_placed_threshold():
+    ways = [record("wperp-ns", seed=seed, threshold="placed", key=f"p{seed}") for seed in range(2)]
+    lines = [line for line in compare(NEWTON_SCHULZ, runs(record("wperp-ns"), *ways)) if line.ours]
+    by = [line.computed_by for line in lines if line.entry.quantity == "train_accuracy"]
+    assert by == ["nearest set", "threshold placed"]
+
+
+def test_an_older_run_of_newton_schulz_took_the_nearest_set():
+    old = record("wperp-ns")
+    del old["config"]["threshold"], old["config"]["script"]
+    lines = [line for line in compare(NEWTON_SCHULZ, runs(old)) if line.ours]
+    assert {line.computed_by for line in lines} == {"nearest set"}
+
+
+def test_what_is_done_as_in_the_scripts_is_no_line_of_the_paper():
+    assert not choice_of_k_table(runs(record("wt", script="mask"))).ran
 
 
 def test_an_unusual_option_is_named():
-    found = compare(CHOICE_OF_K, runs(record(refresh=200)))
+    found = compare(CHOICE_OF_K, runs(record(refresh=200, solver="shared")))
     assert [line.computed_by for line in found if line.ours] == ["shared basis · refresh 200"]
 
 
@@ -104,8 +127,26 @@ def test_the_matrix_has_the_paper_s_form():
     assert {cell.verdict for r in table.rows for cell in r[1:]} == {"holds"}
 
 
+def test_the_shared_basis_has_a_column_of_its_own_and_never_stands_in_unsaid():
+    shared = [record(width=width, solver="shared", train_accuracy=0.4) for width in (64, 128)]
+    table = scaling_matrix(runs(record(), *shared))
+    cells = {
+        width: dict(zip(table.columns, row, strict=True)) for width, row in zip((64, 128), table.rows, strict=False)
+    }
+    assert cells[128]["W⊥, k = 10"].text == "0.300"
+    assert cells[128]["W⊥, shared basis, k = 10"].text == "0.400"
+    assert cells[64]["W⊥, k = 10"].note == "shared basis; paper 0.268"
+    figure = scaling_figure(runs(record(), *shared))
+    assert [curve.style for curve in figure.curves if curve.label] == ["wperp", "wperp-shared"]
+
+
 def test_all_entries_of_a_perfect_repetition_hold():
-    table = scaling_table(runs(*paper_records(seeds=1, noise=0.0)))
+    perfect = [
+        record(entry.method, entry.width, seed, train_accuracy=entry.value, k=entry.k or 10)
+        for entry in SCALING
+        for seed in range(2)
+    ]
+    table = scaling_table(runs(*perfect))
     assert {r[table.columns.index("Verdict")].text for r in table.rows} == {"holds"}
 
 

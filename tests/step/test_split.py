@@ -7,11 +7,13 @@ import torch
 from torch import nn
 
 import gradguess as gg
+from gradguess.model.task import Task
+from gradguess.step.split import first_rows
 from models import GUESSES, make
 
 WIDE = {"shared-wide": gg.WPerp(k=20), "subspace-wide": gg.WPerp(k=6, solver="subspace")}
 METHODS = {**GUESSES, **WIDE, "backprop": gg.Backprop()}
-del METHODS["ns"]  # fits its polynomial to the first samples of the first piece
+del METHODS["ns"], METHODS["ns-nearest"]  # fit their polynomial to the first samples of the first piece
 
 
 def gradients(name: str, method: gg.methods.Method, chunk: int | None, steps: int = 2, **options) -> list[torch.Tensor]:
@@ -73,6 +75,44 @@ def test_memory_is_bounded_by_the_chunk():
     forward = gg.ForwardGradient(model, gg.WPerp(k=3), chunk=40)  # a search sees 32 samples at most
     forward(nn.CrossEntropyLoss(reduction="none"), torch.randn(100, 6), torch.randint(4, (100,)))
     assert max(heights) == 40
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.01, 1), (0.3, 2), (0.5, 2), (0.7, 4), (1.0, 5)])
+def test_a_fraction_of_a_batch_is_one_sample_at_least(fraction, count):
+    case = make("relu-bias")
+    task = Task(case.model, case.loss_fn, case.inputs, case.targets)
+    part = first_rows(task, fraction)
+    assert torch.equal(part.inputs, case.inputs[:count])
+    assert torch.equal(part.targets, case.targets[:count])
+
+
+class Stored(nn.Module):
+    """A model that gets places in its own data, and no tensor."""
+
+    def __init__(self, model: nn.Module, data: torch.Tensor) -> None:
+        super().__init__()
+        self.model, self.data = model, data
+
+    def forward(self, places: list[int]) -> torch.Tensor:
+        return self.model(self.data[list(places)])
+
+
+@pytest.mark.parametrize("method", [gg.WPerp(k=3), gg.WPerp(k=3, solver="subspace"), gg.Feedback(gg.WPerp(k=3))])
+def test_inputs_need_not_be_tensors(method):
+    case = make("relu-bias")
+    places = list(range(len(case.inputs)))
+    gg.ForwardGradient(case.model, method)(case.loss_fn, case.inputs, case.targets)
+    expected = [p.grad.clone() for p in case.model.parameters()]
+    case.model.zero_grad()
+    gg.ForwardGradient(Stored(case.model, case.inputs), method)(case.loss_fn, places, case.targets)
+    torch.testing.assert_close([p.grad for p in case.model.parameters()], expected)
+
+
+def test_but_a_fraction_of_them_cannot_be_taken():
+    case = make("relu-bias")
+    forward = gg.ForwardGradient(Stored(case.model, case.inputs), gg.Feedback(gg.WPerp(k=3), fraction=0.4))
+    with pytest.raises(gg.InputError, match="inputs: expected a tensor with one row per sample"):
+        forward(case.loss_fn, [0, 1, 2, 3, 4], case.targets)
 
 
 def test_mixing_samples_is_refused():

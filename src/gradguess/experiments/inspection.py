@@ -27,17 +27,33 @@ def inspect_epoch(
     """What a run records of its guess after an epoch.
 
     `sites`: on the first batch of the training data, after the last epoch with the overlap. `last_batch`: on the last
-    batch, where that is a smaller one. `others`: bias and variance of the paper's other guesses on the same network.
+    batch, where that is a smaller one, also as the authors measure it. `others`: bias and variance of the paper's other
+    guesses on the same network.
     """
     if isinstance(guess, gg.Backprop):
         return {"sites": {}, "others": _others(model, data, config)}
     curves = ("overlap",) if epoch == config.epochs else ()
     record: dict[str, Any] = {"sites": inspect_sites(model, guess, data, config, curves, forward)}
-    if (left := len(data.x_train) % config.batch) > 1:
-        record["last_batch"] = inspect_sites(model, guess, data, config, None, forward, slice(-left, None))
+    if len(data.x_train) % config.batch > 1:
+        rows = _last_batch(data, config)
+        record["last_batch"] = inspect_sites(model, guess, data, config, None, forward, rows)
+        if isinstance(guess, gg.Guess):
+            for site, value in _drawn_variances(model, guess, data, config, rows).items():
+                record["last_batch"][site]["drawn_variance"] = value
     if isinstance(guess, gg.Guess):
         record["others"] = _others(model, data, config)
     return record
+
+
+def _drawn_variances(
+    model: nn.Module, guess: gg.Guess, data: Dataset, config: TrainConfig, rows: slice
+) -> dict[str, float]:
+    """The variance as the authors' scripts measure it: from one direction for each sample, where ours is expected."""
+    x, y = data.x_train[rows], data.y_train[rows]
+    generator = torch.Generator(config.device).manual_seed(config.seed)
+    drawn = gg.estimate(model, guess, per_sample_loss, x, y, generator=generator).site_grads
+    true = gg.estimate(model, gg.Backprop(), per_sample_loss, x, y).site_grads
+    return {name: float(((g - true[name]) / len(x)).square().mean(0).norm()) for name, g in drawn.items()}
 
 
 def _others(model: nn.Module, data: Dataset, config: TrainConfig) -> dict[str, Any]:
@@ -49,12 +65,22 @@ def _others(model: nn.Module, data: Dataset, config: TrainConfig) -> dict[str, A
         "wperp": gg.WPerp(solver="subspace"),
         "wperp-bottom": gg.WPerp(solver="subspace", end="bottom"),
     }
-    others = {name: inspect_sites(model, guess, data, config, None) for name, guess in guesses.items()}
-    return {
-        name: {site: {key: row[key] for key in ("bias", "variance")} for site, row in sites.items()}
-        for name, sites in others.items()
-        if name != config.method
-    }
+    found: dict[str, Any] = {}
+    for name, guess in guesses.items():
+        if name != config.method:
+            first = inspect_sites(model, guess, data, config, None)
+            last = inspect_sites(model, guess, data, config, None, rows=_last_batch(data, config))
+            found[name] = {
+                site: {key: row[key] for key in ("bias", "variance")}
+                | {f"last_{key}": last[site][key] for key in ("bias", "variance")}
+                for site, row in first.items()
+            }
+    return found
+
+
+def _last_batch(data: Dataset, config: TrainConfig) -> slice:
+    """The samples of the last batch of an epoch."""
+    return slice(-(len(data.x_train) % config.batch or config.batch), None)
 
 
 def inspect_sites(

@@ -150,3 +150,6 @@ PRECONDITIONING = tuple(
 )  # fmt: skip
 
 ENTRIES = CHOICE_OF_K + RANKS + BIAS_VARIANCE + SCALING + NEWTON_SCHULZ + PRECONDITIONING
+
+# Numbers that the paper prints more than once (Wᵀ at width 128 stands in three tables) are one comparison.
+DISTINCT = tuple({(e.method, e.width, e.quantity, e.k, e.layer, e.value): e for e in reversed(ENTRIES)}.values())[::-1]

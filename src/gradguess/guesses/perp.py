@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradguess.backends.cuda_graphs import graphed
 from gradguess.backends.policy import preferences
+from gradguess.backends.small_eigh import eigh
 from gradguess.errors import InputError, check_count
 from gradguess.guesses.base import Guess, SiteView
 from gradguess.guesses.frames import Columns, Frame, GatedBasis, OpenGate
@@ -23,8 +24,8 @@ from gradguess.linalg import (
     steady_top_subspace,
 )
 
-DIRECT = 64  # up to this size a Krylov space is cheap everywhere
 CHUNK = 1 << 26  # numbers in a dense batch of Jacobians that are decomposed at once
+SWEEPS = 8  # of `eigh` where its eigenvectors are the result
 OVERSAMPLE = 6  # extra columns that make the subspace iteration converge faster
 USUAL = (2, 8)  # degrees of the filter on dense Gram matrices, round by round
 CAREFUL = (2, 4, 4)  # the same where the spectrum is steep
@@ -181,7 +182,9 @@ class _Subspace(_Solver):
 
     def search(self, guess: WPerp, view: SiteView) -> dict[str, Tensor]:
         W, k, width = view.W, min(guess.k, view.output.shape[1]), self._width(guess, view)
-        if _is_row_space(W, k):
+        if _keeps_all(W, k):
+            return _SHARED.search(guess, view)
+        if _is_row_space(W, k) or _is_narrow(W, width):
             return {}
         found = {"start": _filled_basis(W, width, view)}
         if min(W.m, W.d) > width and self._by_products(view):
@@ -194,6 +197,11 @@ class _Subspace(_Solver):
     def frame(self, guess: WPerp, view: SiteView) -> Frame:
         W, (batch, d) = view.W, view.output.shape
         k, width = min(guess.k, d), self._width(guess, view)
+        if _keeps_all(W, k):
+            return _SHARED.frame(guess, view)
+        if _is_narrow(W, width) and not _is_row_space(W, k):
+            assert isinstance(W, GatedLinear)
+            return Columns(_from_rows(W, k).expand(batch, -1, -1))
         if _is_row_space(W, k):
             assert isinstance(W, GatedLinear)
             return GatedBasis(orthonormal_columns(W.weight.t()), view.gate, batch, view.binary)
@@ -211,12 +219,31 @@ class _Subspace(_Solver):
 
     @staticmethod
     def _by_products(view: SiteView) -> bool:
-        return view.output.shape[1] <= DIRECT or not preferences(view.output).dense_gram
+        return not preferences(view.output).dense_gram
 
     @staticmethod
     def _width(guess: WPerp, view: SiteView) -> int:
         d = view.output.shape[1]
         return min(d, max(min(guess.k, d) + OVERSAMPLE, preferences(view.output).free_columns))
+
+
+def _keeps_all(W: Jacobian, k: int) -> bool:
+    """Are there no more than k directions? Then a basis of the batch is every sample's own."""
+    return isinstance(W, GatedLinear) and W.m >= W.d == k
+
+
+def _is_narrow(W: Jacobian, width: int) -> bool:
+    """Has the layer above so few outputs that the Gram matrix of its rows is small?"""
+    return isinstance(W, GatedLinear) and W.m < W.d and W.m <= width
+
+
+def _from_rows(W: GatedLinear, k: int) -> Tensor:
+    """`V_k = W̃ᵀ U_k S_k⁻¹` from the eigenvectors of `W̃W̃ᵀ = U S² Uᵀ`: (batch or 1, d, k); zero beyond the rank."""
+    rows = W.matrix()
+    values, U = eigh(rows @ rows.mT, SWEEPS)
+    values, U = values.flip(-1)[:, None, :k], U.flip(-1)[..., :k]
+    real = values > values[..., :1] * max(W.m, W.d) * torch.finfo(rows.dtype).eps
+    return orthonormal_columns(rows.mT @ U * real)
 
 
 def _is_row_space(W: Jacobian, k: int) -> bool:
@@ -252,4 +279,5 @@ def _filled_basis(W: Jacobian, width: int, view: SiteView) -> Tensor:
     return torch.where(empty, view.noise.normal(V.shape, V.dtype, V.device), V)
 
 
-_SOLVERS: dict[str, _Solver] = {"svd": _Svd(), "subspace": _Subspace(), "shared": _Shared()}
+_SHARED = _Shared()
+_SOLVERS: dict[str, _Solver] = {"svd": _Svd(), "subspace": _Subspace(), "shared": _SHARED}

@@ -16,14 +16,15 @@ def tangent(
     function: Any,
     x: Tensor,
     target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
+    *,
+    weight: Tensor | None,
+    size_average: bool | None,
+    ignore_index: int,
+    reduce: bool | None,
+    reduction: str,
+    label_smoothing: float,
 ) -> Tensor | None:
-    """For classes as targets and one loss for each row."""
+    """For classes as targets and one loss for each row. `F.cross_entropy` names all of its options to a rule."""
     p, t = unpack(x)
     if t is None or p.dim() != 2 or target.shape != p.shape[:1] or target.is_floating_point():
         return None

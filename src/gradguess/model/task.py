@@ -75,8 +75,10 @@ class Task:
     @property
     def batch(self) -> int:
         """The number of samples, read off the first input."""
-        leaves = tree_leaves(self.inputs)
-        return next(int(leaf.shape[0]) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0)
+        for leaf in tree_leaves(self.inputs):
+            if isinstance(leaf, Tensor) and leaf.dim() > 0:
+                return int(leaf.shape[0])
+        raise InputError("inputs: expected a tensor with one row per sample; without one the batch cannot be cut.")
 
     def losses(self, outputs: Any) -> Tensor:
         """One loss per sample, shape (batch,)."""

@@ -10,15 +10,33 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from gradguess.experiments.tables.compare import RULES
+from gradguess.experiments.tables.compare import (
+    DIFFERS,
+    HOLDS,
+    NOT_COMPARED,
+    NOT_RUN,
+    RULES,
+    SINGLE,
+    UNCLEAR,
+    ZERO,
+)
 from gradguess.experiments.tables.runs import Run
-from gradguess.experiments.tables.table import Table
+from gradguess.experiments.tables.table import Table, slugify
+from gradguess.experiments.tables.tally import verdicts
 from gradguess.extras import require
 from gradguess.report.export import to_csv, to_latex
 from gradguess.report.palette import colours
 from gradguess.report.sections import Section
 
-_MARKS = {"holds": "✓", "differs": "✗", "unclear": "?", "not run": "○", "not compared": "–"}
+_MARKS = {
+    HOLDS: "✓",
+    DIFFERS: "✗",
+    UNCLEAR: "?",
+    ZERO: "0",
+    SINGLE: "1",
+    NOT_COMPARED: "–",
+    NOT_RUN: "○",
+}
 _MATH = {"Wᵀ": "W<sup>T</sup>", "W⊥": "W<sup>⊥</sup>", "Wᴾ": "W<sup>P</sup>"}
 
 
@@ -38,7 +56,7 @@ def render(runs: Sequence[Run], sections: Sequence[Section], environments: Table
         sections=sections,
         drawings={slug: markup(svg) for slug, svg in drawings.items()},
         environments=environments,
-        tiles=_tiles(sections),
+        tiles=_tiles(runs, sections),
         lead=_lead(runs),
         rules=RULES,
         marks=_MARKS,
@@ -56,6 +74,7 @@ def _templates() -> Any:
         loader=jinja2.DictLoader({"page": _asset("page.html.j2")}),
     )
     env.filters["math"] = _math
+    env.filters["css"] = slugify
     env.filters["csv_uri"] = lambda table: _data_uri("text/csv", to_csv(table))
     env.filters["latex_uri"] = lambda table: _data_uri("application/x-tex", to_latex(table))
     return env
@@ -86,16 +105,12 @@ def _colour_variables() -> str:
     return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
 
 
-def _tiles(sections: Sequence[Section]) -> list[Tile]:
-    judged = [table for section in sections for table in section.tables if "Verdict" in table.columns]
-    claims = [table for table in judged if table.slug == "claims"]
-    numbers = [table for table in judged if table.slug != "claims"]
-    return [Tile("Published numbers", _count(numbers)), Tile("Claims", _count(claims))]
-
-
-def _count(tables: Sequence[Table]) -> list[tuple[str, int]]:
-    found = Counter(cell.verdict for table in tables for row in table.rows for cell in row)
-    return [(verdict, found[verdict]) for verdict in _MARKS if found[verdict]]
+def _tiles(runs: Sequence[Run], sections: Sequence[Section]) -> list[Tile]:
+    """Each published number and each claim once."""
+    claims = [table for section in sections for table in section.tables if table.slug.startswith("claims")]
+    judged = Counter(cell.verdict for table in claims for row in table.rows for cell in row)
+    found: dict[str, Counter[str | None]] = {"Published numbers": Counter(verdicts(runs)), "Claims": judged}
+    return [Tile(title, [(word, counts[word]) for word in _MARKS if counts[word]]) for title, counts in found.items()]
 
 
 def _lead(runs: Sequence[Run]) -> str:

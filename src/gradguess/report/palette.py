@@ -23,6 +23,7 @@ GRID = Style("#d9dce1", "#3a4049")
 _OTHER = Style("#6b7280", "#9aa3af", "o")
 
 STYLES = {name: Style(entry.light, entry.dark, entry.marker) for name, entry in METHODS.items()} | {
+    "wperp-shared": Style("#b3720e", "#f2c27a", "<"),  # W⊥ with one basis for the batch
     "wperp-rank": Style("#8c510a", "#c98f4e"),  # W⊥ with another k than 10
     "wperp-25": Style("#b8860b", "#e0c25a"),
     "wperp-1": Style("#d9a066", "#8f6b45"),

@@ -1,4 +1,4 @@
-"""A `Figure` drawn by matplotlib: as PNG and SVG files, and as SVG that takes its colours from the page."""
+"""A `Figure` drawn by matplotlib: as PNG and SVG files, and as SVG for the page, which gives it colours and type."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _SETTINGS: dict[str, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8,
     "svg.hashsalt": "gradguess",  # the same results give the same bytes
-    "svg.fonttype": "path",
 }
 
 
 @dataclass(frozen=True)
 class Drawing:
     png: bytes
-    svg: str
+    svg: str  # letters as outlines: it looks the same everywhere
+    inline: str  # letters as text, a fifth of the size: for `themed`
 
 
 def draw(figure: Figure) -> Drawing:
@@ -62,7 +62,7 @@ def draw(figure: Figure) -> Drawing:
         _dress(axes, figure)
         page.draw_without_rendering()  # places everything once, for both files
         page.set_layout_engine("none")
-        return Drawing(_png(page), _svg(page))
+        return Drawing(_png(page), _svg(page, "path"), _svg(page, "none"))
 
 
 def _size(figure: Figure) -> tuple[float, float]:
@@ -114,7 +114,7 @@ def _dress(axes: Axes, figure: Figure) -> None:
         axes.set_yscale("log")
         _plain_numbers(axes.yaxis)
     if figure.x_ticks:
-        axes.set_xticks(figure.x_ticks, [f"{tick:g}" for tick in figure.x_ticks])
+        axes.set_xticks(figure.x_ticks, figure.x_names or [f"{tick:g}" for tick in figure.x_ticks])
         axes.minorticks_off()
     if figure.y_names:
         axes.set_yticks(range(len(figure.y_names)), figure.y_names, fontsize=7)
@@ -143,21 +143,37 @@ def _png(page: Any) -> bytes:
     return out.getvalue()
 
 
-def _svg(page: Any) -> str:
+def _svg(page: Any, letters: str) -> str:
     out = io.StringIO()
-    page.savefig(out, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    matplotlib = require("matplotlib", "report", "the report")
+    with matplotlib.rc_context({"svg.fonttype": letters}):
+        page.savefig(out, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
     return out.getvalue()
 
 
 def themed(svg: str, prefix: str) -> str:
-    """The drawing for use inside the page: transparent, coloured by the page's variables, its ids its own."""
+    """The drawing for use inside the page: transparent, in its colours and type, its ids its own, and small."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
     body = re.sub(r'(<g id="patch_1">\s*<path [^>]*?)fill: #ffffff', r"\1fill: none", body)
+    used = set(re.findall(r'(?:xlink:href="|url\()#([^")]+)', body))
+    body = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else "", body)
     body = re.sub(r'\bid="', f'id="{prefix}-', body)
     body = re.sub(r'((?:xlink:)?href="|url\()#', rf"\1#{prefix}-", body)
     body = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", body, count=1)
     body = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", body, count=1)
+    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
+    body = re.sub(r"\s*\n\s*", " ", body)
+    body = re.sub(r' transform="rotate\(-0 [^"]*"', "", body)
+    body = re.sub(r"<[^>]*>", _short_numbers, body)
     for light in colours():
         body = body.replace(light, f"var(--c{light[1:]})")
     return body
+
+
+def _short_numbers(tag: re.Match[str]) -> str:
+    """A tenth of a point is enough for a line, a hundredth for all else; what is between tags stays as it is."""
+    straight = ' d="' in tag[0] and not re.search(r"\d [CQ] ", tag[0])
+    if not straight:
+        return re.sub(r"(\.\d\d)\d+", r"\1", tag[0])
+    return re.sub(r"(\.\d)\d+", r"\1", tag[0]).replace(" L ", " ")  # points after the first need no letter

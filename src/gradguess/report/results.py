@@ -37,13 +37,16 @@ def load_runs(directory: Path, may_be_empty: bool = False) -> list[Run]:
 
 
 def load_benchmarks(directory: Path) -> list[dict[str, Any]]:
-    """The records in the `bench/*.json` under `directory`, or else beside it."""
+    """The records in the `bench/*.json` under `directory`, or else beside it, of the kinds that are shown."""
     paths = sorted(path for path in directory.rglob("*.json") if path.parent.name == "bench")
-    return [_benchmark(path) for path in paths or sorted((directory.resolve().parent / "bench").glob("*.json"))]
+    found = (_benchmark(path) for path in paths or sorted((directory.resolve().parent / "bench").glob("*.json")))
+    return [record for record in found if record is not None]
 
 
-def _benchmark(path: Path) -> dict[str, Any]:
+def _benchmark(path: Path) -> dict[str, Any] | None:
     record = read_json(path, "benchmark")
+    if record.get("kind") == "fast-paths":  # measurements of single switches, which the report leaves out
+        return None
     missing = [name for name in ("kind", "environment", "rows", "growth") if name not in record]
     if record.get("schema") != BENCH_SCHEMA or missing:
         found = f"no {missing[0]!r}" if missing else f"schema {record.get('schema')!r}"
@@ -101,6 +104,7 @@ def _parse(record: Any, where: str) -> Run:
             _expect(isinstance(row, dict) and _is_number(row.get("epoch")), where, f"epochs in {name!r}", row)
     for row in diagnostics:
         _check_sites(row.get("sites"), where)
+        _check_sites(row.get("last_batch", {}), where)
     return Run(
         key=record["key"],
         config=record["config"],

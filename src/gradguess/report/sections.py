@@ -16,6 +16,8 @@ from gradguess.experiments.tables.feedback import feedback_tables
 from gradguess.experiments.tables.feedback_figures import feedback_figures
 from gradguess.experiments.tables.layers import layers_table
 from gradguess.experiments.tables.listing import runs_table
+from gradguess.experiments.tables.networks import networks_table
+from gradguess.experiments.tables.over_training import over_training_figures, over_training_table
 from gradguess.experiments.tables.paper import (
     bias_variance_table,
     choice_of_k_table,
@@ -26,7 +28,11 @@ from gradguess.experiments.tables.paper import (
     scaling_table,
 )
 from gradguess.experiments.tables.real import real_table
+from gradguess.experiments.tables.solvers import solvers_table
+from gradguess.experiments.tables.speed import speed_claims_table
 from gradguess.experiments.tables.table import Figure, Table
+from gradguess.experiments.tables.tally import tally_table
+from gradguess.experiments.tables.variants import overlap_table, variants_table
 
 Shown = TypeVar("Shown", Table, Figure)
 Maker = Callable[[Sequence[Any]], Shown | Iterable[Shown] | None]  # from the results to what is shown of them
@@ -68,9 +74,21 @@ SECTIONS: tuple[SectionEntry, ...] = (
     SectionEntry(
         "claims",
         "What the paper concludes",
-        "The sentences of the paper, each put to our numbers.",
-        tables=(claims_table,),
+        "How many of the paper's numbers hold, and its sentences, each put to our numbers by a stated test.",
+        tables=(tally_table, claims_table),
         of_the_paper=True,
+    ),
+    SectionEntry(
+        "variants",
+        "The paper, and the authors' scripts",
+        "The authors' scripts do some things that the paper does not say. Each was run alone, and all together.",
+        tables=(variants_table, overlap_table),
+    ),
+    SectionEntry(
+        "claims-cost",
+        "What the paper says about cost",
+        tables=(speed_claims_table,),
+        source="benchmarks",
     ),
     SectionEntry(
         "choice-of-k",
@@ -92,7 +110,8 @@ SECTIONS: tuple[SectionEntry, ...] = (
         "bias-variance",
         "Variance, bias and covariance norm",
         "What a guess costs: how far its mean lies from the gradient, and how far it scatters.",
-        tables=(bias_variance_table, layers_table),
+        tables=(bias_variance_table, over_training_table, networks_table, layers_table),
+        figures=(over_training_figures,),
         of_the_paper=True,
     ),
     SectionEntry(
@@ -101,7 +120,7 @@ SECTIONS: tuple[SectionEntry, ...] = (
         "Training accuracy over the width of the hidden layers. The paper prints some of these numbers twice, "
         "from two runs: Wᵀ at width 512 is 0.494 here and 0.486 in its Newton–Schulz table, so a single run is "
         "good to about a point.",
-        tables=(scaling_matrix, scaling_table),
+        tables=(scaling_matrix, scaling_table, solvers_table),
         figures=(scaling_figure,),
         of_the_paper=True,
     ),

@@ -53,11 +53,11 @@ def _write_figures(folder: Path, sections: Sequence[Section]) -> dict[str, str]:
     """Draw every figure once; the themed drawings by slug, for the page."""
     _make(folder)
     drawings = {}
-    for figure in (figure for section in sections for figure in section.figures):
+    for number, figure in enumerate(figure for section in sections for figure in section.figures):
         drawing = draw(figure)
         write_atomic(folder / f"{figure.slug}.png", drawing.png)
         write_atomic(folder / f"{figure.slug}.svg", drawing.svg)
-        drawings[figure.slug] = themed(drawing.svg, figure.slug)
+        drawings[figure.slug] = themed(drawing.inline, f"f{number}")
     return drawings
 
 

@@ -68,12 +68,9 @@ class Measurement:
         details, `y`, (tangents, *shape of the output), is not needed any more and is overwritten.
         """
         c, own = self.of(site).to(y.dtype), not step.detail
-        alone = y.shape[0] == 1 and y.dim() == 3 and site.batch_dim == 0 and step.options.coupling == "sample"
-        if alone and own:
-            return elementwise.weigh(y[0], c[0], share)
+        if own and y.shape[0] == 1 and y.dim() == 3 and site.batch_dim == 0 and step.options.coupling == "sample":
+            return elementwise.weigh(y[0], c[0], share)  # one kernel on a GPU
         c = c if share == 1 else c * share
-        if alone:
-            return c.t() * y[0]
         shape = [1] * (y.dim() - 1)
         if site.batch_dim is None:
             c = c.sum(1)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from gradguess.experiments.methods import METHODS, method_label
+from gradguess.experiments.methods import METHODS
 from gradguess.experiments.paper_numbers import LAYER_SITES, SCALING, WIDTHS
 from gradguess.experiments.tables.averages import curve_of_means, epoch_curve
-from gradguess.experiments.tables.compare import Summary
-from gradguess.experiments.tables.lines import compare
-from gradguess.experiments.tables.runs import Run, Variant, overlap_of, select, variants
+from gradguess.experiments.tables.lines import Line
+from gradguess.experiments.tables.paper import SHARED, scaling_columns
+from gradguess.experiments.tables.runs import Run, Variant, overlap_of, select, toggles, variants
 from gradguess.experiments.tables.table import Curve, Figure, slugify
 
 _TRAINING = {
@@ -25,10 +25,10 @@ MAX_CURVES = 12  # a training figure with more lines than this cannot be read
 
 def scaling_figure(runs: Sequence[Run]) -> Figure | None:
     """Training accuracy over the width: ours solid with the spread of the seeds, the paper's dashed."""
-    ours = [curve for method in _methods() if (curve := _our_scaling(method, runs))]
+    ours = [curve for title, lines in scaling_columns(runs).items() if (curve := _our_scaling(title, lines))]
     if not ours:
         return None
-    paper = [_paper_scaling(method) for method in _methods()]
+    paper = [_paper_scaling(method) for method in dict.fromkeys(entry.method for entry in SCALING)]
     return Figure(
         "scaling",
         "Training accuracy as the width increases",
@@ -42,23 +42,16 @@ def scaling_figure(runs: Sequence[Run]) -> Figure | None:
     )
 
 
-def _methods() -> list[str]:
-    return list(dict.fromkeys(entry.method for entry in SCALING))
-
-
 def _paper_scaling(method: str) -> Curve:
     entries = [entry for entry in SCALING if entry.method == method]
     x, y = [float(e.width) for e in entries], [e.value for e in entries]
     return Curve("", x, y, method, dashed=True, markers=True)
 
 
-def _our_scaling(method: str, runs: Sequence[Run]) -> Curve | None:
-    points: dict[int, Summary] = {}
-    for line in compare([entry for entry in SCALING if entry.method == method], runs):
-        if line.ours is not None:
-            points.setdefault(line.entry.width, line.ours)
-    label = method_label(method) + (", k = 10" if method == "wperp" else "")
-    return curve_of_means(label, list(points.items()), method)
+def _our_scaling(title: str, lines: Mapping[int, Line]) -> Curve | None:
+    points = [(width, line.ours) for width, line in lines.items() if line.ours]
+    method = next((line.entry.method for line in lines.values()), "")
+    return curve_of_means(title, points, "wperp-shared" if title == SHARED else method)
 
 
 def overlap_figures(runs: Sequence[Run]) -> list[Figure]:
@@ -109,7 +102,7 @@ def training_figures(runs: Sequence[Run]) -> list[Figure]:
     """Loss and accuracy over the epochs, a pair of figures for each task and shape of network."""
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        if run.history:
+        if run.history and not toggles(run):
             groups.setdefault(_shape(run), []).append(run)
     figures: dict[str, list[Figure]] = {}
     for shape in sorted(groups, key=_natural):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradguess.experiments.tables.compare import Summary
+from gradguess.experiments.tables.feedback_quality import quality_table
 from gradguess.experiments.tables.feedback_results import (
     QUANTITIES,
     RULE,
@@ -62,6 +63,7 @@ def feedback_tables(runs: Sequence[Run]) -> tuple[Table, ...]:
             "Three hidden layers, 300 epochs, learning rate 1e-4. The lines without an addition are the methods as "
             "they are used elsewhere.",
         ),
+        quality_table(runs),
         _shortfalls([*width, *tuned, *depth, *residual]),
     ]
     return tuple(table for table in tables if table is not None)

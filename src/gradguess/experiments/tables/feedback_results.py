@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,14 +12,15 @@ from gradguess.experiments.methods import method_label
 from gradguess.experiments.presets import PRESETS, Preset
 from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.runs import Run, Variant, variants
+from gradguess.experiments.tables.welch import difference
 
 QUANTITIES = {"train_accuracy": "Train", "test_accuracy": "Test"}
 ROUNDING = 0.0005  # half a unit of the last digit that is shown
 
 RULE = (
-    "Against backpropagation: the difference of the means over the seeds. It is called within if it is no larger than "
-    "two standard deviations of that difference (√(s²/n + s²/n), each method with its own s), else below or above; "
-    "with a single seed it is not judged."
+    "Against backpropagation: the difference of the means over the seeds. It is called within if a two-sided Welch "
+    "test at 5 % does not reject that the means are equal, or if it rounds to 0.000; else below or above. With a "
+    "single seed it is not judged."
 )
 _SAME = ("data", "model", "width", "depth", "activation", "bias", "epochs", "lr", "schedule", "batch")
 _WORDS = {
@@ -71,10 +71,11 @@ class Result:
         if ours is None or theirs is None or self.config.method == "backprop":
             return None
         gap = ours.mean - theirs.mean
-        if ours.sd is None or theirs.sd is None:
+        found = difference(theirs, ours)
+        if found is None:
             return gap, "one seed"
-        bar = 2 * math.sqrt(ours.sd**2 / ours.n + theirs.sd**2 / theirs.n)
-        if abs(gap) <= max(bar, ROUNDING):
+        low, high = found.interval()
+        if low <= 0 <= high or abs(gap) <= ROUNDING:
             return gap, "within"
         return gap, "above" if gap > 0 else "below"
 
@@ -88,6 +89,7 @@ def label(config: TrainConfig) -> str:
         if (value := getattr(config, item.name)) != getattr(default, item.name)
     }
     words = [method_label(config.method)]
+    words += ["shared basis"] if config.method == "wperp" and config.solver == "shared" else []
     words += _predictor(config)
     words += [form.format(_plain(changed[name])) for name, form in _WORDS.items() if name in changed]
     return ", ".join(words)

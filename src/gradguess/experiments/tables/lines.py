@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from gradguess.experiments.methods import method_label
 from gradguess.experiments.paper_numbers import SETTING, Published
-from gradguess.experiments.tables.compare import DIFFERS, Kind, Summary, kind_of, verdict
+from gradguess.experiments.tables.compare import DIFFERS, Kind, Summary, kind_of, rounding_floor, verdict
+from gradguess.experiments.tables.reasons import reasons
 from gradguess.experiments.tables.runs import Run, Variant, command, select
 from gradguess.experiments.tables.table import Cell, Table, constant, number, text
 
@@ -15,40 +16,33 @@ _COLUMNS = (
     *("Method", "Width", "Quantity"),
     *("Paper", "Ours", "± sd", "Difference", "Verdict", "Seeds", "Computed by"),
 )
+DIAGNOSED = "0,1,3,10,30,100,200,300"  # the epochs at which a run of this repository is diagnosed
 _DESCRIBING = ("Width", "Quantity", "Computed by")  # hidden where they say the same in every row
-
-
-# Why a number of ours may differ from the paper's: shown under a table that has such lines.
-_UNSTATED_STEP = (
-    "The paper does not state the step at which bias and variance were measured; both fall with the gradient "
-    "during training. The order of the methods is what the claims compare."
-)
-
-_REASONS = {
-    ("wp", "bias"): (
-        "The exact bias of Wᴾ is zero at this layer: what is printed, in the paper and here, is the rounding "
-        "of the arithmetic and the regularisation σ."
-    ),
-    (None, "variance"): _UNSTATED_STEP,
-    (None, "bias"): _UNSTATED_STEP,
-    (None, "rank"): (
-        "The rank is that of W M with M the ReLU mask: it counts active units, and varies with the sample "
-        "and with the initial weights. Ours is the mean over a batch; the paper gives one number."
-    ),
-}
 
 
 @dataclass(frozen=True)
 class Line:
-    """A published number, and ours computed in one way (or not at all)."""
+    """A published number, and ours computed in one way (or not at all).
+
+    An entry has one main line: the method by the paper's definition where that was run.
+    """
 
     entry: Published
     variant: Variant | None
     ours: Summary | None
+    main: bool = True
 
     @property
     def verdict(self) -> str:
-        return verdict(self.entry, self.ours)
+        return verdict(self.entry, self.ours, self._noise_floor())
+
+    def _noise_floor(self) -> float | None:
+        """What rounding makes of a bias that is zero by construction."""
+        entry = self.entry
+        if self.variant is None or (entry.method, entry.quantity) != ("wp", "bias"):
+            return None
+        norms = Summary.of(self.variant.values("gradient_norm", entry.layer))
+        return rounding_floor(entry.width, norms.mean, self.variant.first.config.get("batch", 512)) if norms else None
 
     @property
     def method(self) -> str:
@@ -71,25 +65,25 @@ class Line:
             return command(self.variant.first.config)
         entry = self.entry
         wanted = {**SETTING, "method": entry.method, "width": entry.width, "seed": 0, "k": entry.k}
-        return command(wanted | ({"diagnose": 50} if entry.layer is not None else {}))
+        wanted |= {"solver": "subspace"} if entry.method in {"wperp", "wperp-bottom"} else {}
+        return command(wanted | ({"diagnose": DIAGNOSED} if entry.layer is not None else {}))
 
 
 def compare(entries: Iterable[Published], runs: Sequence[Run]) -> Iterator[Line]:
     """Each entry once for every way it was computed; once without numbers if it was not run."""
     for entry in entries:
-        lines = []
+        lines: list[Line] = []
         for variant in select(runs, entry.method, entry.width, entry.k):
             ours = Summary.of(variant.values(entry.quantity, entry.layer))
-            lines += [Line(entry, variant, ours)] if ours else []
+            lines += [Line(entry, variant, ours, main=not lines)] if ours else []
         yield from lines or [Line(entry, None, None)]
 
 
 def comparison_table(slug: str, title: str, lines: Iterable[Line], caption: str) -> Table:
-    """A row per line; below it, why some differ; what is the same in all rows is not shown."""
+    """A row per line; below it, what is known of those that differ; what is the same in all rows is not shown."""
     lines = list(lines)
     rows = tuple(_row(line) for line in lines)
-    reasons = dict.fromkeys(_reason(line.entry) for line in lines if line.verdict == DIFFERS)
-    notes = " ".join(note for note in reasons if note)
+    notes = " ".join(reasons(line.entry for line in lines if line.verdict == DIFFERS))
     return Table(
         slug,
         title,
@@ -112,17 +106,17 @@ def _row(line: Line) -> tuple[Cell, ...]:
         text(line.method),
         number(line.entry.width, "d"),
         text(line.quantity),
-        _quantity(line.entry.value, kind),
-        _quantity(ours.mean if ours else None, kind),
-        _quantity(ours.sd if ours else None, kind),
-        _quantity(ours.mean - line.entry.value if ours else None, kind, signed=True),
+        quantity_cell(line.entry.value, kind),
+        quantity_cell(ours.mean if ours else None, kind),
+        quantity_cell(ours.sd if ours else None, kind),
+        quantity_cell(ours.mean - line.entry.value if ours else None, kind, signed=True),
         text(line.verdict, line.verdict),
         number(ours.n if ours else None, "d"),
         text(line.computed_by),
     )
 
 
-def _quantity(value: float | None, kind: Kind, signed: bool = False) -> Cell:
+def quantity_cell(value: float | None, kind: Kind, signed: bool = False) -> Cell:
     if kind.form == "duration" and value is not None:
         return Cell(_duration(value, signed), value)
     return number(value, kind.form, signed)
@@ -134,8 +128,3 @@ def _duration(seconds: float, signed: bool = False) -> str:
     if size < 60:
         return f"{sign}{size:.1f} s"
     return f"{sign}{size / 60:.0f} min" if size < 3600 else f"{sign}{size / 3600:.1f} h"
-
-
-def _reason(entry: Published) -> str | None:
-    """The most specific explanation on record."""
-    return _REASONS.get((entry.method, entry.quantity)) or _REASONS.get((None, entry.quantity))

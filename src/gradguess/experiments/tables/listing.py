@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from gradguess.experiments.tables.runs import Run, command
+from gradguess.experiments.tables.runs import Run, Variant, command, variants
 from gradguess.experiments.tables.table import Cell, Table, constant, number, text
 
 _SETTING = ("Method", "Data", "Model", "Width", "Depth", "Epochs", "Seed", "Device")
@@ -23,6 +23,8 @@ _ENVIRONMENT = {
     "device": "Device",
     "threads": "Threads",
     "platform": "Platform",
+    "commit": "Commit",
+    "clean": "As committed",
 }
 
 
@@ -36,9 +38,17 @@ def runs_table(runs: Sequence[Run]) -> Table:
         columns,
         rows,
         "What all of them have in common is not shown. Step: mean time of one optimisation step.",
-        tuple((run.key, command(run.config)) for run in runs),
+        tuple(_command(variant) for variant in variants(runs)),
         hidden=constant(columns, rows, _SETTING),
     )
+
+
+def _command(variant: Variant) -> tuple[str, str]:
+    """How to get all runs of an experiment: they differ in the seed."""
+    seeds = ", ".join(str(run.config.get("seed")) for run in variant.runs)
+    config = {name: value for name, value in variant.first.config.items() if name != "seed"}
+    by = f" ({variant.label})" if variant.label else ""
+    return f"{variant.first.label}{by}, seeds {seeds}", command({**config, "seed": "SEED"})
 
 
 def _row(run: Run) -> tuple[Cell, ...]:
@@ -56,7 +66,16 @@ def _setting(value: object) -> Cell:
 
 def environments_table(runs: Sequence[Run]) -> Table:
     """Where the runs took place, each place once."""
-    places = Counter(tuple(str(run.environment.get(name, "–")) for name in _ENVIRONMENT) for run in runs)
+    places = Counter(tuple(_place(run, name) for name in _ENVIRONMENT) for run in runs)
     rows = [(*(text(part) for part in place), number(count, "d")) for place, count in places.most_common()]
     caption = "One line for each environment that was recorded."
     return Table("environments", "Environments", (*_ENVIRONMENT.values(), "Runs"), tuple(rows), caption)
+
+
+def _place(run: Run, name: str) -> str:
+    value = run.environment.get(name)
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)[:10] if name == "commit" else str(value)

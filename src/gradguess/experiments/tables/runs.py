@@ -15,14 +15,20 @@ from gradguess.experiments.paper_numbers import LAYER_SITES, SETTING
 
 # The parts of a configuration that say which experiment a run is. Runs that agree in all of these are repetitions
 # of each other, whatever their seed. `device` is among them, since times and memory depend on it.
-_DEFAULTS = {option.name: option.default for option in dataclasses.fields(TrainConfig)}
+_BEFORE: dict[str, Any] = {"script": "", "threshold": "nearest"}  # what runs did that do not know these options
+_DEFAULTS = _BEFORE | {option.name: option.default for option in dataclasses.fields(TrainConfig)}
 IDENTITY = tuple(name for name in _DEFAULTS if name not in {"seed", "eval_every", "diagnose"})
 
 _NAMING = ("data", "method", "width", "depth", "epochs", "lr", "batch", "seed")
 
 # These stand in a column of their own, or belong to the paper's setting.
-_NAMED = {"data", "model", "method", "width", "depth", "epochs", "k"}
-_SOLVERS = {"svd": "exact SVD", "subspace": "subspace iteration", "shared": "shared basis"}
+_NAMED = {"data", "model", "method", "width", "depth", "epochs", "k", "script"}
+SOLVERS = {
+    "svd": "each sample's own subspace, by SVD",
+    "subspace": "each sample's own subspace",
+    "shared": "shared basis",
+}
+_THRESHOLDS = {"nearest": "nearest set", "placed": "threshold placed"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,9 @@ class Run:
     def _part(self, name: str) -> Any:
         if name in OPTIONS and name not in options_of(self.method):
             return None
-        value = self.config.get(name, _DEFAULTS[name])  # an older record lacks the newest options
+        if name == "script":
+            return ",".join(toggles(self))
+        value = setting(self, name)
         if name == "device" and isinstance(value, str):
             return value.partition(":")[0]  # cuda:0 and cuda:1 are the same kind
         return value if isinstance(value, (str, int, float, type(None))) else repr(value)
@@ -78,64 +86,102 @@ class Variant:
     def label(self) -> str:
         """How this experiment was computed, where that is a choice: the solver, and what is not as usual."""
         parts = dict(self.first.identity)
-        solver = str(parts.pop("solver", ""))
-        words = [_SOLVERS.get(solver, solver)] if solver else []
+        solver, threshold = str(parts.pop("solver", "")), str(parts.pop("threshold", ""))
+        if self.first.method == "wperp-bottom" and solver != "svd":
+            solver = "closed units"  # any k of them are a bottom-k subspace
+        words = [SOLVERS.get(solver, solver)] if solver else []
+        words += [_THRESHOLDS.get(threshold, threshold)] if self.first.method == "wperp-ns" else []
+        words += [f"as the scripts: {' and '.join(toggles(self.first))}"] if toggles(self.first) else []
         unusual = {name: value for name, value in parts.items() if value != _DEFAULTS[name] and name not in _NAMED}
         words += [str(value) if name in {"device", "dtype"} else f"{name} {value}" for name, value in unusual.items()]
         return " · ".join(words)
 
-    def values(self, quantity: str, layer: int | None = None) -> list[float]:
+    @property
+    def by_definition(self) -> bool:
+        """Whether W⊥ takes each sample's own subspace, and W⊥-NS the nearest set, as the paper has it."""
+        parts = dict(self.first.identity)
+        if self.first.method == "wperp":
+            return parts.get("solver") in {"svd", "subspace"}
+        return self.first.method != "wperp-ns" or parts.get("threshold") == "nearest"
+
+    def values(self, quantity: str, layer: int | None = None, **where: Any) -> list[float]:
         """The quantity in every run that measured it."""
-        found = (measure(run, quantity, layer) for run in self.runs)
+        found = (measure(run, quantity, layer, **where) for run in self.runs)
         return [value for value in found if value is not None]
 
 
-def measure(run: Run, quantity: str, layer: int | None = None) -> float | None:
-    """A final metric, or with `layer` a diagnostic of that layer at the last epoch that was diagnosed."""
+def setting(run: Run, name: str) -> Any:
+    """A part of the configuration; an older record lacks the newest options."""
+    return run.config.get(name, _BEFORE.get(name, _DEFAULTS[name]))
+
+
+def toggles(run: Run) -> tuple[str, ...]:
+    """What the run does as the authors' scripts do it and the paper does not say, in alphabetical order."""
+    return tuple(sorted(word.strip() for word in str(run.config.get("script") or "").split(",") if word.strip()))
+
+
+def measure(
+    run: Run, quantity: str, layer: int | None = None, epoch: int | None = None, batch: str = "sites"
+) -> float | None:
+    """A final metric, or with `layer` a diagnostic of that layer, at the last diagnosed epoch if none is given.
+
+    `batch` is "sites" for the first samples of the training data, "last_batch" for the last batch of an epoch.
+    """
     if layer is None:
         return run.metrics.get(quantity)
-    if not run.diagnostics:
-        return None
-    last = max(run.diagnostics, key=lambda entry: entry["epoch"])
-    return last["sites"].get(LAYER_SITES[layer], {}).get(quantity)
+    return diagnosis(run, layer, epoch, batch).get(quantity)
+
+
+def diagnosis(run: Run, layer: int, epoch: int | None = None, batch: str = "sites") -> Mapping[str, Any]:
+    """What was measured at a layer; empty if nothing was."""
+    found = {entry["epoch"]: entry for entry in run.diagnostics if batch in entry}
+    if not found:
+        return {}
+    entry = found.get(max(found) if epoch is None else epoch, {})
+    return entry.get(batch, {}).get(LAYER_SITES[layer], {})
 
 
 def overlap_of(run: Run, layer: int) -> Sequence[float]:
     """The overlap of the gradient with the k leading directions, for k = 1, 2, ...; empty if not diagnosed."""
-    if not run.diagnostics:
-        return ()
-    last = max(run.diagnostics, key=lambda entry: entry["epoch"])
-    return last["sites"].get(LAYER_SITES[layer], {}).get("overlap") or ()
+    return diagnosis(run, layer).get("overlap") or ()
 
 
 def select(
-    runs: Iterable[Run], method: str, width: int, k: int | str | None = None, solver: str | None = None
+    runs: Iterable[Run], method: str, width: int, k: int | str | None = None, script: str = "", **options: object
 ) -> list[Variant]:
-    """The runs of one entry of the paper, in its setting; several variants if computed in several ways."""
+    """The runs of one entry of the paper, in its setting; several variants if computed in several ways.
+
+    `script` names what is done as in the authors' scripts, in alphabetical order; `options` are further settings.
+    """
     chosen = [
         run
         for run in runs
         if run.method == method
         and run.config.get("width") == width
-        and in_paper_setting(run)
+        and in_paper_setting(run, script)
         and (k is None or _same_k(run, k))
-        and (solver is None or run.config.get("solver") == solver)
+        and all(setting(run, name) == value for name, value in options.items())
     ]
     return variants(chosen)
 
 
 def variants(runs: Iterable[Run]) -> list[Variant]:
-    """Group runs that differ in their seed only; the same seed twice counts once."""
+    """Group runs that differ in their seed only; the same seed twice counts once.
+
+    What the paper defines comes first, then what has most seeds: the first is the main row of every table.
+    """
     groups: dict[tuple[tuple[str, Any], ...], dict[Any, Run]] = {}
     for run in runs:
         groups.setdefault(run.identity, {}).setdefault(run.config.get("seed"), run)
     found = [Variant(tuple(group[seed] for seed in sorted(group, key=repr))) for group in groups.values()]
-    return sorted(found, key=lambda variant: (-len(variant.runs), variant.label))
+    return sorted(found, key=lambda variant: (not variant.by_definition, -len(variant.runs), variant.label))
 
 
-def in_paper_setting(run: Run) -> bool:
+def in_paper_setting(run: Run, script: str = "") -> bool:
     """Whether the run is one that the paper's numbers may be held against."""
-    return all(_equal(run.config.get(name, expected), expected) for name, expected in SETTING.items())
+    return ",".join(toggles(run)) == script and all(
+        _equal(run.config.get(name, expected), expected) for name, expected in SETTING.items()
+    )
 
 
 def _equal(found: object, expected: object) -> bool:

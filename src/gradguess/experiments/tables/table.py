@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ class Figure:
     curves: tuple[Curve, ...]
     caption: str = ""
     x_ticks: tuple[float, ...] = ()
+    x_names: tuple[str, ...] = ()  # what stands at the ticks, if not their numbers
     y_range: tuple[float, float] | None = None
     mark: tuple[float, str] | None = None  # a dotted vertical line, and what it says
     log_x: bool = False
@@ -90,6 +92,11 @@ class Figure:
 
     def __post_init__(self) -> None:
         _check_slug(self.slug)
+
+    @property
+    def fingerprint(self) -> str:
+        """What the figure shows, in short: drawings change with the version of matplotlib, this does not."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
 
 def mean_text(mean: float, sd: float | None) -> str:

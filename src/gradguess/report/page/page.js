@@ -11,8 +11,14 @@ function sort(table, headings, column) {
   headings.forEach((heading) => heading.removeAttribute("aria-sort"));
   headings[column].setAttribute("aria-sort", ascending ? "ascending" : "descending");
   const rows = [...table.tBodies[0].rows];
-  rows.sort((a, b) => compare(a.cells[column].dataset.value, b.cells[column].dataset.value, ascending ? 1 : -1));
+  rows.sort((a, b) => compare(value(a.cells[column]), value(b.cells[column]), ascending ? 1 : -1));
   table.tBodies[0].append(...rows);
+}
+
+// A cell says its value where that is not what it shows; a dash stands for none.
+function value(cell) {
+  if (cell.dataset.value !== undefined) return cell.dataset.value;
+  return cell.textContent === "–" ? undefined : cell.textContent;
 }
 
 // Empty cells stay at the end, whichever way the rest is sorted.

@@ -1,0 +1,127 @@
+"""Sentences of the README and of the docs that have numbers in them, made from the results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.methods import method_label
+from gradguess.experiments.paper_numbers import DISTINCT, SCALING
+from gradguess.experiments.tables.compare import DIFFERS, HOLDS, LEVEL, Summary, kind_of
+from gradguess.experiments.tables.feedback_results import results_of
+from gradguess.experiments.tables.lines import compare, quantity_cell
+from gradguess.experiments.tables.runs import Run
+from gradguess.experiments.tables.table import mean_text
+from gradguess.experiments.tables.tally import verdicts
+from gradguess.experiments.tables.variants import explanations
+
+Record = Mapping[str, Any]
+
+
+def tally_sentence(runs: Sequence[Run]) -> str:
+    """How many of the paper's numbers hold."""
+    found = verdicts(runs)
+    judged, explained = found[HOLDS] + found[DIFFERS], sum(bool(one.closing) for one in explanations(runs))
+    return (
+        f"Of {judged} published numbers that can be judged, {found[HOLDS]} hold and {found[DIFFERS]} differ; "
+        f"{LEVEL * judged:.0f} would differ by chance alone. A way of the authors' scripts that the paper does not say "
+        f"explains {explained} of those that differ, and {found[DIFFERS] - explained} remain."
+    )
+
+
+def seeds_sentence(runs: Sequence[Run]) -> str:
+    """How many seeds stand behind the main lines."""
+    counts = Counter(line.ours.n for line in compare(DISTINCT, runs) if line.main and line.ours)
+    parts = [
+        f"{seeds} {'seed' if seeds == 1 else 'seeds'} for {count}" for seeds, count in sorted(counts.items())[::-1]
+    ]
+    return f"Behind the {sum(counts.values())} numbers stand " + ", ".join(parts) + "."
+
+
+def differing_list(runs: Sequence[Run]) -> str:
+    """A point for every published number whose main line differs."""
+    points = []
+    for one in explanations(runs):
+        line, kind = one.line, kind_of(one.line.entry.quantity)
+        if line.ours is None:
+            continue
+        ours = f"{quantity_cell(line.ours.mean, kind).text} ± {quantity_cell(line.ours.sd, kind).text}"
+        paper = quantity_cell(line.entry.value, kind).text
+        by = f" ({line.computed_by})" if line.computed_by else ""
+        closed = f"closed by: {', '.join(one.closing).lower()}" if one.closing else "unexplained" if one.ways else ""
+        said = f"{line.method}, width {line.entry.width}, {line.quantity.lower()}: {ours}{by}, the paper has {paper}"
+        points.append(f"- {said}" + (f"; {closed}." if closed else "."))
+    return "\n".join(points) or "Nothing differs."
+
+
+def best_guess_sentence(runs: Sequence[Run]) -> str:
+    """How far the best of the paper's guesses is from backpropagation at the largest width."""
+    width = max(entry.width for entry in SCALING)
+    found = {line.entry.method: line.ours for line in compare(SCALING, runs) if line.main and line.entry.width == width}
+    known = {method: ours for method, ours in found.items() if ours}
+    guesses = {method: ours.mean for method, ours in known.items() if method != "backprop"}
+    if not guesses or "backprop" not in known:
+        return ""
+    best = max(guesses, key=lambda method: guesses[method])
+    return (
+        f"- The paper's guesses stay far below backpropagation: at width {width} the best of them, "
+        f"{method_label(best)}, reaches {100 * guesses[best]:.1f} % training accuracy, and backpropagation "
+        f"{100 * known['backprop'].mean:.1f} %."
+    )
+
+
+def tangents_sentence(runs: Sequence[Run]) -> str:
+    """What more tangents bring W⊥ with the shared basis at width 256."""
+    ways: dict[str, dict[str, Any]] = {
+        "with one tangent": {},
+        "balanced": {"balance": True},
+        "with one tangent per site": {"isolate": True},
+        "with ten tangents": {"tangents": 10},
+    }
+    configs = [TrainConfig(method="wperp", width=256, **options) for options in ways.values()]
+    found = zip(ways, results_of(configs, runs), strict=True)
+    parts = [
+        f"{mean_text(s.mean, s.sd)} {way} ({s.n} {_seeds(s)})" for way, r in found if (s := r.ours("train_accuracy"))
+    ]
+    return "On the training data W⊥ with the shared basis at width 256 reaches " + ", ".join(parts) + "."
+
+
+def _seeds(summary: Summary) -> str:
+    return "seed" if summary.n == 1 else "seeds"
+
+
+def speed_bullet(cpu: Record, cuda: Record) -> str:
+    """Time of a step over that of backpropagation, for W⊥ and for learned feedback with rare tangents."""
+    return (
+        "- Speed, as a multiple of a step of backpropagation (W⊥ has the shared basis). "
+        f"{_ratios(cpu, 'On two CPU cores')} {_ratios(cuda, 'On one H200')} "
+        "[docs/speed.md](docs/speed.md) and [docs/gpu.md](docs/gpu.md) have more."
+    )
+
+
+def _ratios(record: Record, place: str) -> str:
+    ratios = {(row["method"], row["width"]): f"{row['ratio']:.2f}" for row in record["rows"]}
+    widths = sorted({width for method, width in ratios if method == "wperp"})
+    perp, rare = (
+        ", ".join(ratios.get((method, width), "–") for width in widths) for method in ("wperp", "feedback-direct-rare")
+    )
+    return f"{place}, at widths {', '.join(map(str, widths))}: W⊥ {perp}; learned feedback with rare tangents {rare}."
+
+
+def memory_bullet(record: Record) -> str:
+    """Peak memory of the deepest network, with the gradients of the parameters and without."""
+    depth = max(row["depth"] for row in record["rows"])
+    rows = {row["method"]: row for row in record["rows"] if row["depth"] == depth}
+    replay, base = rows["replay"], rows["backprop"]
+    shown = {'`memory="replay"`': replay, "backpropagation": base, "√depth checkpoints": rows["checkpoint-sqrt"]}
+    parts = [
+        f"{name} {row['peak_mb']:,.0f} ({row['peak_mb'] - row['gradients_mb']:,.0f})" for name, row in shown.items()
+    ]
+    return (
+        f'- Memory: `memory="replay"` hardly grows with depth. Peak at {depth} layers in MB, and in brackets without '
+        f"the {replay['gradients_mb']:,.0f} MB of the parameters' gradients, which every method needs: "
+        f"{', '.join(parts)}. Replay takes {replay['step_ms'] / base['step_ms']:.1f} times the time of a "
+        "backpropagation step ([docs/scale.md](docs/scale.md))."
+    )

@@ -1,0 +1,174 @@
+"""The authors' scripts as variants: which of their ways, that the paper does not say, bring our numbers to its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradguess.experiments.paper_numbers import DISTINCT, Published
+from gradguess.experiments.tables.compare import DIFFERS, HOLDS, Summary, kind_of, within
+from gradguess.experiments.tables.lines import Line, compare, quantity_cell
+from gradguess.experiments.tables.runs import Run, Variant, command, overlap_of, select, toggles
+from gradguess.experiments.tables.table import Cell, Table, number, text
+
+TRAINED = {
+    "mask": "Mask with biases",  # that are trained, and not in the forward pass
+    "bottom": "Bottom of the reduced SVD",
+    "floor": "NS by the floor",  # with norm and sigma_k of sample 0
+}
+LAST_BATCH, BEFORE, ALL = "Last batch", "Accuracy before the epoch", "All together"
+WAYS = (*TRAINED.values(), LAST_BATCH, BEFORE, ALL)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A main line that differs, and our number in each of the scripts' ways that was run."""
+
+    line: Line
+    ways: dict[str, Summary]
+
+    @property
+    def closing(self) -> list[str]:
+        """The ways with the paper's number in their prediction interval."""
+        entry = self.line.entry
+        return [name for name, ours in self.ways.items() if within(entry.value, entry.rounding, ours)]
+
+
+def explanations(runs: Sequence[Run]) -> list[Explained]:
+    """Every published number whose main line differs."""
+    lines = (line for line in compare(DISTINCT, runs) if line.main and line.verdict == DIFFERS)
+    return [Explained(line, ways_of(line.entry, line.variant, runs)) for line in lines]
+
+
+def ways_of(entry: Published, main: Variant | None, runs: Sequence[Run]) -> dict[str, Summary]:
+    """Our number in each of the scripts' ways: a change of the run, of the measurement, and all of them at once."""
+    found: dict[str, Summary | None] = {}
+    scripts = _scripts(entry, runs)
+    for name, title in TRAINED.items():
+        found[title] = _summary(entry, scripts.get((name,)))
+    if entry.layer is not None:
+        found[LAST_BATCH] = _summary(entry, main, as_scripts=True)
+    if entry.quantity == "train_accuracy":
+        found[BEFORE] = _summary(entry, main, as_scripts=True)
+    if scripts:
+        found[ALL] = _summary(entry, scripts[max(scripts, key=len)], as_scripts=True)
+    return {name: summary for name, summary in found.items() if summary is not None}
+
+
+def _scripts(entry: Published, runs: Sequence[Run]) -> dict[tuple[str, ...], Variant]:
+    """The runs of an entry in each combination of the scripts' ways."""
+    combinations = sorted({toggles(run) for run in runs if run.method == entry.method and toggles(run)})
+    found = {names: select(runs, entry.method, entry.width, entry.k, script=",".join(names)) for names in combinations}
+    return {names: variants[0] for names, variants in found.items() if variants}
+
+
+def _summary(entry: Published, variant: Variant | None, as_scripts: bool = False) -> Summary | None:
+    """The number in these runs, measured as the paper says or as the scripts do."""
+    if variant is None:
+        return None
+    if as_scripts and entry.quantity == "train_accuracy":
+        return Summary.of(variant.values("train_accuracy_before_last"))
+    if as_scripts and entry.layer is not None:
+        return Summary.of(variant.values(entry.quantity, entry.layer, batch="last_batch"))
+    return Summary.of(variant.values(entry.quantity, entry.layer))
+
+
+def variants_table(runs: Sequence[Run]) -> Table:
+    """A row for every published number whose main line differs."""
+    found = explanations(runs)
+    columns = ("Method", "Width", "Quantity", "Paper", "Ours", *WAYS, "Closed by", "Epochs that agree")
+    rows = tuple(_row(one, runs) for one in found)
+    shown = {name for one in found for name in one.ways}
+    return Table(
+        "variants",
+        "What the authors' scripts do and the paper does not say",
+        columns,
+        rows,
+        "Every published number whose main line differs, with our number in each of the scripts' ways alone, and in "
+        "all that apply at once. ✓: the paper's number lies in the prediction interval of that way. With many ways "
+        "some close a gap by chance. Epochs that agree: the diagnosed epochs at which our number, measured as the "
+        "paper "
+        "says, has the paper's in its interval. " + all_together(runs),
+        tuple(_commands(found, runs).items()),
+        hidden=frozenset(i for i, name in enumerate(columns) if name in WAYS and name not in shown),
+    )
+
+
+def all_together(runs: Sequence[Run]) -> str:
+    """How many numbers hold by the paper's words and by all of the scripts' ways, where both were run."""
+    words, scripts, count = 0, 0, 0
+    for line in compare(DISTINCT, runs):
+        if not line.main or line.ours is None or not kind_of(line.entry.quantity).compared:
+            continue
+        ours = ways_of(line.entry, line.variant, runs).get(ALL)
+        holds = within(line.entry.value, line.entry.rounding, ours) if ours else None
+        if holds is not None:
+            count, words, scripts = count + 1, words + (line.verdict == HOLDS), scripts + holds
+    if not count:
+        return ""
+    return f"Of {count} numbers that were run both ways, {words} hold by the paper's words, {scripts} by the scripts'."
+
+
+def _row(one: Explained, runs: Sequence[Run]) -> tuple[Cell, ...]:
+    line, entry = one.line, one.line.entry
+    return (
+        text(line.method),
+        number(entry.width, "d"),
+        text(line.quantity),
+        quantity_cell(entry.value, kind_of(entry.quantity)),
+        _mean(entry, line.ours),
+        *(_mean(entry, one.ways.get(name), judged=True) for name in WAYS),
+        text(", ".join(one.closing) if one.closing else "nothing" if one.ways else "not run"),
+        text(", ".join(str(epoch) for epoch in agreeing_epochs(line)) or "–"),
+    )
+
+
+def _mean(entry: Published, ours: Summary | None, judged: bool = False) -> Cell:
+    kind = kind_of(entry.quantity)
+    if ours is None:
+        return Cell("–")
+    spread = "" if ours.sd is None else f" ± {quantity_cell(ours.sd, kind).text}"
+    verdict = {True: HOLDS, False: DIFFERS, None: None}[within(entry.value, entry.rounding, ours)]
+    return Cell(quantity_cell(ours.mean, kind).text + spread, ours.mean, verdict if judged else None)
+
+
+def agreeing_epochs(line: Line) -> list[int]:
+    """The diagnosed epochs at which the paper's number lies in our prediction interval."""
+    entry, variant = line.entry, line.variant
+    if variant is None or entry.layer is None:
+        return []
+    epochs = sorted({row["epoch"] for run in variant.runs for row in run.diagnostics})
+    at = {epoch: Summary.of(variant.values(entry.quantity, entry.layer, epoch=epoch)) for epoch in epochs}
+    return [epoch for epoch, ours in at.items() if ours and within(entry.value, entry.rounding, ours)]
+
+
+def _commands(found: Sequence[Explained], runs: Sequence[Run]) -> dict[str, str]:
+    commands = {}
+    for one in found:
+        for names, variant in _scripts(one.line.entry, runs).items():
+            label = f"{one.line.method}, width {one.line.entry.width}: {' and '.join(names)}"
+            commands[label] = command(variant.first.config)
+    return commands
+
+
+def overlap_table(runs: Sequence[Run]) -> Table | None:
+    """The overlap with ten directions as the paper's text defines it, and squared as in the scripts."""
+    rows = []
+    for width in (128, 512):
+        for variant in select(runs, "wperp", width, k=10):
+            for layer in (1, 2, 3):
+                parts = [curve[9] for run in variant.runs if len(curve := overlap_of(run, layer)) >= 10]
+                if ours := Summary.of(parts):
+                    squared = Summary.of([part * part for part in parts]) or ours
+                    cells = (number(ours.mean), number(squared.mean), number(ours.n, "d"), text(variant.label))
+                    rows.append((number(width, "d"), number(layer, "d"), *cells))
+    if not rows:
+        return None
+    return Table(
+        "overlap-squared",
+        "Ten directions: the overlap, and its square",
+        ("Width", "Layer", "Overlap", "Squared", "Seeds", "Computed by"),
+        tuple(rows),
+        "The paper's text defines the overlap as a ratio of norms; the scripts plot its square, the share of the "
+        "gradient's energy.",
+    )

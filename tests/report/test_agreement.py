@@ -1,0 +1,129 @@
+"""README, docs, report and results agree: what is made from results is made again here, and compared."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import importlib.util
+import json
+import re
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gradguess.experiments.paper_numbers import ENTRIES
+from gradguess.experiments.tables.listing import environments_table
+from gradguess.report.export import to_csv, to_latex
+from gradguess.report.results import load_benchmarks, load_runs
+from gradguess.report.sections import build_sections
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results" / "paper"
+REPORT = RESULTS / "report"
+AGAIN = "run `gradguess report results/paper` and `python scripts/make_tables.py`"
+LARGEST = 3_000_000  # bytes of the page
+BY_THE_RESULTS = ("README.md", "docs/reproduce.md", "docs/guesses.md", "docs/feedback.md", "docs/paper-and-scripts.md")
+
+
+@cache
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_tables", ROOT / "scripts" / "make_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def runs() -> list:
+    return load_runs(RESULTS)
+
+
+@cache
+def sections() -> list:
+    return build_sections({"runs": runs(), "benchmarks": load_benchmarks(RESULTS)})
+
+
+@cache
+def page() -> str:
+    return (REPORT / "report.html").read_text(encoding="utf-8")
+
+
+def all_tables() -> list:
+    return [environments_table(runs()), *(table for section in sections() for table in section.tables)]
+
+
+def test_the_pages_are_those_of_the_results():
+    made = script().tables(runs())
+    for name in script().PAGES:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert script().filled(text, made) == text, f"{name} is stale: {AGAIN}"
+
+
+def test_a_wrong_number_in_a_page_is_found():
+    made = script().tables(runs())
+    text = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
+    wrong = re.sub(r"0\.312", "0.999", text, count=1)
+    assert wrong != text
+    assert script().filled(wrong, made) != wrong
+
+
+def test_every_mark_of_a_page_is_known():
+    with pytest.raises(KeyError, match="no-such"):
+        script().filled("<!-- no-such -->\nx\n<!-- end -->", script().tables(runs()))
+
+
+def test_the_figures_of_the_docs_are_those_of_the_results():
+    stored = json.loads((ROOT / "docs" / "figures" / "fingerprints.json").read_text(encoding="utf-8"))
+    assert stored == {figure.slug: figure.fingerprint for figure in script().figures(runs())}, AGAIN
+    for slug in stored:
+        assert (ROOT / "docs" / "figures" / f"{slug}.png").exists()
+
+
+def test_the_tables_beside_the_report_are_those_of_the_results():
+    expected = {table.slug: table for table in all_tables()}
+    assert {path.stem for path in (REPORT / "tables").glob("*.csv")} == set(expected), AGAIN
+    for slug, table in expected.items():
+        assert (REPORT / "tables" / f"{slug}.csv").read_text(encoding="utf-8") == to_csv(table), f"{slug}.csv: {AGAIN}"
+        assert (REPORT / "tables" / f"{slug}.tex").read_text(encoding="utf-8") == to_latex(table), (
+            f"{slug}.tex: {AGAIN}"
+        )
+
+
+def test_the_report_is_that_of_the_results():
+    inside = set(re.findall(r'download="([\w-]+)\.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', page()))
+    expected = {(t.slug, base64.b64encode(to_csv(t).encode()).decode()) for t in all_tables() if t.ran}
+    assert {slug for slug, _ in inside ^ expected} == set(), AGAIN
+    shown = dict(re.findall(r'<figure id="figure-([\w-]+)" data-shows="(\w+)"', page()))
+    figures = {figure.slug: figure.fingerprint for section in sections() for figure in section.figures}
+    assert shown == figures, AGAIN
+
+
+def test_the_report_is_small_enough_to_open():
+    assert len(page().encode()) <= LARGEST
+
+
+def test_step_times_of_the_report_are_those_of_the_benchmarks():
+    for device in ("cpu", "cuda"):
+        record = json.loads((ROOT / "results" / "bench" / f"time-{device}.json").read_text(encoding="utf-8"))
+        with (REPORT / "tables" / f"bench-time-{device}.csv").open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [float(row["Ratio"]) for row in rows] == [row["ratio"] for row in record["rows"]]
+
+
+def prose(name: str) -> str:
+    """A page without what is made from the results, and without code."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    text = re.sub(r"<!-- ([a-z-]+) -->\n.*?<!-- end -->", "", text, flags=re.DOTALL)
+    return re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("name", BY_THE_RESULTS)
+def test_no_accuracy_is_typed_by_hand(name: str):
+    """A number with three decimals, or with a spread, stands in a block that is made; the paper's may be quoted."""
+    typed = set(re.findall(r"\b[01]\.\d{3}\b", prose(name))) - {entry.printed for entry in ENTRIES} - {"0.000"}
+    assert not typed
+    assert not re.findall(r"\d ± \d", prose(name))
