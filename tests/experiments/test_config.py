@@ -49,6 +49,13 @@ def test_round_trip_through_json():
         ("fraction", 1.5, "fraction must lie in"),
         ("width", 1.5, "width must be int"),
         ("tangents", 0, "tangents must be at least 1"),
+        ("script", None, "script must be str, found None"),
+        ("diagnose", [1], r"diagnose must be str, found \[1\]"),
+        ("diagnose", "²", "diagnose: expected a number of epochs"),
+        ("diagnose", "9" * 5000, "diagnose: expected a number of epochs"),
+        ("k", "--5", "k must be at least 1, or 'rank'"),
+        ("k", "²", "k must be at least 1, or 'rank'"),
+        ("sites", "a\x00b", "sites must be text that can be printed"),
     ],
 )
 def test_bad_values_are_refused(field: str, value: object, message: str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -133,7 +134,10 @@ def test_one_that_comes_where_exceptions_are_forgotten(tmp_path: Path):
 @pytest.mark.slow
 def test_the_processes_of_reproduce_end_together(tmp_path: Path):
     """As a terminal does it: every process of the group hears Ctrl-C."""
-    command = [sys.executable, "-m", "gradguess", "reproduce", "--only", "choice-of-k", "--out", str(tmp_path)]
+    configs = [{"data": "digits", "width": 8, "depth": 1, "epochs": 5000, "seed": seed} for seed in range(3)]
+    (tmp_path / "configs.json").write_text(json.dumps(configs))
+    options = ["--configs", str(tmp_path / "configs.json"), "--out", str(tmp_path), "--jobs", "2"]
+    command = [sys.executable, "-m", "gradguess", "reproduce", *options]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -1,6 +1,6 @@
-"""Memory of one step in a process of its own, against `loss.backward()`: depth 50 and 200, width 64, batch 2048.
+"""Memory of one step in a process of its own, against `loss.backward()`: depth 20 and 80, width 64, batch 6144.
 
-Layers are narrow and the batch is large, so that activations (½ MiB a layer) and not parameters (16 KiB) are seen.
+Layers are narrow and the batch is large, so that activations (1½ MiB a layer) and not parameters (16 KiB) are seen.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-WIDTH, BATCH = 64, 2048
+WIDTH, BATCH, SHALLOW, DEEP = 64, 6144, 20, 80
 ACTIVATION = WIDTH * BATCH * 4 / 2**20  # MiB
 FLAT = ["weight-store", "activation-replay", "wt-replay", "shared-replay"]
 STORED = {"activation-store-gelu": 2, "activation-store": 2}  # activations a layer
@@ -26,19 +26,31 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def rise() -> dict[str, float]:
-    """MiB by 'method:depth': the smaller of two measurements, since what the allocator does by itself only adds."""
+    """MiB by 'method:depth'. What the allocator does by itself only adds, so a second measurement may put it right."""
+    first = measure()
+    if all(is_flat(first, method) for method in FLAT):
+        return first
+    second = measure()
+    return {spec: min(first[spec], second[spec]) for spec in first}
+
+
+def measure() -> dict[str, float]:
     probe = Path(__file__).with_name("memory_probe.py")
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "100000", "OMP_NUM_THREADS": "1"}
-    specs = [f"{method}:{depth}" for method in ["backward", *FLAT, *STORED] for depth in (50, 200)]
+    specs = [f"{method}:{depth}" for method in ["backward", *FLAT, *STORED] for depth in (SHALLOW, DEEP)]
     command = [sys.executable, str(probe), str(WIDTH), str(BATCH), *specs]
-    runs = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]
-    first, second = (json.loads(done.stdout) for done in runs)
-    return {spec: min(first[spec], second[spec]) for spec in specs}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
 
 
 def per_layer(rise: dict[str, float], method: str) -> float:
-    """What 150 layers more cost, in activations a layer."""
-    return (rise[f"{method}:200"] - rise[f"{method}:50"]) / (150 * ACTIVATION)
+    """What more layers cost, in activations a layer."""
+    return (rise[f"{method}:{DEEP}"] - rise[f"{method}:{SHALLOW}"]) / ((DEEP - SHALLOW) * ACTIVATION)
+
+
+def is_flat(rise: dict[str, float], method: str) -> bool:
+    slope = per_layer(rise, method) < 0.1 * per_layer(rise, "backward")
+    return slope and rise[f"{method}:{DEEP}"] < 0.15 * rise[f"backward:{DEEP}"]
 
 
 def test_the_probe_sees_backpropagations_activations(rise):
@@ -47,8 +59,7 @@ def test_the_probe_sees_backpropagations_activations(rise):
 
 @pytest.mark.parametrize("method", FLAT)
 def test_replay_is_flat_in_depth(rise, method):
-    assert per_layer(rise, method) < 0.1 * per_layer(rise, "backward")
-    assert rise[f"{method}:200"] < 0.15 * rise["backward:200"]
+    assert is_flat(rise, method), rise
 
 
 @pytest.mark.parametrize("method", STORED)

@@ -15,37 +15,35 @@ from torch import nn
 
 import gradguess as gg
 from gradguess.step.processes import Pool
-from processes_worker import SCENARIOS
+from processes_worker import BOUNDS, SCENARIOS, run
 
 WORKER = Path(__file__).parents[1] / "processes_worker.py"
 PATH = os.pathsep.join([str(WORKER.parent), os.environ.get("PYTHONPATH", "")])
 
 
-def world(size: int, directory: Path) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory) -> dict[int, list[dict[str, Any]]]:
+    """What every rank of worlds of 2 and 4 processes saw."""
+    directory = tmp_path_factory.mktemp("worlds")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
-    ranks = [
-        subprocess.Popen([sys.executable, str(WORKER), str(rank), str(size), str(directory)], env=environment)
-        for rank in range(size)
-    ]
-    assert [rank.wait(timeout=300) for rank in ranks] == [0] * size
-    return [torch.load(directory / f"{size}-{rank}.pt", weights_only=True) for rank in range(size)]
+    subprocess.run([sys.executable, str(WORKER), str(directory)], env=environment, timeout=300, check=True)
+    return {s: [torch.load(directory / f"{s}-{r}.pt", weights_only=True) for r in range(s)] for s in BOUNDS}
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory) -> dict[int, list[dict[str, Any]]]:
-    """What every rank of worlds of 1, 2 and 4 processes saw: 5 samples, shared unevenly."""
-    directory = tmp_path_factory.mktemp("worlds")
-    return {size: world(size, directory) for size in (1, 2, 4)}
+def alone() -> dict[str, dict[str, Any]]:
+    """The same without other processes."""
+    return {name: run(name, slice(0, 5)) for name in SCENARIOS}
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_estimate_does_not_depend_on_the_number_of_processes(worlds, name, size):
-    alone = worlds[1][0]["runs"][name]["grads"]
+def test_the_estimate_does_not_depend_on_the_number_of_processes(worlds, alone, name, size):
+    wanted = alone[name]["grads"]
     for rank in worlds[size]:
         found = rank["runs"][name]["grads"]
-        assert len(found) == len(alone)
-        for a, b in zip(alone, found, strict=True):
+        assert len(found) == len(wanted)
+        for a, b in zip(wanted, found, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-11)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -94,7 +95,7 @@ class TrainConfig:
     script: str = option("", "as in the authors' scripts, a list with commas out of: {script}")
 
     def __post_init__(self) -> None:
-        if isinstance(self.k, str) and self.k.lstrip("-").isdigit():  # the command line hands over text
+        if isinstance(self.k, str) and re.fullmatch(r"-?\d{1,18}", self.k):  # the command line hands over text
             object.__setattr__(self, "k", int(self.k))
         if isinstance(self.diagnose, int):
             object.__setattr__(self, "diagnose", str(self.diagnose or ""))
@@ -141,7 +142,7 @@ class TrainConfig:
 def _epochs(diagnose: str) -> tuple[int, ...]:
     """The numbers in "0,1,10"."""
     parts = [part.strip() for part in diagnose.split(",") if part.strip()]
-    wrong = next((part for part in parts if not part.isdigit()), None)
+    wrong = next((part for part in parts if not re.fullmatch(r"\d{1,18}", part)), None)
     if wrong is not None or (len(parts) == 1 and "," not in diagnose and int(parts[0]) == 0):
         raise InputError(
             f"diagnose: expected a number of epochs, or a list of epochs such as 0,1,10; found {diagnose!r}."
@@ -160,8 +161,6 @@ def differences(ours: TrainConfig, theirs: dict[str, Any]) -> list[str]:
 
 
 def _check(config: TrainConfig) -> None:
-    parse_script(config.script)
-    _epochs(config.diagnose)
     for name, known in CHOICES.items():
         if getattr(config, name) not in list(known):  # a list: the value may be anything, hashable or not
             raise unknown(name, str(getattr(config, name)), known)
@@ -171,6 +170,10 @@ def _check(config: TrainConfig) -> None:
             object.__setattr__(config, item.name, float(value))
         elif type(value) is not type(item.default) and item.name != "k":
             raise InputError(f"{item.name} must be {type(item.default).__name__}, found {value!r}.")
+        elif isinstance(value, str) and not value.isprintable():  # it would be part of a directory's name
+            raise InputError(f"{item.name} must be text that can be printed, found {value!r}.")
+    parse_script(config.script)
+    _epochs(config.diagnose)
     for names, least in ((AT_LEAST_ONE, 1), (AT_LEAST_ZERO, 0)):
         for name in names:
             if not getattr(config, name) >= least:

@@ -27,7 +27,7 @@ def explained(path: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise GradguessError(
                 f"the disk is full: {path} could not be written. Free some space and run the same command "
-                "again; it goes on from the last checkpoint."
+                "again; what is finished is kept."
             ) from error
         raise GradguessError(f"{path}: {error.strerror or error}") from error
 

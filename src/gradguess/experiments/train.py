@@ -99,7 +99,7 @@ def build_forward(config: TrainConfig, model: nn.Module) -> gg.ForwardGradient:
         build_method(config, model),
         tangents=config.tangents,
         memory=config.memory,
-        sites=int(config.sites) if config.sites.isdigit() else config.sites,
+        sites=int(config.sites) if config.sites.isdecimal() else config.sites,
         seed=config.seed,
         isolate=config.isolate,
         balance=config.balance,

@@ -118,7 +118,7 @@ def _shape(run: Run) -> tuple[str, ...]:
 
 
 def _natural(shape: tuple[str, ...]) -> tuple[tuple[int, int, str], ...]:
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in shape)
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in shape)
 
 
 def _training_pair(slug: str, shape: tuple[str, ...], found: list[Variant]) -> list[Figure]:
