@@ -31,6 +31,12 @@ class RandomState:
         found = sorted({device for device in devices if device.type == "cuda"}, key=str)
         self.cuda = {device: torch.cuda.get_rng_state(device) for device in found}
 
+    @classmethod
+    def everywhere(cls) -> RandomState:
+        """Of all devices that are in use."""
+        count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+        return cls(torch.device("cuda", index) for index in range(count))
+
     def drew(self) -> bool:
         """Has one of these generators been used since?"""
         if not torch.equal(self.cpu, torch.get_rng_state()):

@@ -65,7 +65,7 @@ class Watched(TorchDispatchMode):
         kwargs = kwargs or {}
         if _draws(func, kwargs):
             if self._start is None:
-                self._start = RandomState([torch.device("cuda")] if torch.cuda.is_initialized() else [])
+                self._start = RandomState.everywhere()
             elif not self._start.drew():
                 self._later = True
             if not self._later:
