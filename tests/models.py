@@ -263,10 +263,10 @@ GUESSES: dict[str, gg.Guess | gg.methods.Method] = {
     "svd-bottom": gg.WPerp(k=3, solver="svd", end="bottom"),
     "shared-bottom": gg.WPerp(k=3, solver="shared", end="bottom"),
     "ns": gg.WPerpNS(k=3),
+    "ns-nearest": gg.WPerpNS(k=3, threshold="nearest"),
     "wp": gg.WPreconditioned(),
 }
 SITE_GUESSES = {name: guess for name, guess in GUESSES.items() if name != "weight"}
-SITE_GUESSES["ns-nearest"] = gg.WPerpNS(k=3, threshold="nearest")
 
 
 def make(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> Case:

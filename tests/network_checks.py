@@ -686,9 +686,12 @@ def _gated_gram(weight: Tensor, D: Tensor) -> Tensor:
 
 
 def _newton_schulz(guess: gg.WPerpNS, kept: Any, found: Tensor, S: Tensor, Vh: Tensor) -> None:
-    if S[0] * perp_ns.MARGIN > kept["scale"]:  # a sample above the probe: its own norm is found from below
+    scale = kept["scale"]
+    if guess.threshold == "placed":
+        scale = scale * (S.norm() / kept["size"]).clamp_min(0.1) ** kept["slope"]
+    if S[0] * perp_ns.MARGIN > 0.99 * scale:  # a sample above the probe: its own norm is found from below
         return
-    x = torch.diag(S / kept["scale"])
+    x = torch.diag(S / scale)
     for _ in range(guess.steps):
         x = x @ polynomial(x.mT @ x, tuple(kept["coefficients"].tolist()))
     close("covariance", found, Vh.mT @ x @ x @ Vh, 1e-6)

@@ -687,7 +687,7 @@ def make_method(r: random.Random) -> Any:
                 lambda: gg.WPerp(k=k, solver="svd"),
                 lambda: gg.WPerp(k=k, solver="subspace"),
                 lambda: gg.WPerp(k=k, solver=r.choice(("svd", "subspace", "shared")), end="bottom"),
-                lambda: gg.WPerpNS(k=k),
+                lambda: gg.WPerpNS(k=k, threshold=r.choice(("placed", "nearest"))),
             )
         )()
 

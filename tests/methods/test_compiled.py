@@ -91,11 +91,16 @@ def trained(model: nn.Module, method, x, t, steps: int = 4, **options) -> dict[s
     return left | {"random state": torch.get_rng_state().double()}
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("network", ["chain", "dropout", "convolutions", "batch norm", "attention"])
+PAIRS = [("chain", method) for method in METHODS]
+PAIRS += [
+    (network, method)
+    for network in ("dropout", "convolutions", "batch norm", "attention")
+    for method in ("weight", "wt", "wperp", "chained")
+]
+
+
+@pytest.mark.parametrize(("network", "method"), PAIRS)
 def test_the_graph_makes_the_same_steps(network, method, graphs_alone):
-    if method == "wp" and network in ("convolutions", "batch norm"):
-        pytest.skip("a dense matrix for every sample: slow, and the same code as on a chain")
     model, x, t = networks()[network]
     options = {"coupling": "batch"} if network == "batch norm" else {}
     plain = trained(model, METHODS[method], x, t, **options)
