@@ -92,7 +92,9 @@ def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) ->
     graph.graph.eliminate_dead_code()
     baked = [node for node in graph.graph.nodes if node.op == "get_attr" and getattr(graph, node.target).numel() > 1]
     if baked:
-        raise NotTraceable(f"{len(baked)} tensors of the trace do not depend on what the step is given")
+        raise NotTraceable(
+            f"{len(baked)} of its tensors are not parameters, buffers, inputs or targets (does the loss have its own?)"
+        )
     drawn = [node for node in graph.graph.nodes if torch.Tag.nondeterministic_seeded in _tags(node.target)]
     if drawn:
         raise NotTraceable(f"it draws random numbers by {drawn[0].target} that cannot be drawn beforehand")

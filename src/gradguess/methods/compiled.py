@@ -27,6 +27,7 @@ from gradguess.passes.functional_pass import FunctionalPass
 from gradguess.passes.randomness import Given, Watched
 from gradguess.step.base import State, Step
 
+MOST = 64  # kinds of steps that are told apart
 Result = tuple[Estimate, State]
 Drawn = tuple[str, tuple[Any, ...]]  # which method of `Noise` was called, and with what
 
@@ -45,6 +46,9 @@ class Compiler:
             return method.run(step)
         key = (kind, _signature(step))
         if key not in self._seen:
+            if len(self._seen) == MOST:
+                self._refuse(f"{MOST} steps were each of another kind or shape. Is loss_fn made anew at every step?")
+                return method.run(step)
             self._seen[key] = draws = _Draws()
             with draws.masks:
                 return method.run(replace(step, noise=_WatchedNoise(step.noise, draws)))
@@ -69,12 +73,12 @@ class Compiler:
 
 
 def _signature(step: Step) -> Hashable:
-    """What a graph holds fast: shapes, dtypes, autocast, and the layout, which knows training mode and hooks."""
+    """What a graph holds fast: loss, shapes, dtypes, autocast, and the layout, which knows training mode and hooks."""
     leaves, spec = tree_flatten((step.task.inputs, step.task.targets, step.state.kept, step.state.learned))
     shapes = tuple((tuple(t.shape), t.dtype) if isinstance(t, Tensor) else repr(t) for t in leaves)
     device = step.noise.generator.device.type
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    return step.layout, step.detail, step.share, step.options, str(spec), shapes, autocast
+    return step.task.loss_fn, step.layout, step.detail, step.share, step.options, str(spec), shapes, autocast
 
 
 class _Draws:
