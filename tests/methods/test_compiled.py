@@ -209,6 +209,114 @@ def test_a_loss_with_tensors_of_its_own_runs_uncompiled(graphs_alone):
         forward(loss_fn, x, t)
 
 
+@pytest.mark.parametrize("layer", [nn.RReLU(), "bernoulli"], ids=str)
+def test_random_numbers_that_depend_on_tensors_run_uncompiled(layer, graphs_alone):
+    class Drops(nn.Module):
+        def forward(self, h: Tensor) -> Tensor:
+            return h * torch.bernoulli(torch.full_like(h, 0.5))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), Drops() if layer == "bernoulli" else layer, nn.Linear(16, 4))
+    x, t = torch.randn(8, 6), torch.randint(0, 4, (8,))
+    forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
+    with pytest.warns(UserWarning, match="random numbers by aten"):
+        forward(LOSS, x, t)
+
+
+def test_numbers_on_modules_and_losses_are_looked_at(graphs_alone):
+    """Dropout's p, a scale of the loss, a number in a closure: another value is another graph."""
+
+    class Scaled:
+        scale = 1.0
+
+        def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return self.scale * LOSS(outputs, targets)
+
+        __hash__ = None  # type: ignore[assignment]
+
+    model, x, t = networks()["dropout"]
+    loss_fn = Scaled()
+    forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
+    for _ in range(3):
+        forward(loss_fn, x, t)
+    loss_fn.scale = 5.0
+    model[2].p = 0.0
+    for _ in range(3):
+        loss = forward(loss_fn, x, t)
+    torch.testing.assert_close(loss, 5 * LOSS(model(x), t).mean())
+
+
+def test_a_first_step_that_fails_is_forgotten(graphs_alone):
+    class Fails(nn.Module):
+        broken = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.drop = nn.Linear(6, 6), nn.Linear(6, 4), nn.Dropout(0.4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.drop(self.a(x))
+            if self.broken and len(x) == 8:
+                raise KeyError("in the middle")
+            return self.b(self.drop(h))
+
+    torch.manual_seed(0)
+    model = Fails().double()
+    x, t = torch.randn(8, 6, dtype=torch.float64), torch.randint(0, 4, (8,))
+    found = []
+    for compile in (False, True):
+        torch.manual_seed(1)
+        forward = gg.ForwardGradient(model, gg.WTranspose(), compile=compile)
+        model.broken = True
+        with pytest.raises(KeyError):
+            forward(LOSS, x, t)
+        model.broken = False
+        torch.manual_seed(2)
+        found.append(torch.stack([forward(LOSS, x, t) for _ in range(4)]))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_autocast(graphs_alone):
+    """The casts are in the graph; it is not cast a second time."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+    x, t = torch.randn(8, 6), torch.randint(0, 4, (8,))
+    found = []
+    for compile in (False, True):
+        forward = gg.ForwardGradient(model, gg.WPerp(k=3), compile=compile)
+        with torch.autocast("cpu", torch.bfloat16):
+            for _ in range(4):
+                model.zero_grad()
+                forward(LOSS, x, t)
+        found.append(model[0].weight.grad)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-7)
+
+
+def test_lists_of_targets_run_uncompiled(graphs_alone):
+    model, x, t = networks()["chain"]
+
+    def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.stack([-outputs.log_softmax(1)[i, j] for i, j in enumerate(targets.tolist())])
+
+    forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
+    forward(loss_fn, x, t)
+    with pytest.warns(UserWarning, match="looks at numbers"):
+        forward(loss_fn, x, t)
+
+
+def test_strides_and_dtypes_are_looked_at(graphs_alone):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))
+    x, t = torch.randn(8, 3, 4), torch.randint(0, 4, (8,))
+    forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
+    for batch in (x, x, x, torch.randn(8, 4, 3).mT, torch.randn(8, 4, 3).mT):
+        forward(LOSS, batch, t)
+    model.double()
+    for _ in range(3):
+        loss = forward(LOSS, x.double(), t)
+    assert loss.dtype == torch.float64
+
+
 def test_fused_kernels_make_the_same_steps():
     """Through the compiler, in float32."""
     torch.manual_seed(0)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -22,6 +23,7 @@ from gradguess.errors import GradguessError
 __all__ = ["Graph", "NotTraceable", "compiled", "trace", "traced_autograd", "tracing"]
 
 Graph = Callable[..., Sequence[Tensor]]
+_LOOKED = "it looks at numbers (`if x.sum() > 0`, `.item()`, `.tolist()`), and may go another way next time"
 _LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default, torch.ops.aten.equal.default)
 
 
@@ -40,7 +42,7 @@ class _Made(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _LOOKS:
-            raise NotTraceable("it looks at numbers (`if x.sum() > 0`, `.item()`), and may go another way next time")
+            raise NotTraceable(_LOOKED)
         out = func(*args, **(kwargs or {}))
         for t in tree_leaves(out):
             if isinstance(t, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(t):
@@ -55,6 +57,15 @@ class _Made(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         _Made.now = None
         super().__exit__(*error)
+
+
+class _NoLooking(TorchFunctionMode):
+    """Refuses what reads numbers past the dispatcher."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.tolist, Tensor.__array__, Tensor.numpy):
+            raise NotTraceable(_LOOKED)
+        return func(*args, **(kwargs or {}))
 
 
 def _place(t: Tensor) -> Any:
@@ -104,7 +115,7 @@ def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) ->
 
 def _watched(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
     def run(*arguments: Tensor) -> list[Tensor]:
-        with _Made():
+        with _NoLooking(), _Made():
             return function(*arguments)
 
     return run
@@ -114,11 +125,16 @@ def _tags(target: Any) -> Sequence[Any]:
     return getattr(target, "tags", ())
 
 
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """No autocast; nothing at all where there is none. The casts of a step are in its graph."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
 def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
     """The graph as fused kernels. It is run once, since that is when it is compiled."""
     fused: Graph = torch.compile(graph, fullgraph=True, dynamic=False)
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), full_precision(arguments[0].device), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's own
             fused(*arguments)
     except Exception as error:  # no compiler on this machine, for instance

@@ -153,11 +153,21 @@ def _epochs(diagnose: str) -> tuple[int, ...]:
 def differences(ours: TrainConfig, theirs: dict[str, Any]) -> list[str]:
     """One line for each field in which a stored configuration is another than `ours`."""
     mine = ours.as_dict()
+    theirs = _completed(theirs)
     return [
         f"{name}: {theirs.get(name, 'absent')!r} there, {mine.get(name, 'absent')!r} here"
         for name in sorted(mine.keys() | theirs.keys())
         if theirs.get(name, "absent") != mine.get(name, "absent")
     ]
+
+
+def _completed(stored: dict[str, Any]) -> dict[str, Any]:
+    """A configuration that was stored before there were some of the options, with what they were then."""
+    added = {"script": "", "threshold": "nearest" if stored.get("method") == "wperp-ns" else "placed"}
+    found = {**added, **stored}
+    if isinstance(found.get("diagnose"), int):
+        found["diagnose"] = str(found["diagnose"] or "")
+    return found
 
 
 def _check(config: TrainConfig) -> None:

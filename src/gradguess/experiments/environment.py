@@ -44,7 +44,7 @@ def source() -> dict[str, Any]:
     if not (here / ".git").exists():
         return {"commit": None, "clean": None}
     head = _git(here, "rev-parse", "HEAD")
-    changes = _git(here, "status", "--porcelain", "--untracked-files=no", "--", "src", "pyproject.toml")
+    changes = _git(here, "status", "--porcelain", "--", "src", "pyproject.toml")
     return {"commit": head, "clean": None if changes is None else not changes}
 
 

@@ -93,7 +93,7 @@ class FlooredNS(gg.WPerpNS):
     """
 
     def search(self, view: gg.guesses.SiteView) -> dict[str, Tensor]:
-        values = self._singular_values(view)[0]
+        values = self._singular_values(view)[0].clamp_min(1e-12)
         ratio = float(values[-2] / values[0])
         found = nearest(max(math.floor(10 * ratio), 1) / 10).coefficients
         return {"scale": values[0], "coefficients": torch.tensor(found, dtype=values.dtype, device=values.device)}

@@ -118,6 +118,7 @@ class _Run:
         self.config, self.ranks = config, ranks
         self.directory = directory if ranks.rank == 0 else None
         environment.check_device(config.device)
+        environment.source()  # now: the code may change while the run goes on
         torch.set_float32_matmul_precision(config.matmul)
         self.data = load(config.data).first(config.samples).to(config.device, getattr(torch, config.dtype))
         ranks.check_batches(len(self.data.x_train), config.batch)

@@ -242,7 +242,7 @@ def _from_rows(W: GatedLinear, k: int) -> Tensor:
     rows = W.matrix()
     values, U = eigh(rows @ rows.mT, SWEEPS)
     values, U = values.flip(-1)[:, None, :k], U.flip(-1)[..., :k]
-    real = values > values[..., :1] * max(W.m, W.d) * torch.finfo(rows.dtype).eps
+    real = values > values[..., :1] * 10 * torch.finfo(rows.dtype).eps  # of squares
     return orthonormal_columns(rows.mT @ U * real)
 
 

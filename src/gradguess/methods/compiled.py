@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from gradguess.backends.tracing import Graph, NotTraceable, compiled, trace
+from gradguess.backends.tracing import Graph, NotTraceable, compiled, full_precision, trace
 from gradguess.methods.base import Estimate, Method
 from gradguess.model.side_effects import Snapshot
 from gradguess.model.site import Members
@@ -44,14 +44,22 @@ class Compiler:
         kind = method.kind(step.state.count)
         if kind is None or self._refused or not self._applies(step):
             return method.run(step)
-        key = (kind, _signature(step))
+        try:
+            key = (kind, _signature(step))
+        except NotTraceable as reason:
+            self._refuse(f"{reason}")
+            return method.run(step)
         if key not in self._seen:
             if len(self._seen) == MOST:
                 self._refuse(f"{MOST} steps were each of another kind or shape. Is loss_fn made anew at every step?")
                 return method.run(step)
-            self._seen[key] = draws = _Draws()
+            draws = _Draws()
             with draws.masks:
-                return method.run(replace(step, noise=_WatchedNoise(step.noise, draws)))
+                result = method.run(replace(step, noise=_WatchedNoise(step.noise, draws)))
+            self._seen[key] = draws  # of a step that did not fail
+            if draws.masks.refused:
+                self._refuse(f"The model draws random numbers by {draws.masks.refused}.")
+            return result
         if key not in self._graphs:
             try:
                 self._graphs[key] = _CompiledStep(method, step, self._seen[key])
@@ -69,16 +77,55 @@ class Compiler:
 
     def _refuse(self, why: str) -> None:
         self._refused = True
+        self._seen.clear()
+        self._graphs.clear()
         warnings.warn(f"compile=True has no effect. {why} Steps run uncompiled, with the same result.", stacklevel=6)
 
 
+PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+class _Same:
+    """A key for an object that may not be hashable: equal to itself alone. It keeps the object alive."""
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
 def _signature(step: Step) -> Hashable:
-    """What a graph holds fast: loss, shapes, dtypes, autocast, and the layout, which knows training mode and hooks."""
+    """What a graph holds fast: loss, layout (training mode, hooks), shapes, dtypes, autocast, and plain numbers."""
     leaves, spec = tree_flatten((step.task.inputs, step.task.targets, step.state.kept, step.state.learned))
-    shapes = tuple((tuple(t.shape), t.dtype) if isinstance(t, Tensor) else repr(t) for t in leaves)
-    device = step.noise.generator.device.type
+    model, loss_fn, device = step.task.model, step.task.loss_fn, step.noise.generator.device.type
+    own = tuple((t.shape, t.dtype, t.device) for t in (*model.parameters(), *model.buffers()))
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    return step.task.loss_fn, step.layout, step.detail, step.share, step.options, str(spec), shapes, autocast
+    numbers = tuple(_numbers(vars(module)) for module in model.modules())
+    closure = {str(i): cell.cell_contents for i, cell in enumerate(getattr(loss_fn, "__closure__", None) or ())}
+    losses = _Same(loss_fn), _numbers(getattr(loss_fn, "__dict__", {})), _numbers(closure)
+    options = step.layout, step.detail, step.share, step.options
+    return losses, options, str(spec), tuple(map(_leaf, leaves)), own, autocast, numbers
+
+
+def _leaf(leaf: Any) -> Hashable:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device
+    if isinstance(leaf, PLAIN):
+        return type(leaf), leaf
+    raise NotTraceable(f"Inputs or targets hold a {type(leaf).__name__}: expected tensors, numbers and text.")
+
+
+def _numbers(attributes: Any) -> Hashable:
+    """The plain values among attributes, such as dropout's `p`; a tensor among them stands for itself."""
+    return tuple(
+        (name, _Same(value) if isinstance(value, Tensor) else value)
+        for name, value in attributes.items()
+        if isinstance(value, (*PLAIN, Tensor))
+    )
 
 
 class _Draws:
@@ -177,11 +224,12 @@ class _CompiledStep:
             before.restore_random()
             before.restore_buffers()
             step.noise.generator.set_state(noise)
+            del self.example  # its batch is not needed any more
 
     def __call__(self, step: Step) -> Result:
         inputs = self._inputs(step)
         leaves, _ = inputs.flat()
-        with torch.no_grad():
+        with torch.no_grad(), full_precision(step.noise.generator.device):
             found = self.graph(*[leaf for leaf in leaves if isinstance(leaf, Tensor)])
         loss, losses, jvp, directions, site_grads, grads, buffers, kept, learned = tree_unflatten(list(found), self.out)
         for name, buffer in step.task.model.named_buffers():

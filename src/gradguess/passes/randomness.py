@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gradguess.backends.random import RandomState
+from gradguess.backends.tracing import NotTraceable
 
 _FUSED_DROPOUT = torch.ops.aten.native_dropout.default
 
@@ -43,6 +44,15 @@ def _like(t: Tensor) -> _Like:
     return _Like(t)
 
 
+def _depends_on_shapes_alone(func: Any, args: Any, kwargs: Any) -> bool:
+    """Are the values of its tensors of no account? Of `torch.normal(mean, std)` they are not."""
+    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    name = func._schema.name.removeprefix("aten::")
+    if func is _FUSED_DROPOUT or name.endswith("_like") or not given:
+        return True
+    return len(given) == 1 and (func._schema.is_mutable or func is torch.ops.aten.bernoulli.p)
+
+
 def _draws(func: Any, kwargs: Any) -> bool:
     """Does the operation draw from a global generator?"""
     return torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None
@@ -54,6 +64,7 @@ class Watched(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.draws: list[_Draw] = []
+        self.refused = ""  # an operation whose numbers cannot be drawn beforehand
         self._start: RandomState | None = None
         self._later = False
 
@@ -64,6 +75,8 @@ class Watched(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _draws(func, kwargs):
+            if not _depends_on_shapes_alone(func, args, kwargs):
+                self.refused = str(func)
             if self._start is None:
                 self._start = RandomState.everywhere()
             elif not self._start.drew():
@@ -83,7 +96,7 @@ class Given(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self.values or not _draws(func, kwargs):
-            return func(*args, **kwargs)
+            return func(*args, **kwargs)  # what draws without a value is found in the graph
         value = self.values[self._next % len(self.values)]
         self._next += 1
         if func is _FUSED_DROPOUT:
@@ -91,3 +104,8 @@ class Given(TorchDispatchMode):
         if func._schema.is_mutable:  # bernoulli_, normal_, …
             return args[0].copy_(value)
         return value.clone()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if error[0] is None and self.values and self._next % len(self.values):
+            raise NotTraceable("its passes draw different numbers of random numbers")
