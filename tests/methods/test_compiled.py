@@ -10,6 +10,7 @@ import warnings
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import gradguess as gg
@@ -220,6 +221,26 @@ def test_random_numbers_that_depend_on_tensors_run_uncompiled(layer, graphs_alon
     x, t = torch.randn(8, 6), torch.randint(0, 4, (8,))
     forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
     with pytest.warns(UserWarning, match="random numbers by aten"):
+        forward(LOSS, x, t)
+
+
+def test_dropout_in_a_checkpoint_runs_uncompiled(graphs_alone):
+    """Its masks are drawn twice: in the pass, and where the block is computed again."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.drop = nn.Linear(6, 6), nn.Linear(6, 4), nn.Dropout(0.4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.drop(self.a(x))
+            h = torch.utils.checkpoint.checkpoint(lambda s: self.drop(s.tanh()), h, use_reentrant=False)
+            return self.b(self.drop(h))
+
+    torch.manual_seed(0)
+    x, t = torch.randn(8, 6), torch.randint(0, 4, (8,))
+    forward = gg.ForwardGradient(Block(), gg.Backprop(), compile=True)
+    with pytest.warns(UserWarning, match="a second time"):
         forward(LOSS, x, t)
 
 

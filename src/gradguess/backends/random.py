@@ -43,6 +43,10 @@ class RandomState:
             return True
         return any(not torch.equal(state, torch.cuda.get_rng_state(device)) for device, state in self.cuda.items())
 
+    def fingerprint(self) -> int:
+        """Equal where the states are."""
+        return hash(tuple(state.numpy().tobytes() for state in (self.cpu, *self.cuda.values())))
+
     def restore(self) -> None:
         """Put all of them back."""
         torch.set_rng_state(self.cpu)

@@ -65,7 +65,7 @@ class Watched(TorchDispatchMode):
         super().__init__()
         self.draws: list[_Draw] = []
         self.refused = ""  # an operation whose numbers cannot be drawn beforehand
-        self._start: RandomState | None = None
+        self._states: list[int] = []  # of the global generators before each draw
         self._later = False
 
     def again(self) -> list[Tensor]:
@@ -77,11 +77,13 @@ class Watched(TorchDispatchMode):
         if _draws(func, kwargs):
             if not _depends_on_shapes_alone(func, args, kwargs):
                 self.refused = str(func)
-            if self._start is None:
-                self._start = RandomState.everywhere()
-            elif not self._start.drew():
+            state = RandomState.everywhere().fingerprint()
+            if self._states and state == self._states[0]:
                 self._later = True
             if not self._later:
+                if state in self._states:
+                    self.refused = f"{func} a second time (a checkpoint that is computed again)"
+                self._states.append(state)
                 self.draws.append(_Draw(func, args, kwargs))
         return func(*args, **kwargs)
 
