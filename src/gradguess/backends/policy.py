@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["Preferences", "collective_device", "preferences"]
+__all__ = ["Preferences", "collective_device", "full_precision", "preferences"]
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,8 @@ def preferences(t: Tensor) -> Preferences:
 def collective_device(backend: str) -> str:
     """Where the tensors of a collective of torch.distributed must lie."""
     return "cuda" if backend == "nccl" else "cpu"
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """No autocast; nothing at all where there is none."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gradguess.backends.policy import full_precision
 from gradguess.errors import GradguessError
 
 __all__ = ["Graph", "NotTraceable", "compiled", "trace", "traced_autograd", "tracing"]
@@ -125,13 +126,8 @@ def _tags(target: Any) -> Sequence[Any]:
     return getattr(target, "tags", ())
 
 
-def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """No autocast; nothing at all where there is none. The casts of a step are in its graph."""
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
-
-
 def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
-    """The graph as fused kernels. It is run once, since that is when it is compiled."""
+    """The graph as fused kernels. It is run once, since that is when it is compiled. Its casts are in it already."""
     fused: Graph = torch.compile(graph, fullgraph=True, dynamic=False)
     try:
         with torch.no_grad(), full_precision(arguments[0].device), warnings.catch_warnings():

@@ -34,6 +34,7 @@ CHOICES: dict[str, Iterable[str]] = {
     "matmul": ("highest", "high"),
     "teacher": ("wperp", "wt", "activation"),
 }
+BEFORE: dict[str, Any] = {"script": "", "threshold": "nearest"}  # what runs did that do not know these options
 AT_LEAST_ONE = ("width", "depth", "epochs", "batch", "refresh", "every", "eval_every", "steps", "sweeps", "tangents")
 AT_LEAST_ZERO = ("samples", "seed", "weight_decay", "rate", "sigma", "bootstrap")
 
@@ -163,8 +164,9 @@ def differences(ours: TrainConfig, theirs: dict[str, Any]) -> list[str]:
 
 def _completed(stored: dict[str, Any]) -> dict[str, Any]:
     """A configuration that was stored before there were some of the options, with what they were then."""
-    added = {"script": "", "threshold": "nearest" if stored.get("method") == "wperp-ns" else "placed"}
-    found = {**added, **stored}
+    found = {**BEFORE, **stored}
+    if found.get("method") != "wperp-ns":  # no other method reads it
+        found["threshold"] = stored.get("threshold", TrainConfig.threshold)
     if isinstance(found.get("diagnose"), int):
         found["diagnose"] = str(found["diagnose"] or "")
     return found

@@ -199,12 +199,12 @@ class _Subspace(_Solver):
         k, width = min(guess.k, d), self._width(guess, view)
         if _keeps_all(W, k):
             return _SHARED.frame(guess, view)
-        if _is_narrow(W, width) and not _is_row_space(W, k):
-            assert isinstance(W, GatedLinear)
-            return Columns(_from_rows(W, k).expand(batch, -1, -1))
         if _is_row_space(W, k):
             assert isinstance(W, GatedLinear)
             return GatedBasis(orthonormal_columns(W.weight.t()), view.gate, batch, view.binary)
+        if _is_narrow(W, width):
+            assert isinstance(W, GatedLinear)
+            return Columns(_from_rows(W, k).expand(batch, -1, -1))
         basis = view.found("start")
         start = (basis if view.gate is None else view.gate[:, :, None] * basis).expand(batch, d, width)
         if min(W.m, d) <= width:  # one product with the block spans the whole row space

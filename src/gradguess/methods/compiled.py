@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from gradguess.backends.tracing import Graph, NotTraceable, compiled, full_precision, trace
+from gradguess.backends.policy import full_precision
+from gradguess.backends.tracing import Graph, NotTraceable, compiled, trace
 from gradguess.methods.base import Estimate, Method
 from gradguess.model.side_effects import Snapshot
 from gradguess.model.site import Members
@@ -101,10 +102,10 @@ class _Same:
 def _signature(step: Step) -> Hashable:
     """What a graph holds fast: loss, layout (training mode, hooks), shapes, dtypes, autocast, and plain numbers."""
     leaves, spec = tree_flatten((step.task.inputs, step.task.targets, step.state.kept, step.state.learned))
-    model, loss_fn, device = step.task.model, step.task.loss_fn, step.noise.generator.device.type
-    own = tuple((t.shape, t.dtype, t.device) for t in (*model.parameters(), *model.buffers()))
+    members, loss_fn, device = step.layout.members, step.task.loss_fn, step.noise.generator.device.type
+    own = tuple((t.shape, t.dtype, t.device) for t in (*members.parameters.values(), *step.task.model.buffers()))
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    numbers = tuple(_numbers(vars(module)) for module in model.modules())
+    numbers = tuple(_numbers(vars(module)) for module, _ in members.modules)
     closure = {str(i): cell.cell_contents for i, cell in enumerate(getattr(loss_fn, "__closure__", None) or ())}
     losses = _Same(loss_fn), _numbers(getattr(loss_fn, "__dict__", {})), _numbers(closure)
     options = step.layout, step.detail, step.share, step.options
@@ -212,12 +213,11 @@ class _CompiledStep:
 
     def __init__(self, method: Method, step: Step, draws: _Draws) -> None:
         self.method, self.draws = method, draws
-        self.example = replace(step, noise=step.noise)
+        self.example = step
         before, noise = Snapshot(step.task.model), step.noise.generator.get_state()
         try:
             leaves, self.spec = self._inputs(step).flat()
-            self.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            self.is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+            self.constants = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
             self.graph: Graph = compiled(trace(self._function, given), given)
         finally:  # a trace leaves no trace
@@ -239,10 +239,9 @@ class _CompiledStep:
         return estimate, State(kept, learned, step.state.count)
 
     def _inputs(self, step: Step) -> _Inputs:
-        model = step.task.model
         return _Inputs(
-            {name: p.detach() for name, p in model.named_parameters()},
-            {name: b.detach() for name, b in model.named_buffers()},
+            {name: p.detach() for name, p in step.layout.members.parameters.items()},
+            {name: b.detach() for name, b in step.task.model.named_buffers()},
             (step.task.inputs, step.task.targets),
             [getattr(step.noise, name)(*how) for name, how in self.draws.noise],
             self.draws.masks.again(),
@@ -253,12 +252,11 @@ class _CompiledStep:
     def _function(self, *given: Tensor) -> list[Tensor]:
         """The step, with every tensor that it reads as an argument."""
         step, rest = self.example, iter(given)
-        places = zip(self.constants, self.is_tensor, strict=True)
-        leaves = [next(rest) if is_tensor else leaf for leaf, is_tensor in places]
+        leaves = [next(rest) if leaf is Tensor else leaf for leaf in self.constants]
         parameters, buffers, (inputs, targets), noise, masks, kept, learned = tree_unflatten(leaves, self.spec)
         model = step.task.model
-        free = {name: p.requires_grad for name, p in model.named_parameters()}
-        parameters = {name: p.detach().requires_grad_(free[name]) for name, p in parameters.items()}
+        free = step.layout.members.parameters
+        parameters = {name: p.detach().requires_grad_(free[name].requires_grad) for name, p in parameters.items()}
         buffers = {name: b.clone() for name, b in buffers.items()}
         with torch.no_grad(), _reparametrize_module(model, parameters | buffers):
             task = replace(step.task, inputs=inputs, targets=targets)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradguess.backends.tracing import traced_autograd
 from gradguess.model.hooks import Visit
-from gradguess.model.site import Layout, Site
+from gradguess.model.site import Layout
 from gradguess.model.task import Task
 from gradguess.passes.base import Carried, Draw, Scale
 from gradguess.passes.forward_mode import formula_kernels, named_failures
@@ -46,19 +46,8 @@ class FunctionalPass(ModulePass):
         self._first: dict[str, Tensor] | None = None  # the buffers before the first pass
 
     def tangent(self, draw: Draw, scale: Scale | None = None) -> Carried:
-        def inject(site: Site, x: Any, s: Tensor) -> Tensor:
-            primal, tangent = fwAD.unpack_dual(s)
-            if isinstance(x, Tensor):
-                x = fwAD.unpack_dual(x)[0]
-            y = draw(site, x, primal)
-            if y is None:
-                return s
-            if scale is not None:
-                y = scale(site, y, tangent)
-            return fwAD.make_dual(primal, y.clone() if tangent is None else y + tangent)
-
         def run() -> tuple[Any, Tensor]:
-            outputs = self._run(inject)
+            outputs = self._run(self._injecting(draw, scale))
             return outputs, self.task.losses(outputs)
 
         outputs, losses, output_tangents, jvp = self._forward(run)
@@ -81,9 +70,8 @@ class FunctionalPass(ModulePass):
             yield
             return
         model = self.task.model
-        own = dict(model.named_buffers())
         if self._first is None:
-            self._first = {name: buffer.clone() for name, buffer in own.items()}
+            self._first = {name: buffer.clone() for name, buffer in model.named_buffers()}
             yield
             return
         with _reparametrize_module(model, {name: buffer.clone() for name, buffer in self._first.items()}):
@@ -107,7 +95,8 @@ class FunctionalPass(ModulePass):
             own = dict(zip(buffers, values, strict=True))
             with _reparametrize_module(model, own):
                 outputs, losses = run()
-                written = [dict(model.named_buffers())[name] for name in own]
+                now = dict(model.named_buffers())
+                written = [now[name] for name in own]
             leaves, spec = tree_flatten(outputs)
             shape["spec"], shape["leaves"] = spec, leaves
             floating = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]

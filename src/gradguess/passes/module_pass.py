@@ -35,7 +35,10 @@ class ModulePass(Pass):
         with self._one_pass(), torch.no_grad(), formula_kernels(self.task.model):
             return self._run(visit)
 
-    def tangent(self, draw: Draw, scale: Scale | None = None) -> Carried:
+    @staticmethod
+    def _injecting(draw: Draw, scale: Scale | None) -> Visit:
+        """Adds the direction of each site to the tangent that arrives there."""
+
         def inject(site: Site, x: Any, s: Tensor) -> Tensor:
             with torch._C.DisableTorchFunction():  # no rules of tangents are needed here
                 primal, tangent = fwAD.unpack_dual(s)
@@ -49,8 +52,11 @@ class ModulePass(Pass):
                 # the dual number owns its tangent: an in-place activation writes to it, and y may be kept
                 return fwAD.make_dual(primal, y.clone() if tangent is None else y + tangent)
 
+        return inject
+
+    def tangent(self, draw: Draw, scale: Scale | None = None) -> Carried:
         with self._one_pass(), named_failures(self.task), forward_mode(self.task.model):
-            outputs = self._run(inject)
+            outputs = self._run(self._injecting(draw, scale))
             losses, jvp = unpack_dual(self.task.losses(outputs))
             tangents = [unpack_dual(out)[1] for out in tensors(outputs)]
             return Carried(losses, jvp, tree_map_only(Tensor, lambda t: unpack_dual(t)[0], outputs), tangents)

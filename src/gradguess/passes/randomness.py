@@ -21,7 +21,7 @@ class _Draw:
 
     def __init__(self, func: Any, args: Any, kwargs: Any) -> None:
         self.func = func
-        self.args, self.kwargs = tree_map_only(Tensor, _like, (args, kwargs))
+        self.args, self.kwargs = tree_map_only(Tensor, _Like, (args, kwargs))
 
     def __call__(self) -> Any:
         """The same operation on ones: dropout of ones is its mask."""
@@ -38,10 +38,6 @@ class _Like:
 
     def ones(self) -> Tensor:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device).fill_(1)
-
-
-def _like(t: Tensor) -> _Like:
-    return _Like(t)
 
 
 def _depends_on_shapes_alone(func: Any, args: Any, kwargs: Any) -> bool:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 from torch import Tensor
 
 from gradguess.errors import InputError, check_count
@@ -74,8 +72,3 @@ class Step:
     def keeps(self) -> bool:
         """Is what the tangent pass saw kept until the derivative is known?"""
         return self.detail or self.options.memory == "store"
-
-
-def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """No autocast; nothing at all where there is none."""
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradguess.backends.policy import full_precision
 from gradguess.guesses.base import Guess, SiteView, fits, in_dtype
 from gradguess.jacobian import Jacobian
 from gradguess.layers.elementwise import mask
@@ -17,7 +18,7 @@ from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import Task
 from gradguess.noise import SketchNoise
 from gradguess.passes import choose_pass
-from gradguess.step.base import Kept, full_precision
+from gradguess.step.base import Kept
 from gradguess.step.draw import SEED, jacobian_at
 from gradguess.step.processes import Pool
 

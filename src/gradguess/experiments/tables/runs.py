@@ -9,14 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.config import BEFORE, TrainConfig
 from gradguess.experiments.methods import OPTIONS, method_label, options_of
 from gradguess.experiments.paper_numbers import LAYER_SITES, SETTING
 
 # The parts of a configuration that say which experiment a run is. Runs that agree in all of these are repetitions
 # of each other, whatever their seed. `device` is among them, since times and memory depend on it.
-_BEFORE: dict[str, Any] = {"script": "", "threshold": "nearest"}  # what runs did that do not know these options
-_DEFAULTS = _BEFORE | {option.name: option.default for option in dataclasses.fields(TrainConfig)}
+_DEFAULTS = BEFORE | {option.name: option.default for option in dataclasses.fields(TrainConfig)}
 IDENTITY = tuple(name for name in _DEFAULTS if name not in {"seed", "eval_every", "diagnose"})
 
 _NAMING = ("data", "method", "width", "depth", "epochs", "lr", "batch", "seed")
@@ -112,7 +111,7 @@ class Variant:
 
 def setting(run: Run, name: str) -> Any:
     """A part of the configuration; an older record lacks the newest options."""
-    return run.config.get(name, _BEFORE.get(name, _DEFAULTS[name]))
+    return run.config.get(name, BEFORE.get(name, _DEFAULTS[name]))
 
 
 def toggles(run: Run) -> tuple[str, ...]:
