@@ -36,6 +36,7 @@ from gradguess.experiments.tables.paper import (
     scaling_matrix,
     scaling_title,
 )
+from gradguess.experiments.tables.projector import projector_table
 from gradguess.experiments.tables.real import real_table
 from gradguess.experiments.tables.runs import Run
 from gradguess.experiments.tables.solvers import solvers_table
@@ -57,7 +58,7 @@ PAGES = (
     "docs/real.md",
     "docs/gpu.md",
 )
-OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost")  # tables that may have no run
+OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost", "projector")  # tables that may have no run
 OVERVIEW = ("backprop", "feedback-chained", "feedback-direct-rare", "wperp", "wt", "activation", "weight")
 
 
@@ -209,6 +210,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         solvers_table(runs),
         real_table(runs),
         speed_claims_table(benchmarks),
+        projector_table(benchmarks),
         *feedback_tables(runs),
     ]
     found = {

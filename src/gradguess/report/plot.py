@@ -165,10 +165,23 @@ def themed(svg: str, prefix: str) -> str:
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
     body = re.sub(r"\s*\n\s*", " ", body)
     body = re.sub(r' transform="rotate\(-0 [^"]*"', "", body)
-    body = re.sub(r"<[^>]*>", _short_numbers, body)
+    body = re.sub(r"<[^>]*>", _short_numbers, _without_bare_groups(body))
     for light in colours():
         body = body.replace(light, f"var(--c{light[1:]})")
     return body
+
+
+def _without_bare_groups(body: str) -> str:
+    """The drawing without groups that say nothing, and without the space between tags."""
+    kept, says = [], []
+    for part in re.split(r"(<g\b[^>]*>|</g>)", re.sub(r"> <", "><", body)):
+        if part.startswith("<g"):
+            says.append(part not in ("<g>", "<g/>"))
+        bare = part.startswith(("<g", "</g")) and not says[-1]
+        if part == "</g>" or part.endswith("/>") and part.startswith("<g"):
+            says.pop()
+        kept.append("" if bare else part)
+    return "".join(kept)
 
 
 def _short_numbers(tag: re.Match[str]) -> str:

@@ -16,7 +16,7 @@ Record = Mapping[str, Any]
 def bench_tables(records: Sequence[Record]) -> list[Table]:
     """For each benchmark the measurements, and how they grow where that was fitted; what is in claims alone is not."""
     kinds = {"time": _time_table, "memory": _memory_table, "tasks": _task_table}
-    shown = [record for record in records if record["kind"] != "batching"]
+    shown = [record for record in records if record["kind"] in kinds]
     made = [make(record) for record in shown for make in (kinds[record["kind"]], _growth_table)]
     return [table for table in made if table.rows or not table.slug.startswith("bench-growth")]
 
