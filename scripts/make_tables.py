@@ -58,7 +58,8 @@ PAGES = (
     "docs/real.md",
     "docs/gpu.md",
 )
-OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost", "projector")  # tables that may have no run
+# tables that may have no run
+OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost", "projector")
 OVERVIEW = ("backprop", "feedback-chained", "feedback-direct-rare", "wperp", "wt", "activation", "weight")
 
 

@@ -178,7 +178,7 @@ def _without_bare_groups(body: str) -> str:
         if part.startswith("<g"):
             says.append(part not in ("<g>", "<g/>"))
         bare = part.startswith(("<g", "</g")) and not says[-1]
-        if part == "</g>" or part.endswith("/>") and part.startswith("<g"):
+        if part == "</g>" or (part.endswith("/>") and part.startswith("<g")):
             says.pop()
         kept.append("" if bare else part)
     return "".join(kept)

@@ -135,8 +135,8 @@ SECTIONS: tuple[SectionEntry, ...] = (
     SectionEntry(
         "projector",
         "How far from the definition",
-        "How far the covariance of each guess lies from the projector on the sample's own top-k subspace, which defines "
-        "W⊥.",
+        "How far the covariance of each guess lies from the projector on the sample's own top-k subspace, "
+        "which defines W⊥.",
         tables=(projector_table,),
         source="benchmarks",
     ),

@@ -41,6 +41,7 @@ def _row(rows: Sequence[dict[str, Any]], width: int, guess: str, layer: int) -> 
         return None
     cells = [number(width, "d"), text(_NAMES[guess]), number(layer, "d")]
     for part in (first, trained):
-        cells += [number(median(row["median"] for row in part), ".1e"), number(max(row["worst"] for row in part), ".1e")]
+        middle, worst = median(row["median"] for row in part), max(row["worst"] for row in part)
+        cells += [number(middle, ".1e"), number(worst, ".1e")]
     passed = sum(row["directions"] for row in trained) / len(trained)
     return (*cells, number(passed, ".1f"))
