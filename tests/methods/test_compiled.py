@@ -346,3 +346,32 @@ def test_fused_kernels_make_the_same_steps():
     plain, fused = (trained(model, gg.WPerp(k=2), x, t, compile=compile) for compile in (False, True))
     for name, value in plain.items():
         torch.testing.assert_close(fused[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+class Branches(nn.Module):
+    """Branches of two layers: their parameters have no closed form, so an uncompiled step runs the model twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.branches = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6)) for _ in range(3)
+        )
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x):
+        for branch in self.branches:
+            x = x + branch(x.transpose(1, 2).transpose(1, 2))
+        return self.head(x.mean(1))
+
+
+def test_a_second_pass_costs_only_what_differs(monkeypatch):
+    graphs = []
+    monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: graphs.append(graph) or graph)
+    model = Branches()
+    forward = gg.ForwardGradient(model, gg.WPerp(k=2), compile=True)
+    for _ in range(3):
+        forward(LOSS, torch.randn(5, 3, 6), torch.randint(0, 4, (5,)))
+    assert not forward.layout.has_closed_gradients
+    names = [str(node.target) for node in graphs[0].graph.nodes]
+    assert names.count("aten.addmm.default") == 7  # each linear layer once
+    assert names.count("aten.native_layer_norm.default") == 3

@@ -12,7 +12,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -60,12 +62,18 @@ class _Made(TorchDispatchMode):
         super().__exit__(*error)
 
 
-class _NoLooking(TorchFunctionMode):
-    """Refuses what reads numbers past the dispatcher."""
+class _OneWay(TorchFunctionMode):
+    """Refuses what reads numbers past the dispatcher, and computes products in one way.
+
+    PyTorch takes another way for a linear layer that asks for gradients, so that two passes would have less in common.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.tolist, Tensor.__array__, Tensor.numpy):
             raise NotTraceable(_LOOKED)
+        if func is F.linear and args and args[0].dim() > 2:
+            x, *rest = args
+            return func(x.reshape(-1, x.shape[-1]), *rest, **(kwargs or {})).view(*x.shape[:-1], -1)
         return func(*args, **(kwargs or {}))
 
 
@@ -111,12 +119,29 @@ def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) ->
     if drawn:
         raise NotTraceable(f"it draws random numbers by {drawn[0].target} that cannot be drawn beforehand")
     graph.recompile()
-    return graph
+    return _merged(graph, arguments)
+
+
+def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModule:
+    """The graph with every value computed once: a second pass over the model costs only what differs from the first.
+
+    Values can be told to be equal where nothing is written in place.
+    """
+    with torch.no_grad(), full_precision(arguments[0].device):  # its casts are in it already
+        pure = make_fx(torch.func.functionalize(graph, remove="mutations"))(*arguments)
+    for node in pure.graph.nodes:
+        if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            node.replace_all_uses_with(node.args[0])
+    pure.graph.eliminate_dead_code()
+    merged = fx.GraphModule(pure, fx_graph_cse(pure.graph))
+    merged.graph.eliminate_dead_code()
+    merged.recompile()
+    return merged
 
 
 def _watched(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
     def run(*arguments: Tensor) -> list[Tensor]:
-        with _NoLooking(), _Made():
+        with _OneWay(), _Made():
             return function(*arguments)
 
     return run
