@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._functorch.compile_utils import fx_graph_cse
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -35,21 +35,32 @@ class NotTraceable(GradguessError):
 
 
 class _Made(TorchDispatchMode):
-    """While open, remembers every tensor that an operation makes, by its place in memory."""
+    """While open, remembers every tensor that an operation makes, by its place in memory.
+
+    A branch may look at numbers that are the same in every step, such as positions, and not at others.
+    """
 
     now: _Made | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Sequence[Tensor]) -> None:
         super().__init__()
         self.by_place: dict[Any, Tensor] = {}  # it holds them, so that no place is used twice
+        self.varying = {_memory(t) for t in arguments}  # what depends on the arguments
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        varies = any(_is_wrapped(t) or _memory(t) in self.varying for t in given)
         if func in _LOOKS:
-            raise NotTraceable(_LOOKED)
+            if varies:
+                raise NotTraceable(_LOOKED)
+            with disable_proxy_modes_tracing():
+                return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
-        for t in tree_leaves(out):
-            if isinstance(t, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(t):
-                self.by_place[_place(t)] = t
+        made = [t for t in tree_leaves(out) if isinstance(t, Tensor) and not _is_wrapped(t)]
+        self.by_place |= {_place(t): t for t in made}
+        if varies:
+            written = given if func._schema.is_mutable else []
+            self.varying |= {_memory(t) for t in (*made, *written) if not _is_wrapped(t)}
         return out
 
     def __enter__(self) -> _Made:
@@ -75,6 +86,16 @@ class _OneWay(TorchFunctionMode):
             x, *rest = args
             return func(x.reshape(-1, x.shape[-1]), *rest, **(kwargs or {})).view(*x.shape[:-1], -1)
         return func(*args, **(kwargs or {}))
+
+
+def _is_wrapped(t: Tensor) -> bool:
+    """Does a transform of `torch.func` hold the tensor?"""
+    return torch._C._functorch.is_functorch_wrapped_tensor(t)
+
+
+def _memory(t: Tensor) -> int:
+    """Where its numbers lie; tangents that are zero have none."""
+    return -1 if t._is_zerotensor() else t.untyped_storage().data_ptr()
 
 
 def _place(t: Tensor) -> Any:
@@ -141,7 +162,7 @@ def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModul
 
 def _watched(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
     def run(*arguments: Tensor) -> list[Tensor]:
-        with _OneWay(), _Made():
+        with _OneWay(), _Made(arguments):
             return function(*arguments)
 
     return run
