@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,17 @@ if TYPE_CHECKING:
     from gradguess.experiments.progress import Progress as RunsProgress
 
 notes = Console(stderr=True)  # results alone go to standard output
+
+
+@contextlib.contextmanager
+def plain_warnings(visible: bool) -> Iterator[None]:
+    """Warnings in one sentence each, without the line of code that they come from."""
+    with warnings.catch_warnings():
+        if visible:
+            warnings.showwarning = lambda message, *where: notes.print(f"warning: {message}", highlight=False)
+        else:
+            warnings.simplefilter("ignore")
+        yield
 
 
 @contextlib.contextmanager
