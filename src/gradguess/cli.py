@@ -214,6 +214,11 @@ def bench(
     task: Annotated[
         list[str] | None, typer.Option(help="Time this real network instead, or 'all' of them; may be repeated.")
     ] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="With --task: also compiled, on a GPU captured.")] = False,
+    starts: Annotated[
+        bool, typer.Option("--starts", help="With --task: time the start of compiled runs instead.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(help="Tasks that compile at a time; they are timed one by one.")] = 1,
     peaks: Annotated[bool, typer.Option(help="Beside the times, measure peak memory in subprocesses.")] = True,
     seconds: Annotated[float, typer.Option(help="Seconds of timing for each method and setting.")] = 3.0,
     samples: Annotated[int, typer.Option(help="Samples in a step of methods with a matrix per sample.")] = 2,
@@ -224,12 +229,14 @@ def bench(
     """Measure time and memory of a training step of every method against backpropagation."""
     import torch
 
-    from gradguess.experiments.bench import bench_memory, bench_tasks, bench_time
-    from gradguess.experiments.bench.loops import Case, grid
+    from gradguess.experiments.bench import bench_memory, bench_starts, bench_tasks, bench_time
+    from gradguess.experiments.bench.cases import Case, grid
     from gradguess.experiments.environment import check_device
     from gradguess.experiments.tables.bench import bench_tables
 
     check_device(device)
+    if (compile or starts) and not task:
+        raise GradguessError("--compile and --starts need --task: the name of a real network, or all.")
     if threads:
         torch.set_num_threads(threads)
     batch, k, dtype = batch or [512], k or [10], dtype or ["float32"]
@@ -239,7 +246,11 @@ def bench(
             case = Case((width or [64])[0], 1, batch[0], k[0], dtype[0], device)
             record = bench_memory(depth or [10, 30, 100], case, method or (), out, say)
         elif task:
-            record = bench_tasks(() if task == ["all"] else task, seconds, device, out, say)
+            tasks = () if task == ["all"] else task
+            if starts:
+                record = bench_starts(tasks, method or (), device, out, say)
+            else:
+                record = bench_tasks(tasks, method or (), seconds, device, compile, jobs, peaks, out, say)
         else:
             widths, depths = width or [64, 128, 512], depth or [3]
             cases = grid(width=widths, depth=depths, batch=batch, k=k, dtype=dtype, device=[device])
