@@ -195,7 +195,7 @@ def test_processes_take_turns_and_one_that_fails_is_named(tmp_path: Path, monkey
     monkeypatch.setattr(real_networks, "TASKS", {"broken": broken, "small": SMALL})
     said: list[str] = []
     with pytest.raises(GradguessError, match=r"^timing broken failed: .*reads numbers, not text"):
-        bench_tasks(seconds=0.0, methods=["wt"], jobs=2, memory=False, out=tmp_path, say=said.append)
+        bench_tasks(seconds=0.0, methods=["wt"], jobs=2, out=tmp_path, say=said.append)
     assert said == ["starting broken, small", "timing broken", "timing small"]
     found = json.loads((tmp_path / "tasks-cpu.json").read_text())  # what did not fail
     assert [(row["task"], row["method"]) for row in found["rows"]] == [("small", "backprop"), ("small", "wt")]
@@ -278,7 +278,7 @@ def test_tables_hold_every_row(small, tmp_path: Path, monkeypatch):
     times, memory = times_matrix(found), memory_matrix(found)
     assert times.columns[:3] == ("", "Backpropagation", "Backpropagation, compiled")
     assert [cell.text for cell in times.rows[1][:3]] == ["smaller", "2 ms", "1.50 / 2.50"]
-    assert [cell.text for cell in memory.rows[0][:3]] == ["small", "3 MB", "3 MB"]
+    assert [cell.text for cell in memory.rows[0][:3]] == ["small", "3.0", "3.0"]
     (plain,) = bench_tables([bench_tasks()])
     assert "Ratio" in plain.columns
 

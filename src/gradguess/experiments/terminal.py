@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from gradguess.experiments.progress import Progress as RunsProgress
 
 notes = Console(stderr=True)  # results alone go to standard output
+
+
+def emit(record: dict[str, Any], as_json: bool, lines: list[str]) -> None:
+    """Print the result: one JSON object for a program, `lines` for a person."""
+    print(json.dumps(record) if as_json else "\n".join(lines), flush=True)
 
 
 @contextlib.contextmanager

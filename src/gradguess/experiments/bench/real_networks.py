@@ -28,11 +28,11 @@ def bench_tasks(
     device: str = "cpu",
     compile: bool = False,
     jobs: int = 1,
-    memory: bool = True,
+    memory: bool = False,
     out: Path | None = None,
     say: Say = lambda words: None,
 ) -> Row:
-    """Time and peak memory per step on real networks, each in a process of its own.
+    """Time per step on real networks, and where asked for its peak memory, each in a process of its own.
 
     What `out` holds of the same code, machine and settings is not measured again.
 

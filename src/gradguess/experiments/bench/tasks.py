@@ -61,8 +61,9 @@ def make_loops(case: RealCase, methods: Sequence[str], wanted: Sequence[str]) ->
             compiled, captured = MODES[mode]
             if compiled and method in STRIDES:  # the compiler chooses by itself what is recomputed
                 continue
-            loop = made.setdefault(compiled, make_loop(method, case, compiled))
-            loops[method, mode] = Replayed(loop) if captured else loop
+            if compiled not in made:
+                made[compiled] = make_loop(method, case, compiled)
+            loops[method, mode] = Replayed(made[compiled]) if captured else made[compiled]
     return loops
 
 

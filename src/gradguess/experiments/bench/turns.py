@@ -32,7 +32,8 @@ def in_turns(jobs: Mapping[str, Job], together: int, say: Callable[[str], None])
             say(f"starting {', '.join(names[first : first + together])}")
             batch = {name: stack.enter_context(_child(jobs[name], threads)) for name in names[first : first + together]}
             for child in batch.values():
-                child.out.readline()  # "ready", or nothing from one that failed
+                while child.out.readline() not in ("ready\n", ""):  # nothing comes from one that failed
+                    pass
             for name, child in batch.items():
                 say(f"timing {name}")
                 yield name, child.go()

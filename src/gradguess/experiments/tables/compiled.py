@@ -79,11 +79,11 @@ def times_matrix(record: Record) -> Table:
 
 def memory_matrix(record: Record) -> Table:
     """By task and method: peak memory, in the same modes."""
-    return _matrix(record, "memory", lambda row: _megabytes(row), lambda row: _megabytes(row))
+    return _matrix(record, "memory", _megabytes, _megabytes)
 
 
 def _megabytes(row: Record) -> Cell:
-    return Cell(f"{row['peak_mb']:.3g} MB", row["peak_mb"])
+    return number(row["peak_mb"], ".1f")
 
 
 def _matrix(record: Record, name: str, cell: Callable[[Record], Cell], first: Callable[[Record], Cell]) -> Table:
