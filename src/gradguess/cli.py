@@ -14,15 +14,7 @@ from typing import Annotated, Any
 try:
     import typer
 
-    from gradguess.experiments.terminal import (
-        emit,
-        epoch_bar,
-        notes,
-        plain_warnings,
-        print_sites,
-        print_tables,
-        runs_bar,
-    )
+    from gradguess.experiments.terminal import emit, epoch_bar, notes, print_sites, print_tables, runs_bar
 except ModuleNotFoundError as error:
     raise SystemExit(f"gradguess: the package {error.name} is missing: pip install 'gradguess[cli]'") from None
 
@@ -104,7 +96,6 @@ def train(
     first = launched_rank() == 0
     with (
         _interruptible(),
-        plain_warnings(first),
         epoch_bar(config, first) as show,
         _logs(config, out, tensorboard and first, wandb and first) as log,
     ):

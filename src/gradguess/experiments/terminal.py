@@ -28,7 +28,7 @@ def emit(record: dict[str, Any], as_json: bool, lines: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def plain_warnings(visible: bool) -> Iterator[None]:
+def _plain_warnings(visible: bool) -> Iterator[None]:
     """Warnings in one sentence each, without the line of code that they come from."""
     with warnings.catch_warnings():
         if visible:
@@ -48,7 +48,7 @@ def epoch_bar(config: TrainConfig, visible: bool) -> Iterator[Callable[[dict[str
         TextColumn("{task.fields[scores]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=notes, disable=not visible) as bar:
+    with _plain_warnings(visible), Progress(*columns, console=notes, disable=not visible) as bar:
         task = bar.add_task(config.key, total=config.epochs, scores="")
         accuracy = "  …"
 
