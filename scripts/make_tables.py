@@ -18,8 +18,10 @@ from gradguess.experiments.methods import method_label, settings_of
 from gradguess.experiments.paper_numbers import SCALING, WIDTHS
 from gradguess.experiments.tables import sentences
 from gradguess.experiments.tables.averages import curve_of_means
+from gradguess.experiments.tables.bench import bench_tables
 from gradguess.experiments.tables.claims import claims_table
 from gradguess.experiments.tables.compare import DIFFERS, HOLDS, RULES
+from gradguess.experiments.tables.compiled import memory_matrix, times_matrix
 from gradguess.experiments.tables.curves import overlap_figures, scaling_figure
 from gradguess.experiments.tables.feedback import feedback_tables
 from gradguess.experiments.tables.feedback_results import results_of
@@ -177,6 +179,21 @@ def tasks_table() -> str:
     return "\n".join(lines)
 
 
+def compiled_tables() -> dict[str, str]:
+    """Compiled steps on real networks, and their start, for each device on which they were measured."""
+    made = {}
+    for device in ("cpu", "cuda"):
+        for name, kind, make in (
+            ("compiled", "compiled", times_matrix),
+            ("compiled-memory", "compiled", memory_matrix),
+            ("starts", "starts", lambda record: bench_tables([record])[0]),
+        ):
+            stored = ROOT / "results" / "bench" / f"{kind}-{device}.json"
+            found = markdown(make(bench_record(stored.name))) if stored.exists() else "Not measured yet."
+            made[f"bench-{name}-{device}"] = found
+    return made
+
+
 def memory_table() -> str:
     """Peak memory without the parameters' gradients, and time over backpropagation's, by method and depth."""
     rows = bench_record("memory-cpu.json")["rows"]
@@ -219,6 +236,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "bench-times-gpu": times_table("cuda"),
         "bench-memory": memory_table(),
         "bench-tasks": tasks_table(),
+        **compiled_tables(),
         "overview": overview_table(runs),
         "scaling": markdown(scaling_matrix(runs)),
         "tally-sentence": sentences.tally_sentence(runs),

@@ -35,9 +35,9 @@ class CapturedStep:
 
     The result is that of the same calls made one by one. The first steps of each kind and shape run by themselves.
     So do steps that cannot be recorded: those that sketch a basis, those of a guess that is not steady, and, unless
-    `forward` has `compile=True`, those of a model with dropout or batch norm. Gradients are set to None before each step. To accumulate or
-    clip gradients, call `forward` and the optimiser yourself. It does not look for NaN, since that would wait for the
-    device.
+    `forward` has `compile=True`, those of a model with dropout or batch norm. Gradients are set to None before each
+    step. To accumulate or clip gradients, call `forward` and the optimiser yourself. It does not look for NaN, since
+    that would wait for the device.
 
     Args:
         forward: a `ForwardGradient` of a model on CUDA, with `memory="store"`, one process and no `chunk`.

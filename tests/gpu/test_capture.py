@@ -15,9 +15,9 @@ from gpu_networks import CASES, METHODS, batch, loss_fn, make
 STEPS = 18  # two refreshes and more
 
 
-def trained(network: str, method: Any, captured: bool) -> tuple[Tensor, gg.CapturedStep]:
+def trained(network: str, method: Any, captured: bool, compile: bool = False) -> tuple[Tensor, gg.CapturedStep]:
     model = make(network)
-    forward = gg.ForwardGradient(model, method)
+    forward = gg.ForwardGradient(model, method, compile=compile)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
     step, data = gg.CapturedStep(forward, optimiser, loss_fn), batch(64)
     with warnings.catch_warnings():
@@ -40,6 +40,15 @@ def test_captured_equals_eager(network: str, method: str):
     assert torch.equal(eager, replayed)
     waits = method in ("wperp-subspace", "wperp-svd", "wperp-bottom", "wperp-ns")
     assert bool(step.captured) != waits
+
+
+@pytest.mark.parametrize("method", ["wperp", "rare"])
+def test_compiled_steps_are_captured(method: str):
+    eager, _ = trained("residual", METHODS[method](), captured=False, compile=True)
+    replayed, step = trained("residual", METHODS[method](), captured=True, compile=True)
+    assert torch.equal(eager, replayed)
+    assert step.captured
+    assert step.forward.plan.runner._graphs
 
 
 def test_a_state_that_is_loaded_reaches_the_recording():

@@ -43,6 +43,7 @@ class Compiler:
 
     def __call__(self, method: Method, step: Step) -> Result:
         kind = method.kind(step.state.count)
+        kind = "step" if kind == "refresh" else kind  # the search is done by now
         if kind is None or self.refused or not self._applies(step):
             return method.run(step)
         try:

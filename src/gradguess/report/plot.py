@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradguess.experiments.files import write_atomic
 from gradguess.experiments.tables.table import Curve, Figure
 from gradguess.extras import require
 from gradguess.report.palette import GRID, INK, colours, style_of
@@ -45,6 +48,14 @@ class Drawing:
     png: bytes
     svg: str  # letters as outlines: it looks the same everywhere
     inline: str  # letters as text, a fifth of the size: for `themed`
+
+
+def save_figures(figures: Sequence[Figure], directory: Path) -> list[Path]:
+    """One PNG for each figure."""
+    paths = [directory / f"{figure.slug}.png" for figure in figures]
+    for path, figure in zip(paths, figures, strict=True):
+        write_atomic(path, draw(figure).png)
+    return paths
 
 
 def draw(figure: Figure) -> Drawing:
