@@ -27,10 +27,15 @@ def forward_mode(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.no_grad())
         stack.enter_context(formula_kernels(model))
         stack.enter_context(dual_numbers())
-        if any(torch.is_autocast_enabled(device.type) for device in {p.device for p in model.parameters()}):
-            stack.enter_context(_TangentsKeepDtype())
-        else:
-            stack.enter_context(TangentRules())
+        stack.enter_context(tangent_rules(model))
+        yield
+
+
+@contextmanager
+def tangent_rules(model: nn.Module) -> Iterator[None]:
+    """The rules of the table of layers for dual numbers."""
+    under_autocast = any(torch.is_autocast_enabled(device.type) for device in {p.device for p in model.parameters()})
+    with _TangentsKeepDtype() if under_autocast else nullcontext(), TangentRules(under_autocast=under_autocast):
         yield
 
 

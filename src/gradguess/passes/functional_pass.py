@@ -18,7 +18,7 @@ from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout
 from gradguess.model.task import Task
 from gradguess.passes.base import Carried, Draw, Scale
-from gradguess.passes.forward_mode import formula_kernels, named_failures
+from gradguess.passes.forward_mode import formula_kernels, named_failures, tangent_rules
 from gradguess.passes.module_pass import ModulePass
 
 
@@ -109,6 +109,7 @@ class FunctionalPass(ModulePass):
             named_failures(self.task),
             torch.no_grad(),
             formula_kernels(model),
+            tangent_rules(model),
         ):
             buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
             primals = (zero, *buffers.values())
