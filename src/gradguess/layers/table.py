@@ -6,7 +6,17 @@ from typing import Any
 
 from torch import nn
 
-from gradguess.layers import arithmetic, attention, convolution, cross_entropy, elementwise, embedding, linear, norms
+from gradguess.layers import (
+    arithmetic,
+    attention,
+    convolution,
+    cross_entropy,
+    elementwise,
+    embedding,
+    linear,
+    norms,
+    recurrence,
+)
 from gradguess.layers.entry import Gate, GradientRule, Layer, TangentRule
 
 LAYERS: tuple[Layer, ...] = (
@@ -16,6 +26,7 @@ LAYERS: tuple[Layer, ...] = (
     *norms.LAYERS,
     *elementwise.LAYERS,
     *attention.LAYERS,
+    *recurrence.LAYERS,
     arithmetic.LAYER,
     cross_entropy.LAYER,
 )

@@ -70,11 +70,12 @@ class _TangentsKeepDtype(TorchFunctionMode):
 
 
 @contextmanager
-def formula_kernels(model: nn.Module) -> Iterator[None]:
-    """Switch off the fused attention and recurrent kernels, which cannot carry a tangent."""
-    before = [(switch, is_on()) for switch, is_on, _ in _SWITCHES]
+def formula_kernels(model: nn.Module, *, attention: bool = True) -> Iterator[None]:
+    """Switch off the fused recurrent kernels, and those of `attention`: they cannot carry a tangent."""
+    switches = _SWITCHES if attention else _SWITCHES[-1:]
+    before = [(switch, is_on()) for switch, is_on, _ in switches]
     try:
-        for switch, _, wanted in _SWITCHES:
+        for switch, _, wanted in switches:
             switch(wanted)
         with _plain_recurrence() if any(isinstance(m, nn.RNNBase) for m in model.modules()) else nullcontext():
             yield

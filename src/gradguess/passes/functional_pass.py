@@ -82,9 +82,9 @@ class FunctionalPass(ModulePass):
         other._first = {name: buffer.clone() for name, buffer in self.task.model.named_buffers()}
         return other
 
-    def graph(self, visit: Visit | None = None, *, fused: bool = False) -> tuple[Any, Tensor]:
+    def graph(self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False) -> tuple[Any, Tensor]:
         with traced_autograd():
-            return super().graph(visit, fused=fused)
+            return super().graph(visit, fused=fused, twice=twice)
 
     def _forward(self, run: Any) -> tuple[Any, Tensor, list[Tensor], Tensor]:
         """Outputs, losses, and the tangents of both."""
