@@ -150,30 +150,29 @@ def test_autocast():
 
 
 LAYERS = {
-    "self-attention": lambda x, layer=nn.MultiheadAttention(8, 2): layer(x, x, x, need_weights=False)[0],
-    "batch first, padding": lambda x, layer=nn.MultiheadAttention(8, 2, batch_first=True, bias=False): layer(
-        x, x, x, need_weights=False, key_padding_mask=torch.tensor([[False] * 9 + [True]] * 3)
-    )[0],
-    "encoder": nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
-    "encoder, evaluation": nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True).eval(),
-    "decoder": lambda x, layer=nn.TransformerDecoderLayer(8, 2, 16, 0.0): layer(x, 2 * x),
+    "self-attention": (nn.MultiheadAttention(8, 2), lambda layer, x: layer(x, x, x, need_weights=False)[0]),
+    "batch first, padding": (
+        nn.MultiheadAttention(8, 2, batch_first=True, bias=False),
+        lambda layer, x: layer(x, x, x, torch.tensor([[False] * 9 + [True]] * 3), need_weights=False)[0],
+    ),
+    "encoder": (nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), lambda layer, x: layer(x)),
+    "encoder, evaluation": (nn.TransformerEncoderLayer(8, 2, 16, 0.1).eval(), lambda layer, x: layer(x)),
+    "decoder": (nn.TransformerDecoderLayer(8, 2, 16, 0.0), lambda layer, x: layer(x, 2 * x)),
 }
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_attention_inside_other_layers(name):
     """`F.multi_head_attention_forward` hides what it calls from a mode of functions."""
-    function = LAYERS[name]
-    modules = [function] if isinstance(function, nn.Module) else list(function.__defaults__)
+    layer, run = LAYERS[name]
+    layer.double()
     x, t = noise(3, 10, 8), noise(3, 10, 8, seed=1)
     made = Made()
-    for module in modules:
-        module.double()
-    with made, forward_mode(modules[0]):
-        found = fwAD.unpack_dual(function(fwAD.make_dual(x, t)))
+    with made, forward_mode(layer):
+        found = fwAD.unpack_dual(run(layer, fwAD.make_dual(x, t)))
     assert ATTENTION in made.operations
     with sdpa_kernel(SDPBackend.MATH):
-        wanted = torch.autograd.functional.jvp(function, x, t)
+        wanted = torch.autograd.functional.jvp(lambda x: run(layer, x), x, t)
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs)
 

@@ -24,35 +24,35 @@ def packed(x: Tensor) -> PackedSequence:
 
 
 LAYERS = {
-    "gru": lambda x, layer=nn.GRU(5, 4): layer(x),
-    "gru, batch first, no bias": lambda x, layer=nn.GRU(5, 4, batch_first=True, bias=False): layer(x),
-    "gru, two layers, two directions": lambda x, layer=nn.GRU(5, 4, 2, bidirectional=True): layer(x),
-    "gru, dropout": lambda x, layer=nn.GRU(5, 4, 3, dropout=0.5, batch_first=True): layer(x),
-    "gru, packed": lambda x, layer=nn.GRU(5, 4, 2, bidirectional=True, dropout=0.3): layer(packed(x)),
-    "gru, a first state": lambda x, layer=nn.GRU(5, 4): layer(x, x[0, :, :4][None]),
-    "lstm": lambda x, layer=nn.LSTM(5, 4): layer(x),
-    "lstm, two layers, two directions": lambda x, layer=nn.LSTM(5, 4, 2, bidirectional=True): layer(x),
-    "lstm, projection, no bias": lambda x, layer=nn.LSTM(5, 4, 2, proj_size=3, bias=False): layer(x),
-    "lstm, dropout": lambda x, layer=nn.LSTM(5, 4, 2, dropout=0.5): layer(x),
-    "lstm, packed": lambda x, layer=nn.LSTM(5, 4): layer(packed(x)),
-    "rnn": lambda x, layer=nn.RNN(5, 4, 2, nonlinearity="relu"): layer(x),
-    "gru cell": lambda x, layer=nn.GRUCell(5, 4): layer(x[0], layer(x[1])),
-    "gru cell, no bias": lambda x, layer=nn.GRUCell(5, 4, bias=False): layer(x[0]),
-    "gru cell, one sample": lambda x, layer=nn.GRUCell(5, 4): layer(x[0, 0], x[0, 1, :4]),
-    "lstm cell": lambda x, layer=nn.LSTMCell(5, 4): layer(x[0], layer(x[1])),
-    "lstm cell, no bias": lambda x, layer=nn.LSTMCell(5, 4, bias=False): layer(x[0]),
-    "rnn cell": lambda x, layer=nn.RNNCell(5, 4): layer(x[0], layer(x[1])),
+    "gru": (nn.GRU(5, 4), lambda layer, x: layer(x)),
+    "gru, batch first, no bias": (nn.GRU(5, 4, batch_first=True, bias=False), lambda layer, x: layer(x)),
+    "gru, two layers, two directions": (nn.GRU(5, 4, 2, bidirectional=True), lambda layer, x: layer(x)),
+    "gru, dropout": (nn.GRU(5, 4, 3, dropout=0.5, batch_first=True), lambda layer, x: layer(x)),
+    "gru, packed": (nn.GRU(5, 4, 2, bidirectional=True, dropout=0.3), lambda layer, x: layer(packed(x))),
+    "gru, a first state": (nn.GRU(5, 4), lambda layer, x: layer(x, x[0, :, :4][None])),
+    "lstm": (nn.LSTM(5, 4), lambda layer, x: layer(x)),
+    "lstm, two layers, two directions": (nn.LSTM(5, 4, 2, bidirectional=True), lambda layer, x: layer(x)),
+    "lstm, projection, no bias": (nn.LSTM(5, 4, 2, proj_size=3, bias=False), lambda layer, x: layer(x)),
+    "lstm, dropout": (nn.LSTM(5, 4, 2, dropout=0.5), lambda layer, x: layer(x)),
+    "lstm, packed": (nn.LSTM(5, 4), lambda layer, x: layer(packed(x))),
+    "rnn": (nn.RNN(5, 4, 2, nonlinearity="relu"), lambda layer, x: layer(x)),
+    "gru cell": (nn.GRUCell(5, 4), lambda layer, x: layer(x[0], layer(x[1]))),
+    "gru cell, no bias": (nn.GRUCell(5, 4, bias=False), lambda layer, x: layer(x[0])),
+    "gru cell, one sample": (nn.GRUCell(5, 4), lambda layer, x: layer(x[0, 0], x[0, 1, :4])),
+    "lstm cell": (nn.LSTMCell(5, 4), lambda layer, x: layer(x[0], layer(x[1]))),
+    "lstm cell, no bias": (nn.LSTMCell(5, 4, bias=False), lambda layer, x: layer(x[0])),
+    "rnn cell": (nn.RNNCell(5, 4), lambda layer, x: layer(x[0], layer(x[1]))),
 }
 
 
-def dual(function, layer: nn.Module, x: Tensor, t: Tensor, weights: dict[str, Tensor]) -> list[Tensor]:
+def dual(layer: nn.Module, run, x: Tensor, t: Tensor, weights: dict[str, Tensor]) -> list[Tensor]:
     """All outputs and their tangents. `weights` are directions of parameters."""
     torch.manual_seed(0)
     found = []
     with torch.no_grad(), fwAD.dual_level():
         own = {name: fwAD.make_dual(p.detach(), weights[name]) for name, p in layer.named_parameters() if weights}
         seen = fwAD.make_dual(x, t)
-        outputs = torch.func.functional_call(_Whole(function, layer), {f"layer.{n}": p for n, p in own.items()}, seen)
+        outputs = torch.func.functional_call(_Whole(layer, run), {f"layer.{n}": p for n, p in own.items()}, seen)
         for out in tree_leaves(outputs):
             if isinstance(out, Tensor) and out.is_floating_point():
                 found += fwAD.unpack_dual(out)
@@ -60,25 +60,24 @@ def dual(function, layer: nn.Module, x: Tensor, t: Tensor, weights: dict[str, Te
 
 
 class _Whole(nn.Module):
-    def __init__(self, function, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, run) -> None:
         super().__init__()
-        self.function, self.layer = function, layer
+        self.layer, self.run = layer, run
 
     def forward(self, x: Tensor):
-        return self.function(x)
+        return self.run(self.layer, x)
 
 
 @pytest.mark.parametrize("moving", [False, True], ids=["constant weights", "moving weights"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_written_out(name, moving):
-    function = LAYERS[name]
-    (layer,) = function.__defaults__
+    layer, run = LAYERS[name]
     layer.double()
     x, t = noise(3, 6, 5), noise(3, 6, 5, seed=1)
     weights = {n: noise(*p.shape, seed=2) for n, p in layer.named_parameters()} if moving else {}
-    expected = dual(function, layer, x, t, weights)
+    expected = dual(layer, run, x, t, weights)
     with TangentRules():
-        found = dual(function, layer, x, t, weights)
+        found = dual(layer, run, x, t, weights)
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
@@ -91,14 +90,13 @@ def test_no_fused_function_meets_a_tangent(name, monkeypatch):
     functions = (torch.gru, torch.lstm, torch.gru_cell, torch.lstm_cell)
     refused = {f: lambda func, *args, **options: met.append(func) for f in functions}
     monkeypatch.setattr(tangents, "TANGENTS", tangents.TANGENTS | refused)
-    function = LAYERS[name]
-    (layer,) = function.__defaults__
+    layer, run = LAYERS[name]
     layer.double()
     with TangentRules():
-        function(noise(3, 6, 5))
+        run(layer, noise(3, 6, 5))
         assert met  # without a tangent it is as good as any
         met.clear()
-        dual(function, layer, noise(3, 6, 5), noise(3, 6, 5, seed=1), {})
+        dual(layer, run, noise(3, 6, 5), noise(3, 6, 5, seed=1), {})
     assert not met
 
 

@@ -38,6 +38,9 @@ CLASSES = 4096  # the most for which a cross entropy is one kernel
 SWEEPS = 8  # of Jacobi's method: these reach rounding
 PRECISION = "tf32x3"  # of products: three on the matrix units, as accurate as one in float32
 HEAD = 128  # the largest head of attention
+# By head size: queries and keys of a block of attention, warps, stages. What a warp holds fits into its registers.
+TILES = {16: (128, 64, 8, 3), 32: (64, 64, 4, 3), 64: (64, 64, 4, 2), 128: (128, 32, 8, 2)}
+TILES_FLOAT32 = {16: (64, 32, 4, 2), 32: (64, 32, 4, 2), 64: (64, 16, 8, 2), 128: (32, 16, 8, 2)}
 
 
 def usable(t: Tensor, k: int = 1) -> bool:
@@ -138,14 +141,10 @@ def gram(product: Tensor, index: Tensor, gate: Tensor) -> Tensor:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, mask: Tensor | None, causal: bool, scale: float,
-    tiles: tuple[int, int, int, int] | None = None,
+    q: Tensor, k: Tensor, v: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, mask: Tensor | None, causal: bool,
+    scale: float, tiles: tuple[int, int, int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`backends.attention` in one kernel: (batch, heads, T, d), keys and values with as many heads or a divisor of them.
-
-    Args:
-        tiles: queries and keys of a block, warps and stages; chosen by head size and dtype if not given.
-    """
+    """`attention.attention` in one kernel, for four dimensions; `tiles` as in `TILES`."""
     (q, dq), (k, dk), (v, dv) = _alike(q, dq), _alike(k, dk), _alike(v, dv)
     out, dout = torch.empty_like(q), torch.empty_like(q)
     batch, heads, queries, d = q.shape
@@ -155,7 +154,7 @@ def attention(
     shown = (0, 0, 0, 0) if mask is None else bias.expand(batch, heads, queries, keys).stride()
     exact = q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     D = max(16, 1 << (d - 1).bit_length())
-    rows, columns, warps, stages = tiles or _tiles(D, q.dtype)
+    rows, columns, warps, stages = tiles or (TILES_FLOAT32 if q.dtype == torch.float32 else TILES)[D]
     rows = min(rows, max(16, 1 << (queries - 1).bit_length()))
     columns = min(columns, max(16, 1 << (keys - 1).bit_length()))
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *shown, *out.stride()[:3])
@@ -169,12 +168,6 @@ def attention(
 def _alike(t: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
     """With the same strides, and the numbers of one position side by side."""
     return (t, dt) if t.stride() == dt.stride() and t.stride(-1) == 1 else (t.contiguous(), dt.contiguous())
-
-
-def _tiles(D: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    if dtype == torch.float32:
-        return (64, 32, 4, 2) if D <= 64 else (64, 16, 8, 2)
-    return (128, 64, 8, 2)
 
 
 def _padded(k: int) -> int:

@@ -10,7 +10,6 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 BOOLEAN = tl.constexpr(1)
-ADDITIVE = tl.constexpr(2)
 
 
 @triton.jit
@@ -32,13 +31,12 @@ def _sweep(  # type: ignore[no-untyped-def]
     """All keys from `start` to `stop`. At an EDGE some of them may lie beyond the last key, or above the diagonal."""
     top, total, slope, sums, moved = state
     i, j = tl.arange(0, ROWS), tl.arange(0, KEYS)
-    unit = LOG2E if MASK == ADDITIVE else scale * LOG2E  # scores are powers of two in the end
+    unit = scale * LOG2E  # of scores, which are exponents of two in the end
     for at in range(start, stop, KEYS):
         key = tl.trans(_block(k, at, k_step, j, keys, d, D, EDGE))
         dkey = tl.trans(_block(dk, at, k_step, j, keys, d, D, EDGE))
-        s = tl.dot(x, key, input_precision=PRECISION)
-        ds = tl.dot(x, dkey, tl.dot(dx, key, input_precision=PRECISION), input_precision=PRECISION) * scale
-        if MASK != 0:
+        s = tl.zeros((ROWS, KEYS), tl.float32)
+        if MASK != 0:  # scores start from it, in their own unit
             corner = mask + tl.cast(first, tl.int64) * mask_step + tl.cast(at, tl.int64) * mask_column
             where = corner + (tl.minimum(i, queries - 1 - first)[:, None] * mask_step + j[None, :] * mask_column)
             if EDGE:
@@ -46,18 +44,21 @@ def _sweep(  # type: ignore[no-untyped-def]
             else:
                 shown = tl.load(where)
             if MASK == BOOLEAN:
-                s = tl.where(shown != 0, s, float("-inf"))
+                s = tl.where(shown != 0, 0.0, float("-inf"))
             else:
-                s = s * scale + shown.to(tl.float32)
+                s = shown.to(tl.float32)
+                s = tl.where(s > float("-inf"), tl.maximum(s, -1e30) / scale, s)
+        s = tl.dot(x, key, s, input_precision=PRECISION)
+        ds = tl.dot(x, dkey, tl.dot(dx, key, input_precision=PRECISION), input_precision=PRECISION) * scale
         if EDGE:
             seen = at + j[None, :] < keys
             if CAUSAL:
                 seen = seen & (at + j[None, :] <= first + i[:, None])
             s = tl.where(seen, s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
-        level = tl.where(higher == float("-inf"), 0.0, higher)  # a query that has seen no key yet
-        p = tl.exp2((s - level[:, None]) * unit)
-        fade = tl.exp2((top - level) * unit)
+        level = tl.where(higher > float("-inf"), higher, 0.0) * unit  # zero for a query that has seen no key yet
+        p = tl.exp2(s * unit - level[:, None])
+        fade = tl.exp2(top * unit - level)
         w = p * ds
         total, slope, top = total * fade + tl.sum(p, 1), slope * fade + tl.sum(w, 1), higher
         value, dvalue = _block(v, at, v_step, j, keys, d, D, EDGE), _block(dv, at, v_step, j, keys, d, D, EDGE)
@@ -97,7 +98,7 @@ def attention(  # type: ignore[no-untyped-def]
         state, x, dx, k + k_at, dk + k_at, v + v_at, dv + v_at, mask, k_step, v_step, mask_step, mask_column,
         first, 0, whole, queries, keys, scale, MASK, CAUSAL, PRECISION, d, D, ROWS, KEYS, False,
     )  # fmt: skip
-    top, total, slope, sums, moved = _sweep(
+    _, total, slope, sums, moved = _sweep(
         state, x, dx, k + k_at, dk + k_at, v + v_at, dv + v_at, mask, k_step, v_step, mask_step, mask_column,
         first, whole, stop, queries, keys, scale, MASK, CAUSAL, PRECISION, d, D, ROWS, KEYS, True,
     )  # fmt: skip

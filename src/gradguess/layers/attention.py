@@ -1,4 +1,4 @@
-"""Attention. Its tangent in PyTorch holds the matrix of all pairs of positions; that of `backends.attention` does not."""
+"""Attention. PyTorch's tangent holds the matrix of all pairs of positions, that of `backends.attention` does not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def tangent(
     q, k, v = (_as_autocast(p) for p, _ in duals)
     if not _fit(q, k, v, enable_gqa):
         return None
-    dq, dk, dv = (torch.zeros_like(p) if t is None else t.to(q.dtype) for p, (_, t) in zip((q, k, v), duals, strict=True))
+    moved = zip((q, k, v), duals, strict=True)
+    dq, dk, dv = (torch.zeros_like(p) if t is None else t.to(p.dtype) for p, (_, t) in moved)
     with full_precision(q.device):
         return fwAD.make_dual(*attention(q, k, v, dq, dk, dv, attn_mask, is_causal, scale))
 

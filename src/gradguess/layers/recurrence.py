@@ -1,4 +1,4 @@
-"""GRU and LSTM, layers and cells, in plain operations: fused kernels, such as those for CUDA, cannot carry a tangent."""
+"""GRU and LSTM, layers and cells, in plain operations: fused kernels, such as those of CUDA, carry no tangent."""
 
 from __future__ import annotations
 
