@@ -155,6 +155,10 @@ def test_attention_and_its_tangent(name, dtype):
     shapes = [(2, heads, T, d), (2, shared, N, d), (2, shared, N, d)] * 2
     a = [noise(*shape, seed=i).to(dtype) for i, shape in enumerate(shapes)]
     a[1] = a[1].transpose(1, 2).contiguous().transpose(1, 2)  # other strides than its tangent
+    if heads == 1:
+        a[0] = a[0].mT.contiguous().mT  # the numbers of a position lie apart
+    else:
+        a[0], a[3] = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (a[0], a[3]))
     mask = None
     if name == "boolean mask":
         mask = noise(2, 1, T, N) > 0
@@ -170,6 +174,7 @@ def test_attention_and_its_tangent(name, dtype):
     on_device = None if mask is None else mask.to(DEVICE)
     for found, truth in zip(kernels.attention(*on(*a), on_device, *rest, tiles=(*tiles, 4, 2)), exact, strict=True):
         assert found.dtype == dtype
+        assert found.stride() == kernels.like_queries(a[0], a[2]).stride()  # on this a graph relies
         near = max(2e-5, 4 * torch.finfo(dtype).eps) * float(truth.abs().max())
         torch.testing.assert_close(found.cpu().double(), truth, rtol=0, atol=near)
 

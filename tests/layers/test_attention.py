@@ -187,6 +187,15 @@ def test_weights_of_attention_can_be_asked_for():
         torch.testing.assert_close(moved, slope)
 
 
+def test_a_graph_is_told_the_right_shapes_and_strides():
+    q, k, v, *tangents = sets((2, 5, 3, 4), (2, 5, 2, 7, 4), (2, 2, 7, 6))
+    k = k[:, 0]  # not dense
+    tangents = [torch.zeros_like(t) for t in (q.transpose(1, 2), k, v)]
+    for values in (v, v[..., :4]):
+        given = (q.transpose(1, 2)[:, :2], k, values, tangents[0][:, :2], tangents[1], torch.zeros_like(values))
+        torch.library.opcheck(ATTENTION, (*given, None, True, 0.5), test_utils=("test_schema", "test_faketensor"))
+
+
 def test_memory_grows_with_the_length_alone():
     a = sets(*[(1, 2, 1024, 8)] * 3)
     made = Made()

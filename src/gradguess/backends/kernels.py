@@ -25,6 +25,7 @@ __all__ = [
     "cross_entropy",
     "eigh",
     "gram",
+    "like_queries",
     "orthonormal_rows",
     "solve",
     "tolerance",
@@ -145,8 +146,8 @@ def attention(
     scale: float, tiles: tuple[int, int, int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`attention.attention` in one kernel, for four dimensions; `tiles` as in `TILES`."""
+    out, dout = like_queries(q, v), like_queries(q, v)
     (q, dq), (k, dk), (v, dv) = _alike(q, dq), _alike(k, dk), _alike(v, dv)
-    out, dout = torch.empty_like(q), torch.empty_like(q)
     batch, heads, queries, d = q.shape
     keys = k.shape[-2]
     kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
@@ -163,6 +164,13 @@ def attention(
         kind, causal, PRECISION if exact else "tf32", d, D, rows, columns, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out, dout
+
+
+def like_queries(q: Tensor, v: Tensor) -> Tensor:
+    """Room for the output of attention, which lies in memory as the queries do: what follows undoes a transposition."""
+    if q.shape[-1] == v.shape[-1] and q.stride(-1) == 1:
+        return torch.empty_like(q)
+    return q.new_empty(*q.shape[:-1], v.shape[-1])
 
 
 def _alike(t: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
