@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Preferences", "collective_device", "full_precision", "preferences"]
+__all__ = ["Preferences", "collective_device", "full_precision", "preferences", "resolution"]
 
 
 @dataclass(frozen=True)
@@ -52,3 +52,19 @@ def collective_device(backend: str) -> str:
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """No autocast; nothing at all where there is none."""
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
+_COARSE = {"tf32": 2.0**-10, "bf16": 2.0**-7}  # what float32 products round to where that is allowed
+
+
+def resolution(t: Tensor, convolves: bool) -> float:
+    """The relative rounding error of the products that make a tensor like `t`, the coarsest that is in use."""
+    found = [torch.finfo(t.dtype).eps]
+    if torch.is_autocast_enabled(t.device.type):
+        found.append(torch.finfo(torch.get_autocast_dtype(t.device.type)).eps)
+    if t.dtype == torch.float32:
+        matmul, conv = torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv
+        if t.is_cuda:
+            matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+        found += [_COARSE.get(kernel.fp32_precision, 0.0) for kernel in ((matmul, conv) if convolves else (matmul,))]
+    return max(found)

@@ -47,7 +47,7 @@ class FunctionalPass(ModulePass):
 
     def tangent(self, draw: Draw, scale: Scale | None = None) -> Carried:
         def run() -> tuple[Any, Tensor]:
-            outputs = self._run(self._injecting(draw, scale))
+            outputs = self._run(self._injecting(draw, scale, set()))
             return outputs, self.task.losses(outputs)
 
         outputs, losses, output_tangents, jvp = self._forward(run)

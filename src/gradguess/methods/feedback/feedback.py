@@ -82,6 +82,13 @@ class Feedback(Method):
         return None if count % self.every else Draws(self.guess, count // self.every, self.fraction)
 
     def run(self, step: Step) -> tuple[Estimate, State]:
+        for site in step.layout.sites:
+            if site.severed:
+                raise InputError(
+                    f"Feedback takes the exact gradient at a site with nothing above it, and no graph leads from "
+                    f"{site.name!r} to the loss: an operation between them records none. Use a guess alone, "
+                    "gg.WPerp() for instance."
+                )
         predictor = Predictor(step.state.learned, step.pool, self.start())
         teaches = self.draws(step.state.count) is not None
         if step.options.memory == "replay" and not step.detail:
