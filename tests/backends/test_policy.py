@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gradguess.backends import preferences
+from gradguess.backends.policy import resolution
 
 
 def test_a_cpu_pays_for_every_column():
@@ -24,3 +25,18 @@ def test_a_gpu_reads_the_matrix_anyway():
 def test_preferences_are_constants():
     with pytest.raises(dataclasses.FrozenInstanceError):
         preferences(torch.zeros(1)).size_step = 1
+
+
+def test_the_coarsest_rounding_counts(monkeypatch):
+    """The dtype's own, that of autocast, and that of float32 products where a coarser one is allowed."""
+    single, double = torch.zeros(1), torch.zeros(1, dtype=torch.float64)
+    assert resolution(single, convolves=True) == torch.finfo(torch.float32).eps
+    assert resolution(single.bfloat16(), convolves=False) == torch.finfo(torch.bfloat16).eps
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert resolution(single, convolves=False) == torch.finfo(torch.bfloat16).eps
+    monkeypatch.setattr(torch.backends.mkldnn.conv, "fp32_precision", "tf32")
+    assert resolution(single, convolves=True) == 2.0**-10
+    assert resolution(single, convolves=False) == torch.finfo(torch.float32).eps
+    monkeypatch.setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16")
+    assert resolution(single, convolves=False) == 2.0**-7
+    assert resolution(double, convolves=True) == torch.finfo(torch.float64).eps

@@ -63,8 +63,7 @@ def resolution(t: Tensor, convolves: bool) -> float:
     if torch.is_autocast_enabled(t.device.type):
         found.append(torch.finfo(torch.get_autocast_dtype(t.device.type)).eps)
     if t.dtype == torch.float32:
-        matmul, conv = torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv
-        if t.is_cuda:
-            matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+        on: Any = torch.backends
+        matmul, conv = (on.cuda.matmul, on.cudnn.conv) if t.is_cuda else (on.mkldnn.matmul, on.mkldnn.conv)
         found += [_COARSE.get(kernel.fp32_precision, 0.0) for kernel in ((matmul, conv) if convolves else (matmul,))]
     return max(found)

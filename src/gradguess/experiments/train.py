@@ -103,6 +103,7 @@ def build_forward(config: TrainConfig, model: nn.Module) -> gg.ForwardGradient:
         seed=config.seed,
         isolate=config.isolate,
         balance=config.balance,
+        derivative=config.derivative,
     )
 
 

@@ -21,7 +21,7 @@ from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.bottlenecks import bottleneck_calls
 from gradguess.model.cut_pass import Call, CutPass, Want, candidates, watched_run
 from gradguess.model.hooks import CallHooks
-from gradguess.model.severed import severed_leaves
+from gradguess.model.severed import pulls_back, severed_leaves
 from gradguess.model.side_effects import untouched
 from gradguess.model.site import Layout, Members, Site, Sites
 from gradguess.model.task import Task, check_model
@@ -49,7 +49,7 @@ def lay_out(task: Task, sites: Sites = "auto", *, full_batch: bool = False, beyo
             chosen = _branch_calls(cut, severed_leaves(probe, cut) if beyond_graph else set())
             if chosen:
                 cut = CutPass(probe, _among(chosen))
-        severed = severed_leaves(probe, cut) if beyond_graph else set()
+        severed = severed_leaves(probe, cut) if beyond_graph else None
     return _read(task.model, cut, shapes, severed, sliceable=sliceable, stochastic=stochastic, mutates=mutates)
 
 
@@ -146,23 +146,25 @@ def _branch_calls(cut: CutPass, severed: set[int]) -> set[tuple[nn.Module, int]]
     return {(owner[key].module, owner[key].index) for key in feeding | tops if key in owner}
 
 
-def _read(
-    model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int], *, sliceable: bool, stochastic: bool, mutates: bool
-) -> Layout:
-    """Turn the cut graph into a layout."""
+def _read(model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int] | None, **facts: bool) -> Layout:
+    """Turn the cut graph, and what else is known, into a layout. `severed` is None where it is not looked for."""
     names = {id(leaf): (call, slot) for call in cut.calls for slot, (_, leaf) in call.slots.items()}
     parameters = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     roots = {(call, slot): s for call in cut.calls for slot, (s, _) in call.slots.items()}
     graph = AutogradGraph([cut.losses, *roots.values()])
     reach = {key: graph.leaves(s) for key, s in roots.items()}
     at_output = graph.leaves(cut.losses)
-    used = _used(names, reach, at_output | severed)
+    used = _used(names, reach, at_output | (severed or set()))
     title = {(call, slot): _title(call, slot, used) for call, slot in used}
     nodes = graph.leaf_nodes()
     found = []
     for call, slot in used:
         s, leaf = call.slots[slot]
-        above = [key for key in used if id(leaf) in reach[key]]
+        above, reaches_output = [key for key in used if id(leaf) in reach[key]], id(leaf) in at_output
+        if severed is not None and not pulls_back(
+            [*(roots[key] for key in above), *[cut.losses] * reaches_output], leaf
+        ):
+            above, reaches_output = [], False
         gate, end = _follower(graph, nodes.get(id(leaf)))  # no node: nothing above records a graph
         fewer = shapes.get((call.module, call.index), [])
         batch_dim = _batch_dim(s, cut.losses.shape[0], fewer[slot] if slot < len(fewer) else None)
@@ -176,7 +178,7 @@ def _read(
                 batch_dim=batch_dim,
                 gate=gate,
                 above=tuple(title[key] for key in above),
-                reaches_output=id(leaf) in at_output,
+                reaches_output=reaches_output,
                 is_output=gate is None and len(cut.ends) == 1 and end is not None and cut.ends[0].grad_fn is end,
                 linear=_linear_above(above, end, graph, cut.altered) if plain else None,
                 parameters=tuple(name for key, name in parameters.items() if key in reach[call, slot]),
@@ -191,12 +193,10 @@ def _read(
         has_closed_gradients=not tail and _all_closed(found, reached, graph, nodes, model, cut.altered),
         tail=tail,
         reached=tuple(name for name in parameters.values() if name in reached),
-        sliceable=sliceable,
-        stochastic=stochastic,
-        mutates=mutates,
         members=Members(model),
         calls=cut.counts,
         idle=tuple(module for _, module in candidates(model, False) if module not in cut.counts),
+        **facts,
     )
 
 

@@ -1,10 +1,12 @@
-"""Sites below an operation that records no graph: a kernel that is called directly, a detour through NumPy.
+"""Sites below an operation that has no derivative in PyTorch. Nothing is known of what lies above them.
 
-No path of the graph leads from them to the loss. Whether the loss depends on them is found by trying.
+A kernel that is called directly, or a detour through NumPy, records no graph: whether the loss depends on such a site
+is found by trying. Other operations, such as quantised layers, record a graph that cannot be used.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -32,6 +34,15 @@ def severed_leaves(task: Task, cut: CutPass) -> set[int]:
     losses = _losses(task) if rest else None
     moved = [call for call in rest if not torch.equal(losses, _losses(task, call))]  # type: ignore[arg-type]
     return {id(leaf) for call in moved for _, leaf in call.slots.values()}
+
+
+def pulls_back(ends: list[Tensor], leaf: Tensor) -> bool:
+    """Does reverse mode lead from `ends` to `leaf`?"""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # PyTorch warns where an operation is not differentiable
+            return torch.autograd.grad(ends, leaf, ends, retain_graph=True, allow_unused=True)[0] is not None
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
 def _losses(task: Task, call: Call | None = None) -> Tensor:

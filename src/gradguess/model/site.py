@@ -46,7 +46,7 @@ class Site:
 
     @cached_property
     def severed(self) -> bool:
-        """Does no path of the graph lead from here to the loss, though the loss depends on the output?"""
+        """Does the loss depend on the output through an operation that has no derivative in PyTorch?"""
         return self.top and not self.reaches_output
 
     @cached_property

@@ -62,6 +62,11 @@ class FinitePass(Pass):
         self.task, self.layout = inner.task, inner.layout
         self._kept: _Start | None = None
         modules = [module for module, _ in self.layout.members.modules]
+        if any(isinstance(module, nn.SyncBatchNorm) for module in modules):
+            raise InputError(
+                "derivative='finite' has a step for each process, and nn.SyncBatchNorm mixes the samples of all: use "
+                "nn.BatchNorm, or another norm."
+            )
         self._convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in modules)
         self._coarse = QUANTISED if any("quantized" in type(module).__module__ for module in modules) else 0.0
 
@@ -102,7 +107,9 @@ class FinitePass(Pass):
     def parameter_tangent(self, directions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         own = {name: self.layout.members.parameters[name].detach() for name in directions}
         outputs = self.inner.moved(None, first=True)
-        size, length = (torch.stack([at_least_float32(t).norm() for t in ts]).norm() for ts in (own.values(), directions.values()))
+        size, length = (
+            torch.stack([at_least_float32(t).norm() for t in ts]).norm() for ts in (own.values(), directions.values())
+        )
         h = max(map(self._rounding, own.values())) ** POWER * torch.where(size > 0, size, 1.0) / length
 
         def shifted(sign: int) -> dict[str, Tensor]:

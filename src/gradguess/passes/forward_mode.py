@@ -121,8 +121,8 @@ def named_failures(task: Task) -> Iterator[None]:
 def lost_tangent(where: str) -> ForwardModeError:
     """An operation without a formula did not complain: it gave a tensor without a tangent."""
     return ForwardModeError(
-        f"No tangent arrived at {where}, which depends on a site with a direction. An operation between them, such as a "
-        "custom kernel or a quantised layer, has no forward-mode formula in PyTorch and does not say so. Pass "
+        f"No tangent arrived at {where}, which depends on a site with a direction. An operation between them, such as "
+        "a custom kernel or a quantised layer, has no forward-mode formula in PyTorch and does not say so. Pass "
         "derivative='finite', which runs the model twice more instead and needs no tangents."
     )
 

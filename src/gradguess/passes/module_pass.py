@@ -19,7 +19,6 @@ from gradguess.model.task import Task, tensors
 from gradguess.passes.base import Carried, Draw, Observe, Pass, Scale
 from gradguess.passes.forward_mode import formula_kernels, forward_mode, lost_tangent, named_failures, unpack_dual
 
-
 LOSS = "the loss"  # where a tangent must arrive, besides the sites
 
 

@@ -85,9 +85,9 @@ class Feedback(Method):
         for site in step.layout.sites:
             if site.severed:
                 raise InputError(
-                    f"Feedback takes the exact gradient at a site with nothing above it, and no graph leads from "
-                    f"{site.name!r} to the loss: an operation between them records none. Use a guess alone, "
-                    "gg.WPerp() for instance."
+                    f"Feedback needs the derivative above {site.name!r}, and an operation between that site and the "
+                    "next ones, or the loss, has none in PyTorch. Use a guess alone, gg.WPerp() for instance: it "
+                    "draws N(0, I) there."
                 )
         predictor = Predictor(step.state.learned, step.pool, self.start())
         teaches = self.draws(step.state.count) is not None
