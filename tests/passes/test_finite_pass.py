@@ -61,7 +61,7 @@ def test_the_zoo(name, kind):
 
 
 @pytest.mark.parametrize("options", [{"tangents": 3}, {"isolate": True}, {"balance": True}], ids=str)
-@pytest.mark.parametrize("name", ["relu-bias", "residual", "transformer", "dropout", "gru-time-first"])
+@pytest.mark.parametrize("name", ["in-place", "residual", "transformer", "dropout", "gru-time-first"])
 def test_ways_to_measure(name, options):
     """Balanced directions are scaled by a one-sided difference, and differ a little."""
     case = make(name)
@@ -151,7 +151,7 @@ def drawn() -> tuple[Any, dict[str, Tensor], dict[str, float]]:
     return draw, ys, inputs
 
 
-@pytest.mark.parametrize("name", ["relu-bias", "gelu-no-bias", "in-place"])
+@pytest.mark.parametrize("name", ["relu-bias", "gelu-bias", "in-place"])
 def test_the_twin_runs_sample_by_sample(name, monkeypatch):
     """Samples of different size, and a layer that is near zero: each sample has its own step."""
     monkeypatch.setattr(finite_pass, "POWER", COARSE)
@@ -162,7 +162,7 @@ def test_the_twin_runs_sample_by_sample(name, monkeypatch):
     draw, ys, inputs = drawn()
     found = choose_pass(task, lay_out(task), finite=True).tangent(draw).jvp
     exact = choose_pass(task, lay_out(task)).tangent(lambda site, x, s: ys[site.name]).jvp
-    assert off(found, exact).max() > 1e-3, "the step must show"
+    assert off(found, exact).max() > 1e-5, "the step must show"
     for b, c in enumerate(found):
         own = {site: y[b : b + 1] for site, y in ys.items()}
         expected = twin_derivative(case.model, case.inputs[b : b + 1], case.targets[b], own, inputs)
@@ -190,6 +190,27 @@ def test_samples_that_mix_have_one_step(monkeypatch):
     for mixes in (False, True):  # buffers that are written are a sign of it
         found = choose_pass(task, lay_out(task), finite=True, mixes=mixes).tangent(lambda site, x, s: ys[site.name]).jvp
         assert off(found, exact).max() < 1e-6
+
+
+class TimeFirst(nn.Module):
+    """Outputs (time, batch, classes)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(INPUTS, 5), nn.GRU(5, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.first(x))[0])
+
+
+def test_as_many_times_as_samples():
+    """Nothing tells time from batch: one step serves all."""
+    source = generator()
+    x = torch.randn(5, 5, INPUTS, generator=source).double() * torch.logspace(-1, 1, 5).double()[:, None, None]
+    targets = torch.randint(CLASSES, (5,), generator=source)
+    case = Case(TimeFirst().double(), x, targets, lambda outputs, t: cross_entropy(outputs.mean(0), t))
+    finite, exact = both(case, case, gg.ActivationPerturbation())
+    assert off(finite.jvp, exact.jvp).max() < 1e-7
 
 
 @pytest.mark.parametrize("name", ["gelu-bias", "transformer"])
@@ -428,10 +449,20 @@ class Chooses(nn.Module):
         return self.left(s) if s.sum() >= 0 else self.right(s)
 
 
-def test_calls_that_depend_on_the_activations():
+class Selects(Chooses):
+    """Another layer sees some samples only, as the activations say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        s = self.first(x)
+        chosen = s.sum(1) >= 0
+        return torch.zeros(len(x), CLASSES, dtype=s.dtype).masked_scatter(chosen[:, None], self.left(s[chosen]))
+
+
+@pytest.mark.parametrize("model", [Chooses, Selects])
+def test_calls_that_depend_on_the_activations(model):
     case = make("relu-bias")
     with pytest.raises(gg.InputError, match=r"control flow depends on them.*sites="):
-        gg.estimate(Chooses().double(), gg.ActivationPerturbation(), *case.args, derivative="finite")
+        gg.estimate(model().double(), gg.ActivationPerturbation(), *case.args, derivative="finite")
 
 
 def test_samples_of_several_processes():

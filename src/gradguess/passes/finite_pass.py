@@ -222,5 +222,5 @@ def _along(h: Tensor, dim: int | None, t: Tensor) -> Tensor:
 
 
 def _shifted(t: Tensor, h: Tensor, y: Tensor) -> Tensor:
-    """`t + h y`, added in at least float32."""
-    return (at_least_float32(t) + h * at_least_float32(y)).to(t.dtype)
+    """`t + h y`, in the dtype of `t`."""
+    return t + (h * y).to(t.dtype)
