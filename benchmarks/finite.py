@@ -1,6 +1,6 @@
 """How far differences of plain passes are from the derivative, and what that does to training.
 
-    python benchmarks/finite.py results/finite.json
+    python benchmarks/finite.py results/bench/finite-cpu.json
 
 The first table: the directional derivative `c` of 256 samples along one set of directions, with `derivative="finite"`
 and `"dual"` in float32 and in bfloat16, against dual numbers in float64 with the same (rounded) weights and directions.
@@ -47,7 +47,7 @@ NETWORKS = {
 GUESSES: dict[str, gg.Guess] = {"wperp": gg.WPerp(), "activation": gg.ActivationPerturbation()}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 RUNS = [
-    TrainConfig(method=method, width=256, epochs=30, lr=1e-3, seed=seed, derivative=derivative, dtype=dtype)  # type: ignore[arg-type]
+    TrainConfig(method=method, width=256, epochs=100, lr=1e-3, seed=seed, derivative=derivative, dtype=dtype)  # type: ignore[arg-type]
     for method in ("wperp", "feedback-chained")
     for dtype in DTYPES
     for derivative in ("dual", "finite")

@@ -33,8 +33,8 @@ class CapturedStep:
     """A training step, `forward` and then `optimiser.step()`, replayed from a CUDA graph.
 
     The result is that of the same calls made one by one. The first steps of each kind and shape run by themselves.
-    So do steps that cannot be recorded: those of a model with dropout or batch norm, those that sketch a basis, and
-    those of a guess that is not steady. Gradients are set to None before each step. To accumulate or
+    So do steps that cannot be recorded: those of a model with dropout or batch norm, those that sketch a basis, those
+    of a guess that is not steady, and those with `derivative="finite"`. Gradients are set to None before each step. To accumulate or
     clip gradients, call `forward` and the optimiser yourself. It does not look for NaN, since that would wait for the
     device.
 
@@ -82,9 +82,11 @@ class CapturedStep:
         return loss
 
     def _is_fragile(self, kind: str) -> bool:
-        """Must this step run by itself? Global random state, buffers and sketches of a basis cannot be recorded."""
+        """Must this step run by itself? Global random state, buffers and sketches of a basis cannot be recorded, and
+        kernels that PyTorch does not know, which finite differences are for, may not be.
+        """
         layout = self.forward.layout
-        if layout is None or (layout.sites and layout.leaves_traces):
+        if layout is None or (layout.sites and layout.leaves_traces) or self.forward.plan.options.finite:
             return True
         return kind == "refresh" and any(site.linear is None for site in layout.guessed)
 
