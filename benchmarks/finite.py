@@ -1,6 +1,6 @@
 """How far differences of plain passes are from the derivative, and what that does to training.
 
-    python benchmarks/finite.py results/bench/finite-cpu.json
+    python benchmarks/finite.py results/finite/accuracy.json
 
 The first table: the directional derivative `c` of 256 samples along one set of directions, with `derivative="finite"`
 and `"dual"` in float32 and in bfloat16, against dual numbers in float64 with the same (rounded) weights and directions.

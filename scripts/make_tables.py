@@ -142,8 +142,8 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
     return [figure for figure in made if figure is not None]
 
 
-def bench_record(name: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((ROOT / "results" / "bench" / name).read_text(encoding="utf-8"))
+def bench_record(name: str, folder: str = "bench") -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((ROOT / "results" / folder / name).read_text(encoding="utf-8"))
     return record
 
 
@@ -196,7 +196,7 @@ def memory_table() -> str:
 
 def finite_table() -> str:
     """Errors of the directional derivative, finite differences and dual numbers, by network and dtype."""
-    rows = bench_record("finite-cpu.json")["derivatives"]
+    rows = bench_record("accuracy.json", "finite")["derivatives"]
     dtypes = dict.fromkeys(row["dtype"] for row in rows)
     found = {(row["network"], row["epochs"], row["guess"], row["dtype"]): row for row in rows}
     head = [f"{kind}, {dtype}" for dtype in dtypes for kind in ("finite", "dual")]
@@ -211,17 +211,16 @@ def finite_table() -> str:
 def finite_runs_table() -> str:
     """Accuracies after training with finite differences and with dual numbers."""
     groups: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
-    for row in bench_record("finite-cpu.json")["runs"]:
+    for row in bench_record("accuracy.json", "finite")["runs"]:
         groups.setdefault((row["method"], row["dtype"]), {}).setdefault(row["derivative"], []).append(row)
-    lines = [line(["method", "dtype", "", "train", "test", "step"]), "|---" * 6 + "|"]
+    lines = [line(["method", "dtype", "derivative", "train", "test"]), "|---" * 5 + "|"]
     for (method, dtype), kinds in groups.items():
         for kind, rows in kinds.items():
             scores = [
                 mean_text(statistics.mean(values), statistics.stdev(values))
                 for values in ([row[key] for row in rows] for key in ("train_accuracy", "test_accuracy"))
             ]
-            step = f"{statistics.median(row['step_ms'] for row in rows):.3g} ms"
-            lines.append(line([method_label(method), dtype, kind, *scores, step]))
+            lines.append(line([method_label(method), dtype, kind, *scores]))
     return "\n".join(lines)
 
 

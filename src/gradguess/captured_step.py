@@ -34,9 +34,9 @@ class CapturedStep:
 
     The result is that of the same calls made one by one. The first steps of each kind and shape run by themselves.
     So do steps that cannot be recorded: those of a model with dropout or batch norm, those that sketch a basis, those
-    of a guess that is not steady, and those with `derivative="finite"`. Gradients are set to None before each step. To accumulate or
-    clip gradients, call `forward` and the optimiser yourself. It does not look for NaN, since that would wait for the
-    device.
+    of a guess that is not steady, and those with `derivative="finite"`. Gradients are set to None before each step. To
+    accumulate or clip gradients, call `forward` and the optimiser yourself. It does not look for NaN, since that would
+    wait for the device.
 
     Args:
         forward: a `ForwardGradient` of a model on CUDA, with `memory="store"`, one process and no `chunk`.
