@@ -56,7 +56,7 @@ class _Value(torch.autograd.Function):
         return value.detach()
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         return g, None
 
 
@@ -78,7 +78,7 @@ class FunctionalPass(ModulePass):
             return draw(site, x, s)
 
         def run() -> tuple[Any, Tensor]:
-            outputs = self._run(self._injecting(noting, scale))
+            outputs = self._run(self._injecting(noting, scale, set()))
             return outputs, self.task.losses(outputs)
 
         outputs, losses, output_tangents, jvp = self._forward(run)
