@@ -35,7 +35,7 @@ def forward_mode(model: nn.Module) -> Iterator[None]:
 def tangent_rules(model: nn.Module) -> Iterator[None]:
     """The rules of the table of layers for dual numbers."""
     under_autocast = any(torch.is_autocast_enabled(device.type) for device in {p.device for p in model.parameters()})
-    with _TangentsKeepDtype() if under_autocast else nullcontext(), TangentRules(under_autocast=under_autocast):
+    with _TangentsKeepDtype() if under_autocast else nullcontext(), TangentRules(few=under_autocast):
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import InputError
+from gradguess.layers.tangents import TangentRules
 from gradguess.model.hooks import SiteHooks, Visit
 from gradguess.model.side_effects import Snapshot, untouched
 from gradguess.model.site import Layout, Site
@@ -34,8 +35,8 @@ class ModulePass(Pass):
             observe(site, x, s)
             return s
 
-        with self._one_pass(), torch.no_grad(), self._kernels():
-            return self._run(visit)
+        with self._one_pass(), torch.no_grad(), formula_kernels(self.task.model), TangentRules(few=True):
+            return self._run(visit)  # by the kernels of a tangent pass, so that both see the same numbers
 
     @staticmethod
     def _injecting(draw: Draw, scale: Scale | None, expected: set[str]) -> Visit:
@@ -84,14 +85,11 @@ class ModulePass(Pass):
             return primal, tangent
 
     def graph(self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False) -> tuple[Any, Tensor]:
-        kernels = nullcontext() if fused else self._kernels(twice)
+        all_pairs = twice or self.layout.stochastic  # fused attention draws other masks of dropout
+        kernels = nullcontext() if fused else formula_kernels(self.task.model, attention=all_pairs)
         with self._one_pass(), torch.enable_grad(), kernels:
             outputs = self._run(visit)
             return outputs, self.task.losses(outputs)
-
-    def _kernels(self, twice: bool = False) -> AbstractContextManager[None]:
-        """Where no tangent passes: those of attention may be fused, unless it could draw other masks of dropout."""
-        return formula_kernels(self.task.model, attention=twice or self.layout.stochastic)
 
     def moved(self, visit: Visit | None, parameters: Mapping[str, Tensor] | None = None, *, first: bool = False) -> Any:
         """A plain pass in which what `visit` returns takes the place of a site's output. Returns the outputs.
