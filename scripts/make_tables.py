@@ -169,6 +169,26 @@ def times_table(device: str) -> str:
     return "\n".join(lines)
 
 
+def attention_table() -> str:
+    """Attention with its tangent: time and peak memory of each way."""
+    names = {
+        "gradguess": "this library",
+        "kernel alone": "its kernel alone",
+        "blocks": "128 queries at a time",
+        "math kernel": "PyTorch's math kernel",
+        "jvp_flash_attention": "jvp_flash_attention",
+    }
+    record = bench_record("attention-cuda.json")
+    found = {(row["way"], row["dtype"], tuple(row["shape"])): row for row in record["rows"]}
+    settings = list(dict.fromkeys((dtype, shape) for _, dtype, shape in found))
+    heads = [f"{dtype}, {b} × {h} heads of {size}, {length} positions" for dtype, (b, h, length, size) in settings]
+    lines = [line(["", *heads]), "|---" * (1 + len(heads)) + "|"]
+    for way, name in names.items():
+        mine = [found[way, *setting] for setting in settings]
+        lines.append(line([name, *(f"{row['ms']:.2f} ms, {row['peak_mb']:,.0f} MB" for row in mine)]))
+    return "\n".join(lines)
+
+
 def tasks_table() -> str:
     """Ratio of a step to backpropagation's, by real network and variant."""
     rows = bench_record("tasks-cpu.json")["rows"]
@@ -268,6 +288,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "bench-times-gpu": times_table("cuda"),
         "bench-memory": memory_table(),
         "bench-tasks": tasks_table(),
+        "attention": attention_table(),
         **compiled_tables(),
         "finite": finite_table(),
         "finite-runs": finite_runs_table(),

@@ -193,7 +193,7 @@ def test_the_kernel_for_attention_is_used_where_it_can_be(monkeypatch):
     kernel = kernels.attention
     monkeypatch.setattr(kernels, "attention", lambda *args: used.append(1) or kernel(*args))
 
-    def uses_kernel(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 0.3, e: int | None = None) -> bool:
+    def uses_kernel(*shape: int, dtype: torch.dtype = torch.float16, scale: float = 0.3, e: int | None = None) -> bool:
         a = [noise(*shape[:-1], e or shape[-1] if i % 3 == 2 else shape[-1], seed=i).to(dtype) for i in range(6)]
         used.clear()
         found = attention(*split(on(*a)), causal=True, scale=scale)
@@ -202,7 +202,7 @@ def test_the_kernel_for_attention_is_used_where_it_can_be(monkeypatch):
         return bool(used)
 
     assert uses_kernel(1, 2, 5, 16)
-    assert uses_kernel(1, 2, 5, 16, dtype=torch.float16)
+    assert not uses_kernel(1, 2, 5, 16, dtype=torch.float32)
     assert not uses_kernel(1, 2, 5, 16, dtype=torch.float64)
     assert not uses_kernel(1, 2, 5, 16, scale=-0.3)
     assert not uses_kernel(1, 2, 5, 16, e=8)

@@ -42,7 +42,6 @@ PRECISION = "tf32x3"  # of products: three on the matrix units, as accurate as o
 HEAD = 128  # the largest head of attention
 # By head size: queries and keys of a block of attention, warps, stages. What a warp holds fits into its registers.
 TILES = {16: (128, 64, 8, 3), 32: (64, 64, 4, 3), 64: (64, 64, 4, 2), 128: (128, 32, 8, 2)}
-TILES_FLOAT32 = {16: (64, 32, 4, 2), 32: (64, 32, 4, 2), 64: (64, 16, 8, 2), 128: (32, 16, 8, 2)}
 
 
 def usable(t: Tensor, k: int = 1) -> bool:
@@ -51,8 +50,8 @@ def usable(t: Tensor, k: int = 1) -> bool:
 
 
 def attends(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Can the kernel for attention work on these queries, keys and values?"""
-    if q.dim() != 4 or q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    """Can the kernel for attention work on these queries, keys and values? It is for half precision."""
+    if q.dim() != 4 or q.dtype not in (torch.float16, torch.bfloat16):
         return False
     return q.numel() > 0 and k.numel() > 0 and q.shape[-1] == v.shape[-1] <= HEAD and _here(q)
 
@@ -154,15 +153,14 @@ def attention(
     kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
     bias = q if mask is None else mask.view(torch.uint8) if kind == 1 else mask
     shown = (0, 0, 0, 0) if mask is None else bias.expand(batch, heads, queries, keys).stride()
-    exact = q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     D = max(16, 1 << (d - 1).bit_length())
-    rows, columns, warps, stages = tiles or (TILES_FLOAT32 if q.dtype == torch.float32 else TILES)[D]
+    rows, columns, warps, stages = tiles or TILES[D]
     rows = min(rows, max(16, 1 << (queries - 1).bit_length()))
     columns = min(columns, max(16, 1 << (keys - 1).bit_length()))
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *shown, *results[0].stride()[:3])
     _jit().attention[(-(-queries // rows) * batch * heads,)](
         q, dq, k, dk, v, dv, bias, results[0], results[-1], *strides, heads, heads // k.shape[1], queries, keys, scale,
-        bool(tangents), kind, causal, PRECISION if exact else "tf32", d, D, rows, columns,
+        bool(tangents), kind, causal, d, D, rows, columns,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return results

@@ -25,7 +25,7 @@ def _block(base, first, step, rows, count, d: tl.constexpr, D: tl.constexpr, EDG
 @triton.jit
 def _sweep(  # type: ignore[no-untyped-def]
     state, x, dx, k, dk, v, dv, mask, k_step, v_step, mask_step, mask_column, first, start, stop, queries, keys, scale,
-    MOVING: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    MOVING: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr,
     d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """All keys from `start` to `stop`. At an EDGE some of them may lie beyond the last key, or above the diagonal."""
@@ -47,10 +47,10 @@ def _sweep(  # type: ignore[no-untyped-def]
             else:
                 s = shown.to(tl.float32)
                 s = tl.where(s > float("-inf"), tl.maximum(s, -1e30) / scale, s)
-        s = tl.dot(x, key, s, input_precision=PRECISION)
+        s = tl.dot(x, key, s)
         if MOVING:
             dkey = tl.trans(_block(dk, at, k_step, j, keys, d, D, EDGE))
-            ds = tl.dot(x, dkey, tl.dot(dx, key, input_precision=PRECISION), input_precision=PRECISION) * scale
+            ds = tl.dot(x, dkey, tl.dot(dx, key)) * scale
         if EDGE:
             seen = at + j[None, :] < keys
             if CAUSAL:
@@ -63,13 +63,13 @@ def _sweep(  # type: ignore[no-untyped-def]
         total, top = total * fade + tl.sum(p, 1), higher
         value = _block(v, at, v_step, j, keys, d, D, EDGE)
         weight = p.to(value.dtype)
-        sums = tl.dot(weight, value, sums * fade[:, None], input_precision=PRECISION)
+        sums = tl.dot(weight, value, sums * fade[:, None])
         if MOVING:
             w = p * ds
             slope = slope * fade + tl.sum(w, 1)
-            moved = tl.dot(w.to(value.dtype), value, moved * fade[:, None], input_precision=PRECISION)
+            moved = tl.dot(w.to(value.dtype), value, moved * fade[:, None])
             dvalue = _block(dv, at, v_step, j, keys, d, D, EDGE)
-            moved = tl.dot(weight, dvalue, moved, input_precision=PRECISION)
+            moved = tl.dot(weight, dvalue, moved)
     return top, total, slope, sums, moved
 
 
@@ -79,7 +79,7 @@ def attention(  # type: ignore[no-untyped-def]
     q_batch, q_head, q_step, k_batch, k_head, k_step, v_batch, v_head, v_step,
     mask_batch, mask_head, mask_step, mask_column, out_batch, out_head, out_step,
     heads, group, queries, keys, scale,
-    MOVING: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    MOVING: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr,
     d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """A tangent has the strides of its value. The numbers of one position lie side by side."""
@@ -100,11 +100,11 @@ def attention(  # type: ignore[no-untyped-def]
     whole = (tl.minimum(keys, first) if CAUSAL else keys) // KEYS * KEYS  # up to here all keys are there and seen
     state = _sweep(
         state, x, dx, k + k_at, dk + k_at, v + v_at, dv + v_at, mask, k_step, v_step, mask_step, mask_column,
-        first, 0, whole, queries, keys, scale, MOVING, MASK, CAUSAL, PRECISION, d, D, ROWS, KEYS, False,
+        first, 0, whole, queries, keys, scale, MOVING, MASK, CAUSAL, d, D, ROWS, KEYS, False,
     )  # fmt: skip
     _, total, slope, sums, moved = _sweep(
         state, x, dx, k + k_at, dk + k_at, v + v_at, dv + v_at, mask, k_step, v_step, mask_step, mask_column,
-        first, whole, stop, queries, keys, scale, MOVING, MASK, CAUSAL, PRECISION, d, D, ROWS, KEYS, True,
+        first, whole, stop, queries, keys, scale, MOVING, MASK, CAUSAL, d, D, ROWS, KEYS, True,
     )  # fmt: skip
     share = 1 / tl.where(total > 0, total, 1.0)  # a query that sees no key gets zeros
     o = sums * share[:, None]
