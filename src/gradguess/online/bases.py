@@ -1,0 +1,67 @@
+"""Which k directions of the state to keep: one basis is one function, named in `BASES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+LAGS = 40  # of the Gramian: its sum diverges where the spectral radius reaches one
+
+Basis = Callable[[Tensor, Tensor, int], Tensor]
+
+
+def wperp(J: Tensor, S: Tensor, k: int) -> Tensor:
+    """What the recurrence passes on: top right singular vectors of the mean Jacobian (W⊥, along time)."""
+    mean = J.mean(0)
+    return _top(mean.T @ mean, k)
+
+
+def observable(J: Tensor, S: Tensor, k: int) -> Tensor:
+    """What the losses see: top eigenvectors of the observability Gramian `Σ_j (J̄ᵀ)^j S J̄^j`.
+
+    Near errors outweigh far ones, as each step back shrinks them.
+    """
+    mean, term = J.mean(0), _scaled(S)
+    Q = term
+    for _ in range(LAGS):
+        term = mean.T @ term @ mean
+        Q = Q + term
+    return _top(Q, k)
+
+
+def lagged(J: Tensor, S: Tensor, k: int) -> Tensor:
+    """What the losses see, whatever the lag: the Gramian's first k terms, each divided by its trace.
+
+    An error that looks far back is weak, not unimportant: it may be the only one that can be explained. With one
+    output each term is one direction, and k of them span what the losses of the next k steps see.
+    """
+    mean, term = J.mean(0), _scaled(S)
+    Q = torch.zeros_like(term)
+    for _ in range(k):
+        Q = Q + term
+        term = _scaled(mean.T @ term @ mean)
+    return _top(Q, k)
+
+
+def random(J: Tensor, S: Tensor, k: int) -> Tensor:
+    """Directions without a reason: the control. The same at every search."""
+    generator = torch.Generator().manual_seed(k)
+    return torch.linalg.qr(torch.randn(J.shape[-1], k, generator=generator).to(J))[0]
+
+
+BASES: Mapping[str, Basis] = {"wperp": wperp, "observable": observable, "lagged": lagged, "random": random}
+"""Each takes the Jacobians of a step (batch, n, n), the second moment `S` of the errors `q` at the state (n, n), and k.
+It returns orthonormal columns (n, k)."""
+
+
+def _top(Q: Tensor, k: int) -> Tensor:
+    """The top-k eigenvectors of a symmetric matrix."""
+    return torch.linalg.eigh(_scaled((Q + Q.T) / 2))[1].flip(1)[:, :k].contiguous()
+
+
+def _scaled(Q: Tensor) -> Tensor:
+    """Of trace one; zero stays zero."""
+    trace = Q.trace()
+    return Q / torch.where(trace > 0, trace, 1)
