@@ -77,10 +77,10 @@ def through_the_stream(network: nn.Module, data: Sequence[tuple[Tensor, Any]]) -
     return grads(network)
 
 
-def online(network: nn.Module, rule: ol.Rule, data: Sequence[tuple[Tensor, Any]]) -> dict[str, Tensor]:
+def online(network: nn.Module, rule: ol.Rule, data: Sequence[tuple[Tensor, Any]], seed: int = 0) -> dict[str, Tensor]:
     """The sum of the gradients that `Online` adds, with frozen weights."""
     network.zero_grad()
-    learner = ol.Online(network, rule)
+    learner = ol.Online(network, rule, seed)
     for x, target in data:
         learner(loss_fn, x, target)
     return grads(network)
@@ -92,3 +92,37 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance
         torch.testing.assert_close(
             found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+def one_step_jacobians(network: nn.Module, x: Tensor, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """J (n, n) and F (n, size) of one stream of a model whose state is one tensor, row by row."""
+    leaf = h.detach()[None].requires_grad_()
+    recurrent = {name: p for name, p in network.named_parameters() if name.startswith("cells")}
+    after = network(x[None], leaf)[1][0]
+    rows = [torch.autograd.grad(unit, [leaf, *recurrent.values()], retain_graph=True) for unit in after]
+    J = torch.stack([row[0][0] for row in rows])
+    F = {name: torch.stack([row[i + 1].flatten() for row in rows]) for i, name in enumerate(recurrent)}
+    return J, F
+
+
+def with_influence(
+    network: nn.Module,
+    data: Sequence[tuple[Tensor, Tensor]],
+    carry: Callable[[str, Tensor, Tensor, Tensor], Tensor],
+) -> dict[str, Tensor]:
+    """The slow twin of a rule: the influence of each stream as a dense matrix, `P = carry(name, J, P, F)`."""
+    network.zero_grad()
+    streams = len(data[0][0])
+    h, P = network.initial_state(streams), [{} for _ in range(streams)]
+    for x, target in data:
+        leaf = h.detach().requires_grad_()
+        output, after = network(x, leaf)
+        loss_fn(output, target).mean().backward()
+        for b in range(streams):
+            for name, value in P[b].items():
+                p = network.get_parameter(name)
+                p.grad += (leaf.grad[b] @ value).view_as(p)
+            J, F = one_step_jacobians(network, x[b], h[b])
+            P[b] = {name: carry(name, J, P[b].get(name, torch.zeros_like(f)), f) for name, f in F.items()}
+        h = after.detach()
+    return grads(network)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from online_streams import CELLS, assert_same, loss_fn, model, online, stream, through_the_stream
 
 from gradguess import online as ol
+from online_streams import CELLS, assert_same, loss_fn, model, online, stream, through_the_stream
 
 
 @pytest.mark.parametrize("name", CELLS)

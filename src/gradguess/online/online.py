@@ -93,13 +93,14 @@ class Online:
         assert self._tree is not None
         step = Step(self.model, self._rule, self._tree, self._recurrent, place, x, self.generator, self.steps)
         output, finite = step.output, step.finite
-        loss, grads, error, unjudged = place.h.new_full((), float("nan")), {}, None, 0
+        loss, error, unjudged = place.h.new_full((), float("nan")), None, 0
+        grads: Tensors = {}
         if not bool(finite.all()):
             step = step.part(finite.nonzero()[:, 0])
         if step.batch:
             if target is not None:
                 loss, grads, error, unjudged = step.learn(_checked(loss_fn), target, streams)
-            part = self._moved(step, self._rule.advance(step.place.kept, error, step.transition))
+            part = Place(*step.after, self._rule.advance(step.place.kept, error, step.transition))
             write(self.model, grads)
             self._place = part if step.index is None else place.replace(step.index, part)
             self._held = step if target is None else None
@@ -179,8 +180,8 @@ class Online:
         """Where the streams stand. The first step finds out what the state looks like and what it depends on."""
         if self._place is not None and self._place.h.shape[0] != streams:
             raise InputError(
-                f"x: expected {self._place.h.shape[0]} streams, as before, found {streams}. For a stream that has ended "
-                "pass a row of NaN, which is skipped; or make a new Online for the streams that are left."
+                f"x: expected {self._place.h.shape[0]} streams, as before, found {streams}. For a stream that has "
+                "ended pass a row of NaN, which is skipped; or make a new Online for the streams that are left."
             )
         if self._tree is None:
             state = self._initial(x, streams)
@@ -198,8 +199,9 @@ class Online:
         return self._place
 
     def _initial(self, x: Any, streams: int) -> Any:
-        if hasattr(self.model, "initial_state"):
-            return tree_map_only(Tensor, Tensor.detach, self.model.initial_state(streams))
+        first: Any = getattr(self.model, "initial_state", None)
+        if first is not None:
+            return tree_map_only(Tensor, Tensor.detach, first(streams))
         try:
             with torch.no_grad():
                 return tree_map_only(Tensor, torch.zeros_like, run(self.model, {}, x, None)[1])
@@ -210,10 +212,6 @@ class Online:
                 f"model: forward(x, None) failed ({type(error).__name__}: {error}). It must start a stream, or the "
                 "model must have a method initial_state(streams) that returns the first state."
             ) from error
-
-    def _moved(self, step: Step, kept: Kept) -> Place:
-        h, others = step.after
-        return Place(h, others, kept)
 
 
 def _checked(loss_fn: LossFn | None) -> LossFn:

@@ -90,11 +90,13 @@ def rows_of(tree: Any, rows: Tensor, batch: int) -> Any:
 
 
 def batch_of(x: Any) -> int:
-    """The number of streams, read off the first tensor of the input."""
-    for leaf in tree_leaves(x):
-        if isinstance(leaf, Tensor) and leaf.dim():
-            return int(leaf.shape[0])
-    raise InputError("x: expected a tensor with one row per stream, shape (streams, ...).")
+    """The number of streams: rows of every tensor of the input."""
+    leaves = tree_leaves(x)
+    counts = {leaf.shape[0] if isinstance(leaf, Tensor) and leaf.dim() else 0 for leaf in leaves}
+    if len(counts) != 1 or 0 in counts:
+        found = [_described(leaf) for leaf in leaves] or "nothing"
+        raise InputError(f"x: expected tensors with one row per stream, shape (streams, ...), found {found}.")
+    return int(counts.pop())
 
 
 def finite_rows(tree: Any, batch: int) -> Tensor:

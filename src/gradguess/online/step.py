@@ -52,8 +52,9 @@ class Step:
 
     @cached_property
     def _weights(self) -> dict[str, Tensor]:
-        own = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        return own if self.parameters is None else dict(self.parameters)
+        if self.parameters is not None:
+            return dict(self.parameters)
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @cached_property
     def _leaf(self) -> Tensor:
@@ -135,7 +136,7 @@ class Step:
         if not all(bool(torch.isfinite(grad).all()) for grad in grads.values()):
             raise NonFiniteError(
                 f"The gradient at step {self.count} is NaN or infinite: the influence of the past has grown beyond all "
-                "bounds, or the loss has. Nothing was changed. Lower the learning rate, or forget the past with reset()."
+                "bounds, or the loss has. Nothing was changed. Lower the learning rate, or forget the past by reset()."
             )
         return loss.detach(), grads, error, bad
 

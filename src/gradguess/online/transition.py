@@ -78,8 +78,8 @@ class Transition:
         """
 
         def of_one(h: Tensor, others: tuple[Tensor, ...], x: Any, c: Tensor) -> tuple[Tensor, Tensors]:
-            _, pull = torch.func.vjp(lambda p, h: self._one(p, h, others, x, cut)[1], dict(self.parameters), h)
-            to_parameters, to_state = torch.func.vmap(pull)(c)
+            made: Any = torch.func.vjp(lambda p, h: self._one(p, h, others, x, cut), dict(self.parameters), h)
+            to_parameters, to_state = torch.func.vmap(made[1])(c)
             return to_state, {name: grad.flatten(1) for name, grad in to_parameters.items()}
 
         shared = None if cotangents.dim() == 2 else 0
@@ -90,8 +90,8 @@ class Transition:
         """`J`, (batch, n, n)."""
 
         def of_one(h: Tensor, others: tuple[Tensor, ...], x: Any) -> Tensor:
-            _, pull = torch.func.vjp(lambda h: self._one(self.parameters, h, others, x)[1], h)
-            return torch.func.vmap(pull)(torch.eye(self.width, dtype=h.dtype, device=h.device))[0]
+            made: Any = torch.func.vjp(lambda h: self._one(self.parameters, h, others, x), h)
+            return torch.func.vmap(made[1])(torch.eye(self.width, dtype=h.dtype, device=h.device))[0]
 
         with explained():
             return torch.func.vmap(of_one)(self.h, self.others, self.x)
@@ -117,12 +117,12 @@ class Transition:
 
     def _one(
         self, parameters: Mapping[str, Tensor], h: Tensor, others: tuple[Tensor, ...], x: Any, cut: bool = False
-    ) -> tuple[Any, Tensor]:
-        """Output and new state of one stream: the model sees a batch of one."""
+    ) -> Tensor:
+        """The new state of one stream: the model sees a batch of one."""
         state = self.tree.tree(h[None], [leaf[None] for leaf in others])
         with CutProducts() if cut else contextlib.nullcontext():
-            output, after = run(self.model, parameters, tree_map_only(Tensor, lambda leaf: leaf[None], x), state)
-        return output, self.tree.vector(after)[0]
+            after = run(self.model, parameters, tree_map_only(Tensor, lambda leaf: leaf[None], x), state)[1]
+        return self.tree.vector(after)[0]
 
 
 class CutProducts(TorchFunctionMode):
