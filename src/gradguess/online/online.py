@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -185,16 +186,17 @@ class Online:
             )
         if self._tree is None:
             state = self._initial(x, streams)
-            self._tree = StateTree.of(state)
-            self._tree.check(state, streams)
-            first = Place(self._tree.vector(state), tuple(self._tree.others(state)), Kept())
-            probe = Step(self.model, OneStep(), self._tree, (), first, x, self.generator, 0)
+            tree = StateTree.of(state)
+            tree.check(state, streams)
+            first = Place(tree.vector(state), tuple(tree.others(state)), Kept())
+            probe = Step(self.model, OneStep(), tree, (), first, x, self.generator, 0)
             self._recurrent = probe.depends_on()
+            kept = self._rule.start(replace(probe, recurrent=self._recurrent).transition)
             if self._place is None:
-                transition = Step(
-                    self.model, self._rule, self._tree, self._recurrent, first, x, self.generator, 0
-                ).transition
-                self._place, self._start = Place(first.h, first.others, self._rule.start(transition)), first
+                self._place, self._start = Place(first.h, first.others, kept), first
+            elif not self._place.kept.looks_like(kept) or self._place.h.shape != first.h.shape:
+                raise InputError("state: what was loaded was saved with another rule or model. Use the same ones.")
+            self._tree = tree
         assert self._place is not None
         return self._place
 
@@ -228,11 +230,8 @@ def _numbers(rows: Any, h: Tensor) -> Tensor:
     if index.dtype == torch.bool and index.shape == h.shape[:1]:
         return index.nonzero()[:, 0]
     index = index.reshape(-1)
-    if (
-        index.dtype.is_floating_point
-        or index.dtype == torch.bool
-        or (len(index) and not 0 <= int(index.min()) <= int(index.max()) < h.shape[0])
-    ):
+    whole = not index.dtype.is_floating_point and index.dtype != torch.bool
+    if len(index) and not (whole and int(index.min()) >= 0 and int(index.max()) < h.shape[0]):
         raise InputError(
             f"rows: expected numbers from 0 to {h.shape[0] - 1} or a mask of {h.shape[0]}, found {rows!r}."
         )

@@ -37,6 +37,11 @@ class Kept:
         """The streams `rows` start anew."""
         return Kept({name: value.index_fill(0, rows, 0) for name, value in self.rows.items()}, self.shared)
 
+    def looks_like(self, other: Kept) -> bool:
+        """Are there the same names, with the same shapes?"""
+        mine, others = ({k: v.shape for k, v in (*kept.rows.items(), *kept.shared.items())} for kept in (self, other))
+        return mine == others
+
     @property
     def bytes(self) -> int:
         return sum(value.numel() * value.element_size() for value in (*self.rows.values(), *self.shared.values()))
