@@ -9,6 +9,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from gradguess.errors import GradguessError
 from gradguess.experiments import interrupts
 from gradguess.experiments.config import CHOICES, TrainConfig
 from gradguess.experiments.methods import METHODS, VARIANTS
+from gradguess.experiments.streams.config import StreamConfig
 
 app = typer.Typer(
     help="Train networks without backpropagation, and reproduce the paper.",
@@ -51,19 +53,19 @@ def main() -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `config` by one option per field of `TrainConfig`: fields are declared once."""
-    fields = {item.name: item for item in dataclasses.fields(TrainConfig)}
+def with_config_options(command: Callable[..., None], config: Any = TrainConfig) -> Callable[..., None]:
+    """Replace the parameter `config` by one option per field of the configuration: fields are declared once."""
+    fields = {item.name: item for item in dataclasses.fields(config)}
 
     def wrapped(**values: Any) -> None:
         chosen = {name: values.pop(name) for name in fields}
-        command(config=TrainConfig(**chosen), **values)
+        command(config=config(**chosen), **values)
 
     parameters = [
         item for name, item in inspect.signature(command, eval_str=True).parameters.items() if name != "config"
     ]
     for name, item in fields.items():
-        kind: Any = str if name == "k" else type(item.default)
+        kind: Any = str if item.type == "int | str" else type(item.default)
         annotation = Annotated[kind, typer.Option(help=item.metadata["help"])]
         default = str(item.default) if kind is str else item.default
         parameters.append(
@@ -198,6 +200,31 @@ def diagnose(
     if not json:
         print_sites(record)
     emit({**record, "plots": [str(path) for path in plots]}, json, [str(path) for path in plots])
+
+
+@app.command()
+@partial(with_config_options, config=StreamConfig)
+def stream(
+    config: Any,
+    out: Annotated[Path | None, typer.Option(help="Write the whole record, with its curves, to this file.")] = None,
+    json: Json = False,
+    threads: int = 0,
+) -> None:
+    """Learn online from an endless stream: the error at the end, the time of a step, and the memory that is kept."""
+    import torch
+
+    from gradguess.experiments.files import write_json
+    from gradguess.experiments.streams.run import run
+
+    if threads:
+        torch.set_num_threads(threads)
+    with _interruptible(), notes.status(config.key) as status:
+        record = run(config, lambda point: status.update(f"{config.key}: step {point['step']}, error {point['error']}"))
+    if out is not None:
+        write_json(out, record)
+    shown = {name: record[name] for name in ("error", "chance", "step_ms", "memory_mb", "skipped", "failed")}
+    lines = [f"{name:>10}  {value:.4g}" for name, value in shown.items() if isinstance(value, int | float)]
+    emit({"key": record["key"], **shown}, json, lines + [record["failed"]] * bool(record["failed"]))
 
 
 @app.command()

@@ -148,12 +148,26 @@ def test_a_new_basis_takes_over_the_influence():
             torch.testing.assert_close(after[f"rows/P/{name}"][b], new.T @ (J @ P + f))
 
 
-def test_the_lagged_basis_spans_what_the_next_losses_see():
+def test_the_krylov_basis_spans_what_the_next_losses_see():
     torch.manual_seed(0)
     J, c = torch.randn(1, 9, 9).double() / 3, torch.randn(9).double()
-    V = BASES["lagged"](J, torch.outer(c, c), 4)
+    V = BASES["krylov"](J, torch.outer(c, c), 4)
     seen = torch.stack([c @ torch.linalg.matrix_power(J[0], lag) for lag in range(4)])
     torch.testing.assert_close(seen @ V @ V.T, seen)
+
+
+def test_the_lagged_basis_is_that_of_the_scaled_gramian():
+    torch.manual_seed(0)
+    J, S = torch.randn(1, 6, 6).double() / 2, torch.randn(6, 6).double()
+    S = S @ S.T
+    Q = torch.zeros(6, 6).double()
+    for lag in range(1, 129):
+        A = torch.linalg.matrix_power(J[0], lag - 1)
+        term = A.T @ S @ A
+        Q += term / term.trace() / lag
+    top = torch.linalg.eigh(Q)[1][:, -2:]
+    V = BASES["lagged"](J, S, 2)
+    torch.testing.assert_close(V @ V.T, top @ top.T)
 
 
 def test_the_observable_basis_is_that_of_the_gramian():

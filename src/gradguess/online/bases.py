@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 LAGS = 40  # of the Gramian: its sum diverges where the spectral radius reaches one
+FAR = 128  # lags, where each term is scaled
 
 Basis = Callable[[Tensor, Tensor, int], Tensor]
 
@@ -32,17 +33,21 @@ def observable(J: Tensor, S: Tensor, k: int) -> Tensor:
 
 
 def lagged(J: Tensor, S: Tensor, k: int) -> Tensor:
-    """What the losses see, whatever the lag: the Gramian's first k terms, each divided by its trace.
+    """What the losses see, whatever the lag: the Gramian's terms, each of trace one, weighing `1 / lag`.
 
-    An error that looks far back is weak, not unimportant: it may be the only one that can be explained. With one
-    output each term is one direction, and k of them span what the losses of the next k steps see.
+    An error that looks far back is weak, not unimportant: it may be the only one that can be explained. With these
+    weights the lags from 1 to 2, from 2 to 4, from 4 to 8 and so on count alike.
     """
-    mean, term = J.mean(0), _scaled(S)
-    Q = torch.zeros_like(term)
-    for _ in range(k):
-        Q = Q + term
-        term = _scaled(mean.T @ term @ mean)
-    return _top(Q, k)
+    weighed = (term / lag for lag, term in enumerate(_terms(J, S, FAR), 1))
+    return _top(sum(weighed, start=torch.zeros_like(S)), k)
+
+
+def krylov(J: Tensor, S: Tensor, k: int) -> Tensor:
+    """What the losses of the next k steps see: the Gramian's first k terms, each of trace one.
+
+    With one output each term is one direction, and the k of them span all that these losses see.
+    """
+    return _top(sum(_terms(J, S, k), start=torch.zeros_like(S)), k)
 
 
 def random(J: Tensor, S: Tensor, k: int) -> Tensor:
@@ -51,9 +56,23 @@ def random(J: Tensor, S: Tensor, k: int) -> Tensor:
     return torch.linalg.qr(torch.randn(J.shape[-1], k, generator=generator).to(J))[0]
 
 
-BASES: Mapping[str, Basis] = {"wperp": wperp, "observable": observable, "lagged": lagged, "random": random}
+BASES: Mapping[str, Basis] = {
+    "wperp": wperp,
+    "observable": observable,
+    "lagged": lagged,
+    "krylov": krylov,
+    "random": random,
+}
 """Each takes the Jacobians of a step (batch, n, n), the second moment `S` of the errors `q` at the state (n, n), and k.
 It returns orthonormal columns (n, k)."""
+
+
+def _terms(J: Tensor, S: Tensor, count: int) -> Iterator[Tensor]:
+    """`(J̄ᵀ)^j S J̄^j` for j = 0, 1, ..., each divided by its trace."""
+    mean, term = J.mean(0), _scaled(S)
+    for _ in range(count):
+        yield term
+        term = _scaled(mean.T @ term @ mean)
 
 
 def _top(Q: Tensor, k: int) -> Tensor:

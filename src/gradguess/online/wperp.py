@@ -29,8 +29,8 @@ class WPerp(Rule):
 
     Args:
         k: number of directions; n at most.
-        basis: "lagged" what losses see, each lag weighing the same; "observable" the same with near errors weighing
-            more; "wperp" what the recurrence passes on; "random" a control.
+        basis: "lagged" what the losses see, near and far; "krylov" what those of the next k steps see; "observable"
+            what they see, weighed by its strength; "wperp" what the recurrence passes on; "random" a control.
         refresh: steps between two searches for the basis.
     """
 

@@ -124,7 +124,7 @@ def _measured(
                 "step": count + 1,
                 "error": _mean(recent),
                 "process_mb": resident(),
-                "step_ms": 1000 * _mean(times),
+                "step_ms": 1000 * sum(times) / len(times),
             }
             curve.append(point)
             recent, times = [], []
@@ -133,7 +133,7 @@ def _measured(
     return {
         "key": config.key,
         "config": config.as_dict(),
-        "error": _mean(tail) if not failed else float("nan"),
+        "error": None if failed else _mean(tail),
         "chance": chance,
         "step_ms": _mean([point["step_ms"] for point in curve[1:]] or [point["step_ms"] for point in curve]),
         "memory_mb": online.kept_bytes / 1e6,
@@ -144,8 +144,10 @@ def _measured(
     }
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
+def _mean(values: list[float]) -> float | None:
+    """None where there is nothing to average, or no finite number: JSON knows no NaN."""
+    mean = sum(values) / len(values) if values else math.nan
+    return mean if math.isfinite(mean) else None
 
 
 def resident() -> float:
