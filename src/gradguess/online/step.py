@@ -133,7 +133,7 @@ class Step:
         grads, error = self._backward(loss)
         for name, credit in self.rule.credit(self.place.kept, error, self.transition).items():
             grads[name] = grads[name] + credit.view_as(grads[name])
-        if not all(bool(torch.isfinite(grad).all()) for grad in grads.values()):
+        if not bool(torch.stack([torch.isfinite(grad).all() for grad in grads.values()]).all()):
             raise NonFiniteError(
                 f"The gradient at step {self.count} is NaN or infinite: the influence of the past has grown beyond all "
                 "bounds, or the loss has. Nothing was changed. Lower the learning rate, or forget the past by reset()."

@@ -43,8 +43,6 @@ class TBPTT(Rule):
         q, total = error.q, {name: torch.zeros_like(p) for name, p in transition.parameters.items()}
         for back in range(1, self.steps):
             q = q * (kept.rows["age"] >= back)[:, None]  # streams that started later have no such past
-            if not bool(q.any()):
-                break
             seen = [kept.rows[f"past/{i}"][:, -back] for i in range(len(kept.rows) - 1)]
             q, grads = _placed(transition, seen).vjp(q)
             total = {name: total[name] + grads[name] for name in total}

@@ -119,7 +119,6 @@ def _measured(
         recent += errors
         tail += errors if count >= last else []
         if (count + 1) % every == 0:
-            times = sorted(times)[len(times) // 4 : -max(1, len(times) // 4)] or times  # the middle half
             point = {
                 "step": count + 1,
                 "error": _mean(recent),
