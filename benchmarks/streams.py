@@ -10,19 +10,11 @@ A group is tuned first and then run on the seeds that are reported: the same com
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
-from gradguess.experiments.names import lookup
-from gradguess.experiments.streams.plan import GROUPS, Group
+from gradguess.experiments.streams.page import page
+from gradguess.experiments.streams.plan import GROUPS, chosen
 from gradguess.experiments.streams.sweep import place, sweep, wanted
-
-
-def chosen(only: list[str], device: str, seeds: int) -> dict[str, Group]:
-    groups = {name: lookup(GROUPS, name, "group")() for name in only or GROUPS}
-    if device:
-        groups = {n: replace(g, entries=[replace(e, device=device) for e in g.entries]) for n, g in groups.items()}
-    return {n: replace(g, seeds=seeds) for n, g in groups.items()} if seeds else groups
 
 
 def main() -> None:
@@ -33,9 +25,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so many minutes; 0: never")
     parser.add_argument("--device", default="", help="run everything there, whatever the plan says")
     parser.add_argument("--seeds", type=int, default=0, help="fewer or more seeds than the plan says")
+    parser.add_argument("--page", action="store_true", help="print the tables of what is there, and run nothing")
     parser.add_argument("--list", action="store_true", help="show what is missing, and run nothing")
     options = parser.parse_args()
-    groups = chosen(options.only, options.device, options.seeds)
+    groups = chosen(options.only or tuple(GROUPS), options.device, options.seeds)
+    if options.page:
+        print(page(options.out, groups))
+        return
     if options.list:
         for name, group in groups.items():
             left = [config.key for config in wanted(options.out, group) if not place(options.out, config).exists()]

@@ -123,7 +123,10 @@ def train(
 @app.command()
 def reproduce(
     preset: Annotated[str, typer.Option(help="quick (minutes) or paper (everything).")] = "quick",
-    only: Annotated[list[str] | None, typer.Option(help="Only this experiment; may be repeated.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this experiment; may be repeated. streams: the runs on endless streams."),
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds per run; default 1 (quick) or 10 (paper).")] = None,
     jobs: Annotated[int, typer.Option(help="Parallel processes.")] = 2,
     backend: Annotated[str, typer.Option(help="processes (this machine), ray or dask.")] = "processes",
@@ -139,6 +142,9 @@ def reproduce(
     """Run the experiments of the paper and write the report. Finished runs are never run again."""
     if check:  # the results of the repository, unless others are named
         _check_results(Path("results/paper") if out == RUNS else out, json)
+    if only == ["streams"]:
+        _reproduce_streams(preset, seeds, jobs, out, device, json)
+        return
     from gradguess.experiments import plan
     from gradguess.experiments.files import write_json
     from gradguess.experiments.reproduce import read_configs
@@ -160,6 +166,27 @@ def reproduce(
     if failures:
         listed = "; ".join(f"{key}: {message}" for key, message in failures.items())
         raise GradguessError(f"{len(failures)} of {len(records) + len(failures)} runs failed: {listed}")
+
+
+def _reproduce_streams(preset: str, seeds: int | None, jobs: int, out: Path, device: str, json: bool) -> None:
+    """Run what is missing of the runs on streams, and write their tables and figures."""
+    from gradguess.experiments.files import write_atomic
+    from gradguess.experiments.names import lookup
+    from gradguess.experiments.streams.page import figures, page
+    from gradguess.experiments.streams.plan import PRESETS, chosen
+    from gradguess.experiments.streams.sweep import sweep
+    from gradguess.report.plot import draw
+
+    groups = chosen(lookup(PRESETS, preset, "preset"), device, seeds or 0)
+    out = out / "streams"
+    with _interruptible():
+        failures = sweep(groups.values(), out, jobs, say=lambda words: notes.print(words, markup=False))
+    write_atomic(out / "streams.md", page(out, groups))
+    for figure in (figure for name, group in groups.items() for figure in figures(out, name, group)):
+        write_atomic(out / f"{figure.slug}.png", draw(figure).png)
+    emit({"page": str(out / "streams.md"), "failures": failures}, json, [str(out / "streams.md")])
+    if failures:
+        raise GradguessError("; ".join(f"{key}: {message}" for key, message in failures.items()))
 
 
 def _check_results(directory: Path, json: bool) -> None:

@@ -14,6 +14,7 @@ from gradguess.errors import InputError
 from gradguess.experiments.streams import plan
 from gradguess.experiments.streams.balancing import Balance
 from gradguess.experiments.streams.config import RULES, StreamConfig
+from gradguess.experiments.streams.page import figures, page
 from gradguess.experiments.streams.run import build, run
 from gradguess.experiments.streams.sweep import best_rate, place, sweep, wanted
 from gradguess.experiments.streams.tasks import TASKS
@@ -231,3 +232,31 @@ class Here:
 
     def shutdown(self, **kwargs):
         pass
+
+
+def test_the_page_shows_what_was_run(tmp_path, monkeypatch):
+    entries = [SMALL, dataclasses.replace(SMALL, rule="tbptt"), dataclasses.replace(SMALL, rule="rtrl")]
+    groups = {
+        "recall12": plan.Group(entries[:2], grid=(), seeds=2),
+        "sensor": plan.Group(entries[2:], grid=(), seeds=1),
+    }
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", Here)
+    sweep([groups["recall12"]], tmp_path, 1, say=lambda text: None)
+    text = page(tmp_path, groups)
+    assert "## Recall of 12 steps" in text
+    assert "wperp, lagged, k = 3" in text
+    assert "tbptt(3)" in text
+    assert "drifts" not in text
+    assert "0 of 2" in text
+    drawn = figures(tmp_path, "recall12", groups["recall12"])
+    assert [figure.slug for figure in drawn] == ["streams-recall12-error", "streams-recall12-process-mb"]
+    assert [curve.label for curve in drawn[0].curves] == ["wperp, lagged, k = 3", "tbptt(3)"]
+    assert list(drawn[0].curves[0].x) == list(range(1, 13))
+
+
+def test_groups_can_be_moved_and_shortened():
+    groups = plan.chosen(["recall40"], "cpu", 2)
+    assert {entry.device for entry in groups["recall40"].entries} == {"cpu"}
+    assert groups["recall40"].seeds == 2
+    with pytest.raises(InputError, match="unknown group"):
+        plan.chosen(["recal"])

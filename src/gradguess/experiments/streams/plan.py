@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gradguess.experiments.names import lookup
 from gradguess.experiments.streams.config import StreamConfig
 
 GRID = (3e-4, 1e-3, 3e-3)
@@ -132,3 +133,13 @@ GROUPS: Mapping[str, Callable[[], Group]] = {
     "characters": characters,
     "million": million,
 }
+
+PRESETS: Mapping[str, Sequence[str]] = {"quick": ("recall12",), "paper": tuple(GROUPS)}
+
+
+def chosen(names: Sequence[str], device: str = "", seeds: int = 0) -> dict[str, Group]:
+    """Some groups, on another device or with another number of seeds if these are given."""
+    groups = {name: lookup(GROUPS, name, "group")() for name in names}
+    if device:
+        groups = {n: replace(g, entries=[replace(e, device=device) for e in g.entries]) for n, g in groups.items()}
+    return {n: replace(g, seeds=seeds) for n, g in groups.items()} if seeds else groups
