@@ -260,3 +260,40 @@ def test_groups_can_be_moved_and_shortened():
     assert groups["recall40"].seeds == 2
     with pytest.raises(InputError, match="unknown group"):
         plan.chosen(["recal"])
+
+
+def invoke(*arguments: str):
+    testing = pytest.importorskip("typer.testing")
+    pytest.importorskip("rich")
+    from gradguess.cli import app
+
+    return testing.CliRunner().invoke(app, arguments)
+
+
+def test_the_command_prints_one_json_object_last(tmp_path):
+    small = ["--delay", "2", "--k", "3", "--width", "6", "--steps", "12", "--out", str(tmp_path / "record.json")]
+    result = invoke("stream", "--task", "recall", "--rule", "wperp", *small, "--seed", "0", "--json")
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert {"error", "step_ms", "memory_mb"} <= record.keys()
+    whole = json.loads((tmp_path / "record.json").read_text())
+    assert whole["error"] == record["error"]
+    assert len(whole["curve"]) == 12
+
+
+def test_the_command_refuses_an_unknown_rule():
+    result = invoke("stream", "--rule", "wprep")
+    assert "Did you mean 'wperp'" in str(result.exception)
+
+
+def test_reproduce_makes_the_page(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    group = plan.Group([SMALL], grid=(), seeds=3)
+    monkeypatch.setattr(plan, "GROUPS", {"recall12": lambda: group})
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", Here)
+    result = invoke("reproduce", "--only", "streams", "--seeds", "1", "--out", str(tmp_path), "--json")
+    assert result.exit_code == 0, result.output
+    made = json.loads(result.stdout.splitlines()[-1])
+    assert "wperp, lagged, k = 3" in (tmp_path / "streams" / "streams.md").read_text()
+    assert made["failures"] == {}
+    assert (tmp_path / "streams" / "streams-recall12-error.png").stat().st_size > 1000
