@@ -18,8 +18,10 @@ from gradguess.experiments.methods import method_label, settings_of
 from gradguess.experiments.paper_numbers import SCALING, WIDTHS
 from gradguess.experiments.tables import sentences
 from gradguess.experiments.tables.averages import curve_of_means
+from gradguess.experiments.tables.bench import bench_tables
 from gradguess.experiments.tables.claims import claims_table
 from gradguess.experiments.tables.compare import DIFFERS, HOLDS, RULES
+from gradguess.experiments.tables.compiled import memory_matrix, times_matrix
 from gradguess.experiments.tables.curves import overlap_figures, scaling_figure
 from gradguess.experiments.tables.feedback import feedback_tables
 from gradguess.experiments.tables.feedback_results import results_of
@@ -36,6 +38,7 @@ from gradguess.experiments.tables.paper import (
     scaling_matrix,
     scaling_title,
 )
+from gradguess.experiments.tables.projector import projector_table
 from gradguess.experiments.tables.real import real_table
 from gradguess.experiments.tables.runs import Run
 from gradguess.experiments.tables.solvers import solvers_table
@@ -57,7 +60,8 @@ PAGES = (
     "docs/real.md",
     "docs/gpu.md",
 )
-OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost")  # tables that may have no run
+# tables that may have no run
+OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost", "projector")
 OVERVIEW = ("backprop", "feedback-chained", "feedback-direct-rare", "wperp", "wt", "activation", "weight")
 
 
@@ -175,6 +179,21 @@ def tasks_table() -> str:
     return "\n".join(lines)
 
 
+def compiled_tables() -> dict[str, str]:
+    """Compiled steps on real networks, and their start, for each device on which they were measured."""
+    made = {}
+    for device in ("cpu", "cuda"):
+        for name, kind, make in (
+            ("compiled", "compiled", times_matrix),
+            ("compiled-memory", "compiled", memory_matrix),
+            ("starts", "starts", lambda record: bench_tables([record])[0]),
+        ):
+            stored = ROOT / "results" / "bench" / f"{kind}-{device}.json"
+            found = markdown(make(bench_record(stored.name))) if stored.exists() else "Not measured yet."
+            made[f"bench-{name}-{device}"] = found
+    return made
+
+
 def memory_table() -> str:
     """Peak memory without the parameters' gradients, and time over backpropagation's, by method and depth."""
     rows = bench_record("memory-cpu.json")["rows"]
@@ -209,6 +228,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         solvers_table(runs),
         real_table(runs),
         speed_claims_table(benchmarks),
+        projector_table(benchmarks),
         *feedback_tables(runs),
     ]
     found = {
@@ -216,6 +236,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "bench-times-gpu": times_table("cuda"),
         "bench-memory": memory_table(),
         "bench-tasks": tasks_table(),
+        **compiled_tables(),
         "overview": overview_table(runs),
         "scaling": markdown(scaling_matrix(runs)),
         "tally-sentence": sentences.tally_sentence(runs),

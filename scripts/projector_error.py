@@ -110,7 +110,15 @@ def main(out: str, *runs: str) -> None:
         records += [about | {"epoch": stored[1]["epoch"]} | row for row in errors(config, model)]
     device = TrainConfig.from_dict(json.loads((Path(runs[0]) / "config.json").read_text())).device
     write_json(
-        Path(out), {"schema": 1, "samples": SAMPLES, "environment": environment.describe(device), "rows": records}
+        Path(out),
+        {
+            "schema": 1,
+            "kind": "projector",
+            "samples": SAMPLES,
+            "environment": environment.describe(device),
+            "rows": records,
+            "growth": [],
+        },
     )
 
 

@@ -149,6 +149,19 @@ def test_what_would_not_be_the_same_again_is_not_recorded(model, recorded, monke
     assert seen == recorded
 
 
+@pytest.mark.parametrize("model", [DROPOUT, BATCH_NORM], ids=["dropout", "batch norm"])
+def test_a_compiled_step_may_be_recorded(model, monkeypatch):
+    """Its random numbers and buffers enter and leave a graph. Where compiling was refused, nothing is recorded."""
+    forward = gg.ForwardGradient(model, gg.WPerp(k=3), compile=True)
+    step = captured(forward, monkeypatch)
+    monkeypatch.setattr("gradguess.methods.compiled.compiled", lambda graph, arguments: graph)
+    for _ in range(3):
+        step(torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0]))
+    assert not step._is_fragile("step")
+    forward.plan.runner.refused = True
+    assert step._is_fragile("step")
+
+
 def test_a_state_that_was_loaded_comes_into_the_memory_of_the_old_one(monkeypatch):
     case = make("relu-bias")
     forward = gg.ForwardGradient(case.model, gg.WPerp(k=3))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 try:
     import typer
 
-    from gradguess.experiments.terminal import epoch_bar, notes, print_sites, print_tables, runs_bar
+    from gradguess.experiments.terminal import emit, epoch_bar, notes, print_sites, print_tables, runs_bar
 except ModuleNotFoundError as error:
     raise SystemExit(f"gradguess: the package {error.name} is missing: pip install 'gradguess[cli]'") from None
 
@@ -76,11 +75,6 @@ def with_config_options(command: Callable[..., None], config: Any = TrainConfig)
     wrapped.__annotations__ = {item.name: item.annotation for item in keyword_only}
     wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
     return wrapped
-
-
-def emit(record: dict[str, Any], as_json: bool, lines: list[str]) -> None:
-    """Print the result: one JSON object for a program, `lines` for a person."""
-    print(json.dumps(record) if as_json else "\n".join(lines), flush=True)
 
 
 @app.command()
@@ -267,6 +261,9 @@ def bench(
     task: Annotated[
         list[str] | None, typer.Option(help="Time this real network instead, or 'all' of them; may be repeated.")
     ] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="With --task: also compiled, on a GPU captured.")] = False,
+    starts: Annotated[bool, typer.Option("--starts", help="With --task: time the start of compiled runs.")] = False,
+    jobs: Annotated[int, typer.Option(help="Tasks that compile at a time; they are timed one by one.")] = 1,
     peaks: Annotated[bool, typer.Option(help="Beside the times, measure peak memory in subprocesses.")] = True,
     seconds: Annotated[float, typer.Option(help="Seconds of timing for each method and setting.")] = 3.0,
     samples: Annotated[int, typer.Option(help="Samples in a step of methods with a matrix per sample.")] = 2,
@@ -277,12 +274,14 @@ def bench(
     """Measure time and memory of a training step of every method against backpropagation."""
     import torch
 
-    from gradguess.experiments.bench import bench_memory, bench_tasks, bench_time
-    from gradguess.experiments.bench.loops import Case, grid
+    from gradguess.experiments.bench import bench_memory, bench_starts, bench_tasks, bench_time
+    from gradguess.experiments.bench.cases import Case, grid
     from gradguess.experiments.environment import check_device
     from gradguess.experiments.tables.bench import bench_tables
 
     check_device(device)
+    if (compile or starts) and not task:
+        raise GradguessError("--compile and --starts need --task: the name of a real network, or all.")
     if threads:
         torch.set_num_threads(threads)
     batch, k, dtype = batch or [512], k or [10], dtype or ["float32"]
@@ -292,7 +291,11 @@ def bench(
             case = Case((width or [64])[0], 1, batch[0], k[0], dtype[0], device)
             record = bench_memory(depth or [10, 30, 100], case, method or (), out, say)
         elif task:
-            record = bench_tasks(() if task == ["all"] else task, seconds, device, out, say)
+            tasks = () if task == ["all"] else task
+            if starts:
+                record = bench_starts(tasks, method or (), device, out, say)
+            else:
+                record = bench_tasks(tasks, method or (), seconds, device, compile, jobs, peaks and compile, out, say)
         else:
             widths, depths = width or [64, 128, 512], depth or [3]
             cases = grid(width=widths, depth=depths, batch=batch, k=k, dtype=dtype, device=[device])
@@ -305,19 +308,14 @@ def bench(
 
 def _bench_plots(record: dict[str, Any], out: Path) -> list[str]:
     """One PNG for each figure, if matplotlib is installed."""
-    from gradguess.experiments.files import write_atomic
     from gradguess.experiments.tables.bench import bench_figures
-    from gradguess.report.plot import draw
+    from gradguess.report.plot import save_figures
 
-    paths = []
     try:
-        for figure in bench_figures([record]):
-            paths.append(out / f"{figure.slug}.png")
-            write_atomic(paths[-1], draw(figure).png)
+        return [str(path) for path in save_figures(bench_figures([record]), out)]
     except GradguessError as error:
         notes.print(str(error))
         return []
-    return [str(path) for path in paths]
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ import pytest
 import gradguess as gg
 from gradguess.errors import InputError
 from gradguess.experiments import plan
-from gradguess.experiments.bench.loops import Case, make_loop
+from gradguess.experiments.bench.cases import Case
+from gradguess.experiments.bench.registry import make_loop
 from gradguess.experiments.config import TrainConfig, differences
 from gradguess.experiments.methods import (
     METHODS,

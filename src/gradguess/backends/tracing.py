@@ -12,8 +12,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch._functorch.compile_utils import fx_graph_cse
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -33,21 +35,32 @@ class NotTraceable(GradguessError):
 
 
 class _Made(TorchDispatchMode):
-    """While open, remembers every tensor that an operation makes, by its place in memory."""
+    """While open, remembers every tensor that an operation makes, by its place in memory.
+
+    A branch may look at numbers that are the same in every step, such as positions, and not at others.
+    """
 
     now: _Made | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Sequence[Tensor]) -> None:
         super().__init__()
         self.by_place: dict[Any, Tensor] = {}  # it holds them, so that no place is used twice
+        self.varying = {_memory(t) for t in arguments}  # what depends on the arguments
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        varies = any(_is_wrapped(t) or _memory(t) in self.varying for t in given)
         if func in _LOOKS:
-            raise NotTraceable(_LOOKED)
+            if varies:
+                raise NotTraceable(_LOOKED)
+            with disable_proxy_modes_tracing():
+                return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
-        for t in tree_leaves(out):
-            if isinstance(t, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(t):
-                self.by_place[_place(t)] = t
+        made = [t for t in tree_leaves(out) if isinstance(t, Tensor) and not _is_wrapped(t)]
+        self.by_place |= {_place(t): t for t in made}
+        if varies:
+            written = given if func._schema.is_mutable else []
+            self.varying |= {_memory(t) for t in (*made, *written) if not _is_wrapped(t)}
         return out
 
     def __enter__(self) -> _Made:
@@ -60,13 +73,29 @@ class _Made(TorchDispatchMode):
         super().__exit__(*error)
 
 
-class _NoLooking(TorchFunctionMode):
-    """Refuses what reads numbers past the dispatcher."""
+class _OneWay(TorchFunctionMode):
+    """Refuses what reads numbers past the dispatcher, and computes products in one way.
+
+    PyTorch takes another way for a linear layer that asks for gradients, so that two passes would have less in common.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.tolist, Tensor.__array__, Tensor.numpy):
             raise NotTraceable(_LOOKED)
+        if func is F.linear and args and args[0].dim() > 2:
+            x, *rest = args
+            return func(x.reshape(-1, x.shape[-1]), *rest, **(kwargs or {})).view(*x.shape[:-1], -1)
         return func(*args, **(kwargs or {}))
+
+
+def _is_wrapped(t: Tensor) -> bool:
+    """Does a transform of `torch.func` hold the tensor?"""
+    return torch._C._functorch.is_functorch_wrapped_tensor(t)
+
+
+def _memory(t: Tensor) -> int:
+    """Where its numbers lie; tangents that are zero have none."""
+    return -1 if t._is_zerotensor() else t.untyped_storage().data_ptr()
 
 
 def _place(t: Tensor) -> Any:
@@ -111,12 +140,29 @@ def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) ->
     if drawn:
         raise NotTraceable(f"it draws random numbers by {drawn[0].target} that cannot be drawn beforehand")
     graph.recompile()
-    return graph
+    return _merged(graph, arguments)
+
+
+def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModule:
+    """The graph with every value computed once: a second pass over the model costs only what differs from the first.
+
+    Values can be told to be equal where nothing is written in place.
+    """
+    with torch.no_grad(), full_precision(arguments[0].device):  # its casts are in it already
+        pure = make_fx(torch.func.functionalize(graph, remove="mutations"))(*arguments)
+    for node in pure.graph.nodes:
+        if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            node.replace_all_uses_with(node.args[0])
+    pure.graph.eliminate_dead_code()
+    merged = fx.GraphModule(pure, fx_graph_cse(pure.graph))
+    merged.graph.eliminate_dead_code()
+    merged.recompile()
+    return merged
 
 
 def _watched(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
     def run(*arguments: Tensor) -> list[Tensor]:
-        with _NoLooking(), _Made():
+        with _OneWay(), _Made(arguments):
             return function(*arguments)
 
     return run

@@ -34,7 +34,8 @@ CHOICES: dict[str, Iterable[str]] = {
     "matmul": ("highest", "high"),
     "teacher": ("wperp", "wt", "activation"),
 }
-BEFORE: dict[str, Any] = {"script": "", "threshold": "nearest"}  # what runs did that do not know these options
+# what runs did that do not know these options
+BEFORE: dict[str, Any] = {"script": "", "threshold": "nearest", "compile": False}
 AT_LEAST_ONE = ("width", "depth", "epochs", "batch", "refresh", "every", "eval_every", "steps", "sweeps", "tangents")
 AT_LEAST_ZERO = ("samples", "seed", "weight_decay", "rate", "sigma", "bootstrap")
 
@@ -91,6 +92,7 @@ class TrainConfig:
     dtype: str = option("float32", "number format: {dtype}")
     matmul: str = option("highest", "precision of float32 products on a GPU: highest, or high (TF32)")
     device: str = option("cpu", "device of PyTorch, such as cpu or cuda")
+    compile: bool = option(False, "compile the steps: seconds to minutes at the start, which pay in long runs")
     eval_every: int = option(10, "epochs between two evaluations")
     diagnose: str = option("", "when the guess is diagnosed: 10 is every ten epochs, 0,1,10 is after these epochs")
     script: str = option("", "as in the authors' scripts, a list with commas out of: {script}")

@@ -112,7 +112,8 @@ VARIANTS: dict[str, MethodVariant] = {
     "feedback-chained-pieces-bootstrap": MethodVariant(
         "Feedback, chained, bootstrap alone, 3 pieces", {**_PIECES, **_BOOTSTRAP}
     ),
-    # loops whose memory is compared over the depth; the benchmark adds what depends on the depth
+    # loops whose memory is compared; the benchmark adds what depends on the depth, and has its own loop for MeZO
+    "mezo": MethodVariant("Weight perturbation, MeZO", {"method": "weight"}),
     "checkpoint-all": MethodVariant("Backpropagation, every layer recomputed", {"method": "backprop"}, "layer-1"),
     "checkpoint-sqrt": MethodVariant("Backpropagation, √depth checkpoints", {"method": "backprop"}, "layer-3"),
     "store": MethodVariant("W⊥, store", {"method": "wperp"}),

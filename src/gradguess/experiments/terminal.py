@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,22 @@ if TYPE_CHECKING:
 notes = Console(stderr=True)  # results alone go to standard output
 
 
+def emit(record: dict[str, Any], as_json: bool, lines: list[str]) -> None:
+    """Print the result: one JSON object for a program, `lines` for a person."""
+    print(json.dumps(record) if as_json else "\n".join(lines), flush=True)
+
+
+@contextlib.contextmanager
+def _plain_warnings(visible: bool) -> Iterator[None]:
+    """Warnings in one sentence each, without the line of code that they come from."""
+    with warnings.catch_warnings():
+        if visible:
+            warnings.showwarning = lambda message, *where: notes.print(f"warning: {message}", highlight=False)
+        else:
+            warnings.simplefilter("ignore")
+        yield
+
+
 @contextlib.contextmanager
 def epoch_bar(config: TrainConfig, visible: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A bar over the epochs with loss, accuracy, step time and time left; the block calls it with each row."""
@@ -30,7 +48,7 @@ def epoch_bar(config: TrainConfig, visible: bool) -> Iterator[Callable[[dict[str
         TextColumn("{task.fields[scores]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=notes, disable=not visible) as bar:
+    with _plain_warnings(visible), Progress(*columns, console=notes, disable=not visible) as bar:
         task = bar.add_task(config.key, total=config.epochs, scores="")
         accuracy = "  …"
 

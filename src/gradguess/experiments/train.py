@@ -1,4 +1,7 @@
-"""One training loop for every method, resumable at any epoch and bit-equal after any kill."""
+"""One training loop for every method, resumable at any epoch and bit-equal after any kill.
+
+Compiled runs are equal up to rounding: in each process the first step of each kind runs uncompiled.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 import gradguess as gg
 from gradguess.errors import GradguessError
 from gradguess.experiments import checkpoint, environment, interrupts
+from gradguess.experiments.compiled_backprop import CompiledBackprop
 from gradguess.experiments.config import TrainConfig, differences
 from gradguess.experiments.data import Dataset, load
 from gradguess.experiments.evaluation import batch_accuracy, evaluate
@@ -94,15 +98,17 @@ def build_method(config: TrainConfig, model: nn.Module) -> Any:
 
 def build_forward(config: TrainConfig, model: nn.Module) -> gg.ForwardGradient:
     """What estimates the gradients of `config`."""
+    differentiates = config.method == "backprop"  # it is compiled as anyone would, so that comparisons are fair
     return gg.ForwardGradient(
         model,
-        build_method(config, model),
+        CompiledBackprop() if config.compile and differentiates else build_method(config, model),
         tangents=config.tangents,
         memory=config.memory,
         sites=int(config.sites) if config.sites.isdecimal() else config.sites,
         seed=config.seed,
         isolate=config.isolate,
         balance=config.balance,
+        compile=config.compile and not differentiates,
     )
 
 
@@ -120,6 +126,8 @@ class _Run:
         environment.check_device(config.device)
         environment.source()  # now: the code may change while the run goes on
         torch.set_float32_matmul_precision(config.matmul)
+        if config.compile:
+            torch.compiler.reset()  # what earlier runs of this process compiled counts against a limit
         self.data = load(config.data).first(config.samples).to(config.device, getattr(torch, config.dtype))
         ranks.check_batches(len(self.data.x_train), config.batch)
         self.place: tuple[int, int] | None = None  # where this rank's samples lie in the batch

@@ -47,7 +47,7 @@ class WPerp(Guess):
         k: dimension of the guessing space.
         solver: how `V_k` is found.
             "svd", the paper's definition and the reference: a dense SVD for every sample.
-            "subspace": every sample's own `V_k`, to a projector error below 1e-2, by products with the layer above,
+            "subspace": every sample's own `V_k`, to a projector error of a few 1e-3, by products with the layer above,
             which all samples share, or from the Gram matrix of each sample's open units where that is faster.
             "shared", the default: one basis `V` for the batch, found every `refresh` steps, then multiplied by each
             sample's gate and made orthonormal: `D V C^{-½} z` with `C = Vᵀ D² V`. Its covariance is an exact rank-k

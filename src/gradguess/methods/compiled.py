@@ -39,11 +39,12 @@ class Compiler:
     def __init__(self) -> None:
         self._seen: dict[Hashable, _Draws] = {}
         self._graphs: dict[Hashable, _CompiledStep] = {}
-        self._refused = False
+        self.refused = False
 
     def __call__(self, method: Method, step: Step) -> Result:
         kind = method.kind(step.state.count)
-        if kind is None or self._refused or not self._applies(step):
+        kind = "step" if kind == "refresh" else kind  # the search is done by now
+        if kind is None or self.refused or not self._applies(step):
             return method.run(step)
         try:
             key = (kind, _signature(step))
@@ -74,10 +75,10 @@ class Compiler:
             self._refuse("Processes share the batch: they talk to each other in the middle of a step.")
         elif not step.keeps:
             self._refuse("memory='replay' runs the model twice to keep nothing: a graph keeps what it needs.")
-        return not self._refused
+        return not self.refused
 
     def _refuse(self, why: str) -> None:
-        self._refused = True
+        self.refused = True
         self._seen.clear()
         self._graphs.clear()
         warnings.warn(f"compile=True has no effect. {why} Steps run uncompiled, with the same result.", stacklevel=6)
@@ -258,7 +259,7 @@ class _CompiledStep:
         free = step.layout.members.parameters
         parameters = {name: p.detach().requires_grad_(free[name].requires_grad) for name, p in parameters.items()}
         buffers = {name: b.clone() for name, b in buffers.items()}
-        with torch.no_grad(), _reparametrize_module(model, parameters | buffers):
+        with torch.no_grad(), _reparametrize_module(model, parameters | buffers, tie_weights=True):
             task = replace(step.task, inputs=inputs, targets=targets)
             layout = replace(step.layout, members=Members(model))
             with Given(masks):

@@ -38,6 +38,16 @@ def _counted_apart(model: nn.Module) -> Iterator[None]:
         count.add_(1)
 
 
+def _written(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that a pass may write: those of modules in training mode. No tangent may touch the others."""
+    modules = dict(model.named_modules())
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point() and modules[name.rpartition(".")[0]].training
+    }
+
+
 class FunctionalPass(ModulePass):
     """The passes of `ModulePass`, with the buffers of the model as arguments and results of the transform."""
 
@@ -110,7 +120,7 @@ class FunctionalPass(ModulePass):
             torch.no_grad(),
             formula_kernels(model),
         ):
-            buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
+            buffers = _written(model)
             primals = (zero, *buffers.values())
             tangents = (torch.ones_like(zero), *(torch.zeros_like(b) for b in buffers.values()))
             made: Any = torch.func.jvp(function, primals, tangents)

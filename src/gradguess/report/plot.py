@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradguess.experiments.files import write_atomic
 from gradguess.experiments.tables.table import Curve, Figure
 from gradguess.extras import require
 from gradguess.report.palette import GRID, INK, colours, style_of
@@ -45,6 +48,14 @@ class Drawing:
     png: bytes
     svg: str  # letters as outlines: it looks the same everywhere
     inline: str  # letters as text, a fifth of the size: for `themed`
+
+
+def save_figures(figures: Sequence[Figure], directory: Path) -> list[Path]:
+    """One PNG for each figure."""
+    paths = [directory / f"{figure.slug}.png" for figure in figures]
+    for path, figure in zip(paths, figures, strict=True):
+        write_atomic(path, draw(figure).png)
+    return paths
 
 
 def draw(figure: Figure) -> Drawing:
@@ -165,10 +176,23 @@ def themed(svg: str, prefix: str) -> str:
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
     body = re.sub(r"\s*\n\s*", " ", body)
     body = re.sub(r' transform="rotate\(-0 [^"]*"', "", body)
-    body = re.sub(r"<[^>]*>", _short_numbers, body)
+    body = re.sub(r"<[^>]*>", _short_numbers, _without_bare_groups(body))
     for light in colours():
         body = body.replace(light, f"var(--c{light[1:]})")
     return body
+
+
+def _without_bare_groups(body: str) -> str:
+    """The drawing without groups that say nothing, and without the space between tags."""
+    kept, says = [], []
+    for part in re.split(r"(<g\b[^>]*>|</g>)", re.sub(r"> <", "><", body)):
+        if part.startswith("<g"):
+            says.append(part not in ("<g>", "<g/>"))
+        bare = part.startswith(("<g", "</g")) and not says[-1]
+        if part == "</g>" or (part.endswith("/>") and part.startswith("<g")):
+            says.pop()
+        kept.append("" if bare else part)
+    return "".join(kept)
 
 
 def _short_numbers(tag: re.Match[str]) -> str:

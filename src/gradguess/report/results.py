@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gradguess.errors import GradguessError, InputError
-from gradguess.experiments.bench.run import SCHEMA as BENCH_SCHEMA
+from gradguess.experiments.bench.record import SCHEMA as BENCH_SCHEMA
 from gradguess.experiments.files import explained, read_json
 from gradguess.experiments.tables.runs import Run
 

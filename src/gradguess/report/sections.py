@@ -27,6 +27,7 @@ from gradguess.experiments.tables.paper import (
     scaling_matrix,
     scaling_table,
 )
+from gradguess.experiments.tables.projector import projector_table
 from gradguess.experiments.tables.real import real_table
 from gradguess.experiments.tables.solvers import solvers_table
 from gradguess.experiments.tables.speed import speed_claims_table
@@ -130,6 +131,14 @@ SECTIONS: tuple[SectionEntry, ...] = (
         "W⊥ by matrix products instead of a singular value decomposition.",
         tables=(newton_schulz_table,),
         of_the_paper=True,
+    ),
+    SectionEntry(
+        "projector",
+        "How far from the definition",
+        "How far the covariance of each guess lies from the projector on the sample's own top-k subspace, "
+        "which defines W⊥.",
+        tables=(projector_table,),
+        source="benchmarks",
     ),
     SectionEntry(
         "preconditioning",

@@ -12,12 +12,16 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from gradguess.errors import GradguessError
-from gradguess.experiments.bench.loops import Case, fewer, make_loop
+from gradguess.experiments.bench.cases import Case, fewer
+from gradguess.experiments.bench.loops import Loop, Replayed
+from gradguess.experiments.bench.registry import make_loop
+from gradguess.experiments.bench.timing import first_rounds
 from gradguess.experiments.environment import PeakMemory
 
 STEPS = 4  # a multiple of every method's own period
@@ -37,13 +41,18 @@ def peak(method: str, case: Case, threads: int, timed: bool = True) -> dict[str,
 
 
 def _in_a_process(job: dict[str, Any], variables: dict[str, str]) -> dict[str, float]:
-    command = [sys.executable, "-m", "gradguess.experiments.bench.memory", json.dumps(job)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | variables)
+    found: dict[str, float] = run_apart(job["method"], [__spec__.name, json.dumps(job)], variables)
+    return found
+
+
+def run_apart(what: str, command: Sequence[str], variables: dict[str, str]) -> Any:
+    """What a module prints as JSON in a process of its own; `what` is measured there."""
+    whole = [sys.executable, "-m", *command]
+    done = subprocess.run(whole, capture_output=True, text=True, check=False, env=os.environ | variables)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise GradguessError(f"measuring the memory of {job['method']} failed: {last[0]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        raise GradguessError(f"measuring {what} failed: {last[0]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def probe(method: str, case: Case, steps: int = STEPS) -> dict[str, float]:
@@ -66,6 +75,27 @@ def probe(method: str, case: Case, steps: int = STEPS) -> dict[str, float]:
         "gradients_mb": gradients / 2**20,  # part of the peak, and the same for every method
         "step_ms": 1e3 * statistics.mean(seconds),
     }
+
+
+def peak_here(loop: Loop | Replayed, device: str) -> float:
+    """MB that steps of every kind take above what lies in memory between two steps. On a CPU this needs `EXACT`.
+
+    Steps are made before, so that libraries are set up and everything is compiled. A captured step is captured once
+    more: its CUDA graphs keep their memory to themselves, and that counts.
+    """
+    own = loop.loop if isinstance(loop, Replayed) else loop
+    first_rounds(loop, device)
+    own.optimiser.zero_grad()
+    meter = PeakMemory(device)
+    if not meter.cuda:
+        first_rounds(loop, device)
+        return meter.megabytes()
+    taken, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    again = Replayed(own) if isinstance(loop, Replayed) else own
+    first_rounds(again, device)
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved(device) - reserved
+    return max(meter.megabytes() - taken / 2**20, held / 2**20)
 
 
 def main() -> None:

@@ -1,38 +1,23 @@
-"""The benchmarks: time per step over settings, memory per step over the depth, real networks. One JSON file each."""
+"""The benchmarks on the paper's network: time per step over settings, memory per step over the depth."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from gradguess.errors import InputError
-from gradguess.experiments import environment
 from gradguess.experiments.bench import memory as probe
-from gradguess.experiments.bench.loops import (
-    BACKPROP,
-    MEASURED,
-    PER_SAMPLE,
-    TIMED,
-    Case,
-    check_methods,
-    fewer,
-    make_loop,
-)
-from gradguess.experiments.bench.tasks import time_task
+from gradguess.experiments.bench.cases import Case, fewer
+from gradguess.experiments.bench.loops import Loop, Replayed
+from gradguess.experiments.bench.record import Row, Say, keep, kind_of, make_record
+from gradguess.experiments.bench.registry import BACKPROP, MEASURED, PER_SAMPLE, TIMED, check_methods, make_loop
 from gradguess.experiments.bench.timing import Times, measure, measure_once
-from gradguess.experiments.files import explained, write_json
-from gradguess.experiments.real import TASKS
 
-SCHEMA = 1
 AXES = ("width", "depth", "batch", "k")
-Row = dict[str, Any]
-Say = Callable[[str], None]
 
 
 def bench_time(
@@ -60,9 +45,9 @@ def bench_time(
         rows += _time_case(case, names, seconds, samples)
         if memory:
             _add_memory(rows[-len(names) - 1 :], case, samples)
-    record = _record("time", rows, cases[0].device, load)
+    record = make_record("time", rows, cases[0].device, load)
     record["growth"] = [fit for axis in AXES for fit in growth(rows, axis)]
-    return _keep(record, out, f"time-{_kind(cases[0].device)}.json")
+    return keep(record, out, f"time-{kind_of(cases[0].device)}.json")
 
 
 def bench_memory(
@@ -81,58 +66,32 @@ def bench_memory(
         for method in names:
             say(f"depth {depth}: {method}")
             rows.append({"method": method, **dataclasses.asdict(deep), **probe.peak(method, deep, _threads())})
-    record = _record("memory", rows, case.device, load)
+    record = make_record("memory", rows, case.device, load)
     record["growth"] = slopes(rows)
-    return _keep(record, out, f"memory-{_kind(case.device)}.json")
-
-
-def bench_tasks(
-    names: Sequence[str] = (),
-    seconds: float = 3.0,
-    device: str = "cpu",
-    out: Path | None = None,
-    say: Say = lambda words: None,
-) -> Row:
-    """Time per step of the variants of the study of real networks, on the tasks of these names (all by default)."""
-    load = os.getloadavg()[0]
-    rows = []
-    for name in names or TASKS:
-        say(name)
-        times = time_task(name, seconds, device)
-        for variant, one in times.items():
-            rows.append({"method": variant, "task": name, "device": device, **_times(one, times[BACKPROP])})
-    record = _record("tasks", rows, device, load)
-    record["growth"] = []
-    return _keep(record, out, f"tasks-{_kind(device)}.json")
+    return keep(record, out, f"memory-{kind_of(case.device)}.json")
 
 
 def _time_case(case: Case, names: Sequence[str], seconds: float, samples: int) -> list[Row]:
-    slow = [name for name in names if name in PER_SAMPLE.get(_kind(case.device), PER_SAMPLE["cpu"])]
+    slow = [name for name in names if name in PER_SAMPLE.get(kind_of(case.device), PER_SAMPLE["cpu"])]
     fast = [BACKPROP, *(name for name in names if name not in slow)]
-    times = measure({name: make_loop(name, case) for name in fast}, seconds, case.device)
+    times = measure({name: _usual(make_loop(name, case)) for name in fast}, seconds, case.device)
     base = times[BACKPROP]
     rows = [_row(name, case, times[name], base) for name in fast]
     return rows + [_slow_row(name, case, base, samples) for name in slow]
+
+
+def _usual(loop: Loop) -> Loop | Replayed:
+    """As steps are run without being asked: on a GPU they are captured."""
+    return Replayed(loop) if loop.x.is_cuda else loop
 
 
 def _row(name: str, case: Case, times: Times, base: Times) -> Row:
     return {
         "method": name,
         **dataclasses.asdict(case),
-        **_times(times, base),
+        **times.row(base),
         "scaled_from": None,
         "peak_mb": None,
-    }
-
-
-def _times(times: Times, base: Times) -> Row:
-    return {
-        "step_ms": 1e3 * times.step,
-        "quiet_ms": 1e3 * times.quiet,
-        "refresh_ms": 1e3 * times.refresh,
-        "ratio": times.ratio(base),
-        "quiet_ratio": times.quiet / base.quiet,
-        "rounds": len(times.plain),
     }
 
 
@@ -191,26 +150,6 @@ def _slope(points: Sequence[tuple[float, float]], log: bool) -> float:
     mean_y = sum(y for _, y in pairs) / len(pairs)
     spread = sum((x - mean_x) ** 2 for x, _ in pairs)
     return sum((x - mean_x) * (y - mean_y) for x, y in pairs) / spread if spread else 0.0
-
-
-def _record(kind: str, rows: Sequence[Row], device: str, load: float) -> Row:
-    where = {**environment.describe(device), "load_before": load, "load_after": os.getloadavg()[0]}
-    return {"schema": SCHEMA, "kind": kind, "environment": where, "rows": list(rows)}
-
-
-def _keep(record: Row, out: Path | None, name: str) -> Row:
-    if out is not None:
-        with explained(out):
-            out.mkdir(parents=True, exist_ok=True)
-        write_json(out / name, record)
-    return record
-
-
-def _kind(device: str) -> str:
-    try:
-        return torch.device(device).type
-    except RuntimeError as error:
-        raise InputError(f"device {device!r} is none of PyTorch's.") from error
 
 
 def _threads() -> int:

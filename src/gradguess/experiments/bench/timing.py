@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 
-from gradguess.experiments.bench.loops import Loop
+from gradguess.experiments.bench.loops import Loop, Replayed
 
 ROUND = 4  # steps; a multiple of every method's own period
 LONG_ROUND = 40  # steps in a round of short steps on a GPU, which must not wait for the clock
 SHORT_STEP = 5e-3  # seconds; a shorter step counts as short
 LEAST_ROUNDS = 5
-WARM_ROUNDS = 4  # on a GPU, before the clock runs: a step is captured after it has been seen a few times
+WARM_ROUNDS = 2  # before the clock runs: a step is compiled when it is seen for the second time
+CAPTURED_ROUNDS = 4  # and captured when it is seen for the fourth time
 REFRESHES = 3  # rounds with a refresh, for each method that refreshes something
+Name = TypeVar("Name")
 
 
 @dataclass
@@ -34,6 +38,8 @@ class Times:
     refreshing: list[float] = field(default_factory=list)
     between: int = 0  # steps between two refreshes
     length: int = ROUND  # steps in a round
+    start: float = 0.0  # seconds of the first steps, until each kind of step is compiled and captured
+    notes: list[str] = field(default_factory=list)  # why steps are not compiled, if they should be
 
     @property
     def refresh(self) -> float:
@@ -61,16 +67,25 @@ class Times:
         paired = [mine / theirs for mine, theirs in zip(self.plain, other.plain, strict=False)]
         return statistics.median(paired) + self.share / statistics.median(other.plain)
 
+    def row(self, base: Times) -> dict[str, Any]:
+        """What a record says of these times; `base` are those of backpropagation."""
+        return {
+            "step_ms": 1e3 * self.step,
+            "quiet_ms": 1e3 * self.quiet,
+            "refresh_ms": 1e3 * self.refresh,
+            "ratio": self.ratio(base),
+            "quiet_ratio": self.quiet / base.quiet,
+            "rounds": len(self.plain),
+        }
 
-def measure(loops: Mapping[str, Loop], seconds: float, device: str) -> dict[str, Times]:
-    """Run all loops in turns for about `seconds` each."""
+
+def measure(
+    loops: Mapping[Name, Loop | Replayed], seconds: float, device: str, ready: Callable[[], None] = lambda: None
+) -> dict[Name, Times]:
+    """Run all loops in turns for about `seconds` each. When all of them have started, `ready` is called."""
     wait = _waiter(device)
-    times = {name: Times(between=loop.refresh * loop.every) for name, loop in loops.items()}
-    for name, loop in loops.items():
-        for _ in range(WARM_ROUNDS if _on_gpu(device) else 1):
-            _round(loop, True, wait)
-            took = _round(loop, False, wait)
-        times[name].length = LONG_ROUND if _on_gpu(device) and took < SHORT_STEP else ROUND
+    times = {name: _started(loop, device) for name, loop in loops.items()}
+    ready()
     rounds, end = 0, time.perf_counter() + seconds * len(loops)
     while rounds < LEAST_ROUNDS or time.perf_counter() < end:
         for name, loop in loops.items():
@@ -81,6 +96,28 @@ def measure(loops: Mapping[str, Loop], seconds: float, device: str) -> dict[str,
                     times[name].refreshing.append(_round(loop, True, wait, times[name].length))
         rounds += 1
     return times
+
+
+def _started(loop: Loop | Replayed, device: str) -> Times:
+    """Make the first steps, which compile and capture, and see how long a step takes."""
+    begin = time.perf_counter()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.filterwarnings("always", "compile=True")
+        took = first_rounds(loop, device)
+    notes = [str(warning.message) for warning in said if str(warning.message).startswith("compile=True")]
+    length = LONG_ROUND if _on_gpu(device) and took < SHORT_STEP else ROUND
+    return Times(
+        between=loop.refresh * loop.every, length=length, start=time.perf_counter() - begin, notes=list(set(notes))
+    )
+
+
+def first_rounds(loop: Loop | Replayed, device: str) -> float:
+    """Rounds with and without a refresh until nothing is new in them. The seconds of a step in the last one."""
+    wait = _waiter(device)
+    for _ in range(CAPTURED_ROUNDS if isinstance(loop, Replayed) else WARM_ROUNDS):
+        _round(loop, True, wait)
+        took = _round(loop, False, wait)
+    return took
 
 
 def measure_once(loop: Loop, device: str) -> float:
@@ -94,7 +131,7 @@ def measure_once(loop: Loop, device: str) -> float:
     return time.perf_counter() - start
 
 
-def _round(loop: Loop, refreshing: bool, wait: Callable[[], None], length: int = ROUND) -> float:
+def _round(loop: Loop | Replayed, refreshing: bool, wait: Callable[[], None], length: int = ROUND) -> float:
     loop.rewind(refreshing)
     start = time.perf_counter()
     for _ in range(length):

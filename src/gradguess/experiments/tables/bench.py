@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradguess.experiments.methods import VARIANTS, method_label, style_name
+from gradguess.experiments.tables.compiled import compiled_table, starts_table
 from gradguess.experiments.tables.table import Cell, Curve, Figure, Table, constant, number, text
 
 _RARE = "Rare tangents: on a quarter of the batch at every fourth step. "
@@ -15,8 +16,14 @@ Record = Mapping[str, Any]
 
 def bench_tables(records: Sequence[Record]) -> list[Table]:
     """For each benchmark the measurements, and how they grow where that was fitted; what is in claims alone is not."""
-    kinds = {"time": _time_table, "memory": _memory_table, "tasks": _task_table}
-    shown = [record for record in records if record["kind"] != "batching"]
+    kinds = {
+        "time": _time_table,
+        "memory": _memory_table,
+        "tasks": _task_table,
+        "compiled": lambda record: compiled_table(record, _device(record), _place(record)),
+        "starts": lambda record: starts_table(record, _device(record), _place(record)),
+    }
+    shown = [record for record in records if record["kind"] in kinds]
     made = [make(record) for record in shown for make in (kinds[record["kind"]], _growth_table)]
     return [table for table in made if table.rows or not table.slug.startswith("bench-growth")]
 

@@ -1,0 +1,306 @@
+"""The benchmark on real networks: compiled loops, anchors, processes that take turns, and what is measured once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from gradguess.errors import GradguessError
+from gradguess.experiments import environment
+from gradguess.experiments.bench import bench_starts, bench_tasks, loops, real_networks, tasks, timing, turns
+from gradguess.experiments.bench.anchors import MeZOLoop, recomputed
+from gradguess.experiments.bench.cases import Case, RealCase
+from gradguess.experiments.bench.memory import EXACT, run_apart
+from gradguess.experiments.bench.registry import make_loop
+from gradguess.experiments.bench.tasks import Job, make_loops, modes, time_task
+from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.data import Shape
+from gradguess.experiments.models import MODELS
+from gradguess.experiments.real import STUDIED, TASKS
+from gradguess.experiments.tables.bench import bench_figures, bench_tables
+from gradguess.experiments.tables.compiled import memory_matrix, times_matrix
+from gradguess.methods import compiled
+
+pytest.importorskip("mnist1d")
+SMALL = TrainConfig(model="residual", data="mnist1d", width=8, depth=2, batch=16)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Two small tasks in place of the eight."""
+    monkeypatch.setattr(real_networks, "TASKS", {"small": SMALL, "smaller": dataclasses.replace(SMALL, depth=1)})
+
+
+@pytest.fixture
+def graphs_alone(monkeypatch):
+    """Nothing is compiled in this process: graphs run as they are."""
+    monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: graph)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+
+
+def measured(job: Job) -> list[dict]:
+    """Rows as a process makes them, quicker."""
+    times = {"step_ms": 2.0, "quiet_ms": 2.0, "refresh_ms": 0.0, "ratio": 1.0, "quiet_ratio": 1.0, "rounds": 5}
+    return [
+        {"method": method, "task": job.name, "mode": mode, "device": "cpu", **times}
+        | {"ratios": {"eager": 1.5, "compiled": 2.5}, "peak_mb": 3.0, "start_s": 4.0, "notes": []}
+        for method in ("backprop", *job.methods)
+        for mode in job.modes
+    ]
+
+
+def by_name(jobs, together, say):
+    for name, job in jobs.items():
+        say(name)
+        yield name, measured(job)
+
+
+# --- loops ---------------------------------------------------------------------------------------------------------
+
+
+def test_modes():
+    assert modes(compile=False, captured=False) == ["eager"]
+    assert modes(compile=True, captured=True) == ["eager", "captured", "compiled", "compiled-captured"]
+
+
+def test_a_captured_loop_shares_the_network_of_its_twin():
+    made = make_loops(RealCase(SMALL), ["wperp", "checkpoint-all"], modes(compile=True, captured=True))
+    plain, captured = made["wperp", "compiled"], made["wperp", "compiled-captured"]
+    assert captured.loop is plain
+    assert made["wperp", "eager"] is not plain
+    assert ("checkpoint-all", "compiled") not in made
+    assert next(iter(made)) == ("backprop", "eager")
+
+
+@pytest.mark.parametrize("method", ["backprop", "mezo", "wperp", "feedback-chained-rare"])
+def test_compiled_loops_make_the_same_steps(method, graphs_alone):
+    case = RealCase(dataclasses.replace(SMALL, dtype="float64"))
+    found = []
+    for is_compiled in (False, True):
+        loop = make_loop(method, case, is_compiled)
+        timing.first_rounds(loop, "cpu")
+        found.append(list(loop.model.parameters()))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+def test_all_kinds_of_steps_are_compiled_before_the_clock_runs(graphs_alone):
+    loop = make_loop("feedback-chained-rare", RealCase(dataclasses.replace(SMALL, depth=1)), compiled=True)
+    timing.first_rounds(loop, "cpu")
+    graphs = set(loop.forward.plan.runner._graphs)
+    assert len(graphs) == 2  # with a lesson and without; a refresh is done before the step
+    timing._round(loop, True, lambda: None)
+    timing._round(loop, False, lambda: None)
+    assert set(loop.forward.plan.runner._graphs) == graphs
+
+
+def test_a_refusal_is_noted(graphs_alone):
+    loop = loops.GuessedLoop(
+        dataclasses.replace(SMALL, memory="replay", compile=True), RealCase(SMALL).network(), *RealCase(SMALL).data()
+    )
+    found = timing.measure({"loop": loop}, 0.0, "cpu")["loop"]
+    assert ["memory='replay'" in note for note in found.notes] == [True]
+    assert found.start > 0
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_recomputed_networks_have_the_same_gradients(name):
+    task = TASKS[name]
+    size = {"mnist1d": (40,), "shakespeare": (6,)}.get(task.data, (1, 8, 8))
+    shape = Shape({"mnist1d": "signal", "shakespeare": "text"}.get(task.data, "image"), size, 10)
+
+    def network() -> nn.Module:
+        return MODELS[task.model](shape, 16, 2, False, task.activation, torch.Generator().manual_seed(0)).double()
+
+    source = torch.Generator().manual_seed(1)
+    x = torch.randint(10, (3, *size), generator=source)
+    y = torch.randint(10, (3, 6) if shape.kind == "text" else (3,), generator=source)
+    plain, again, ran = network(), network(), []
+    sequence = again if isinstance(again, nn.Sequential) else again.blocks
+    for block in sequence:
+        if any(True for _ in block.parameters()):
+            block.register_forward_pre_hook(lambda module, inputs: ran.append(module))
+    for model in (plain, recomputed(again)):
+        loops.mean_loss(model, x if shape.kind == "text" else x.double(), y).backward()
+    assert all(ran.count(module) == 2 for module in ran)
+    for a, b in zip(plain.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_mezo_moves_along_one_direction_by_what_two_passes_say():
+    """Against the same step with the direction kept in memory."""
+    loop = make_loop("mezo", Case(width=8, depth=2, batch=6, dtype="float64"))
+    assert isinstance(loop, MeZOLoop)
+    loop.lr = 0.3
+    source = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        before = [p.detach().clone() for p in loop.model.parameters()]
+        z = [torch.randn(p.shape, generator=source, dtype=p.dtype) for p in before]
+        sides = []
+        for sign in (1, -1):
+            moved = make_loop("backprop", Case(width=8, depth=2, batch=6, dtype="float64"))
+            for p, old, direction in zip(moved.model.parameters(), before, z, strict=True):
+                p.data = old + sign * loop.distance * direction
+            sides.append(moved.mean_loss().item())
+        slope = (sides[0] - sides[1]) / (2 * loop.distance)
+        assert loop.step().item() == pytest.approx(sum(sides) / 2)
+        for p, old, direction in zip(loop.model.parameters(), before, z, strict=True):
+            torch.testing.assert_close(p.detach(), old - 0.3 * slope * direction, rtol=1e-6, atol=1e-9)
+    assert not loop.optimiser.state
+    assert all(p.grad is None for p in loop.model.parameters())
+
+
+# --- one task ------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_has_the_ratio_to_backprop_in_every_mode(graphs_alone):
+    rows = time_task(Job("small", SMALL, ["mezo", "checkpoint-all"], compile=True, seconds=0.0))
+    assert [(row["method"], row["mode"]) for row in rows] == [
+        *(("backprop", "eager"), ("backprop", "compiled"), ("mezo", "eager"), ("mezo", "compiled")),
+        ("checkpoint-all", "eager"),
+    ]
+    for row in rows:
+        assert row["ratio"] == row["ratios"]["eager"]
+        assert set(row["ratios"]) == {"eager", "compiled"}
+        assert row["step_ms"] > 0
+        assert row["peak_mb"] is None
+    assert rows[0]["ratios"]["eager"] == rows[1]["ratios"]["compiled"] == 1
+
+
+def test_a_job_survives_the_way_to_its_process():
+    job = Job("small", SMALL, ["wt"], compile=True, seconds=0.5, memory=True)
+    assert Job.from_json(job.as_json()) == job
+
+
+def test_peak_memory_of_each_loop_in_a_process():
+    """Recomputing keeps less than backpropagation, and MeZO least of all."""
+    task = TrainConfig(model="mlp", data="mnist1d", width=64, depth=24, batch=2048)
+    job = Job("deep", task, ["checkpoint-sqrt", "mezo"], compile=False, seconds=0.0)
+    plain, again, mezo = run_apart("deep", [tasks.__name__, "peaks", job.as_json()], EXACT)
+    assert 12 < plain < 16  # 24 layers of 0.5 MB, and the gradients
+    assert again < 0.7 * plain
+    assert mezo < 0.3 * plain
+
+
+# --- processes -----------------------------------------------------------------------------------------------------
+
+
+def test_processes_take_turns_and_one_that_fails_is_named(tmp_path: Path, monkeypatch):
+    broken = dataclasses.replace(SMALL, data="shakespeare")
+    monkeypatch.setattr(real_networks, "TASKS", {"broken": broken, "small": SMALL})
+    said: list[str] = []
+    with pytest.raises(GradguessError, match=r"^timing broken failed: .*reads numbers, not text"):
+        bench_tasks(seconds=0.0, methods=["wt"], jobs=2, out=tmp_path, say=said.append)
+    assert said == ["starting broken, small", "timing broken", "timing small"]
+    found = json.loads((tmp_path / "tasks-cpu.json").read_text())  # what did not fail
+    assert [(row["task"], row["method"]) for row in found["rows"]] == [("small", "backprop"), ("small", "wt")]
+    assert {"commit", "clean", "torch", "threads"} <= set(found["environment"])
+
+
+def test_what_is_measured_is_not_measured_again(small, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(real_networks, "in_turns", by_name)
+    said: list[str] = []
+    bench_tasks(["smaller"], compile=True, out=tmp_path, say=said.append)
+    found = bench_tasks(compile=True, out=tmp_path, say=said.append)
+    assert said == ["smaller", "small"]
+    assert list(dict.fromkeys(row["task"] for row in found["rows"])) == ["small", "smaller"]
+    assert bench_tasks(compile=True, out=tmp_path, say=said.append)["rows"] == found["rows"]
+    assert len(said) == 2
+    bench_tasks(compile=True, seconds=1.0, out=tmp_path, say=said.append)  # other settings
+    assert said[2:] == ["small", "smaller"]
+    other = environment.describe("cpu") | {"commit": "another"}
+    monkeypatch.setattr(environment, "describe", lambda device: dict(other))
+    bench_tasks(["small"], compile=True, seconds=1.0, out=tmp_path, say=said.append)  # other code
+    assert said[4:] == ["small"]
+
+
+def test_without_names_the_eight_tasks_are_measured(monkeypatch):
+    monkeypatch.setattr(real_networks, "in_turns", by_name)
+    assert len(TASKS) == 8
+    found = bench_tasks(compile=True)
+    assert list(dict.fromkeys(row["task"] for row in found["rows"])) == list(TASKS)
+    studied = bench_tasks()
+    assert list(dict.fromkeys(row["method"] for row in studied["rows"])) == [n for n in STUDIED if n[-4:] != "zero"]
+    with pytest.raises(GradguessError, match="Did you mean 'mlp-mnist'"):
+        bench_tasks(["mlp-mnits"])
+    with pytest.raises(GradguessError, match="Did you mean 'mezo'"):
+        bench_tasks(methods=["mezzo"])
+
+
+def test_the_start_is_timed_twice_with_a_cache_that_is_empty_at_first(small, tmp_path: Path, monkeypatch):
+    caches: list[Path] = []
+
+    def apart(what: str, command: list[str], variables: dict[str, str]) -> float:
+        caches.append(Path(variables["TORCHINDUCTOR_CACHE_DIR"]))
+        job = Job.from_json(command[-1])
+        assert (command[:2], job.compile) == ([tasks.__name__, "start"], True)
+        full = any(caches[-1].iterdir())
+        (caches[-1] / "graph").touch()
+        return 1.0 if full else 9.0
+
+    monkeypatch.setattr(real_networks, "run_apart", apart)
+    found = bench_starts(["small"], ["wt", "wperp"], out=tmp_path)
+    assert [(row["method"], row["first_s"], row["second_s"]) for row in found["rows"]] == [
+        ("wt", 9.0, 1.0),
+        ("wperp", 9.0, 1.0),
+    ]
+    assert len(set(caches)) == 2
+    assert not caches[0].exists()
+    bench_starts(["small"], ["wt", "wperp"], out=tmp_path)
+    assert len(caches) == 4
+    assert json.loads((tmp_path / "starts-cpu.json").read_text())["kind"] == "starts"
+    (table,) = bench_tables([found])
+    assert [cell.text for cell in table.rows[0]] == ["small", "Wᵀ", "cpu", "9.0", "1.0"]
+
+
+def test_a_start_takes_time(graphs_alone):
+    assert tasks.start(Job("small", SMALL, ["mezo"], compile=True, seconds=0)) > 0
+
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+
+def test_tables_hold_every_row(small, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(real_networks, "in_turns", by_name)
+    found = bench_tasks(compile=True, out=tmp_path)
+    (table,) = bench_tables([found])
+    assert table.columns[:6] == ("Task", "Method", "Mode", "Step, ms", "÷ eager", "÷ compiled")
+    assert [cell.text for cell in table.rows[0]] == [
+        *("small", "Backpropagation", "eager", "2", "1.50", "2.50", "0", "3.0", "4.0", ""),
+    ]
+    assert len(table.rows) == len(found["rows"])
+    assert not bench_figures([found])
+    times, memory = times_matrix(found), memory_matrix(found)
+    assert times.columns[:3] == ("", "Backpropagation", "Backpropagation, compiled")
+    assert [cell.text for cell in times.rows[1][:3]] == ["smaller", "2 ms", "1.50 / 2.50"]
+    assert [cell.text for cell in memory.rows[0][:3]] == ["small", "3.0", "3.0"]
+    (plain,) = bench_tables([bench_tasks()])
+    assert "Ratio" in plain.columns
+
+
+@pytest.mark.parametrize("option", ["--compile", "--starts"])
+def test_the_command_names_what_is_missing(option):
+    testing = pytest.importorskip("typer.testing")
+    from gradguess.cli import app
+
+    result = testing.CliRunner().invoke(app, ["bench", option])
+    assert isinstance(result.exception, GradguessError)
+    assert "need --task" in str(result.exception)
+
+
+def test_the_command_prints_the_record(small, tmp_path: Path, monkeypatch):
+    testing = pytest.importorskip("typer.testing")
+    from gradguess.cli import app
+
+    monkeypatch.setattr(real_networks, "in_turns", by_name)
+    options = ["--task", "small", "--compile", "--jobs", "2", "--out", str(tmp_path), "--json"]
+    result = testing.CliRunner().invoke(app, ["bench", *options])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout.splitlines()[-1])["kind"] == "compiled"
+    assert (tmp_path / "compiled-cpu.json").exists()
+    assert turns.failed({"a": "b"}).args == ("timing a failed: b",)
