@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradguess import linalg
 from gradguess.backends import GramRoot, cross_entropy, eigh, gram, kernels, largest_eigenvalue, weigh
+from gradguess.backends.attention import attention, in_blocks
 from gradguess.backends.orthonormal import cholesky_qr_rows
 
 pytest.importorskip("triton", reason="Triton comes with PyTorch for CUDA")
@@ -131,6 +132,74 @@ def test_gram_matrices_of_open_units():
     found = kernels.gram(*on(product, index, gate)).cpu()
     whole = torch.stack([g[:, None] * product.double()[i][:, i] * g for g, i in zip(gate.double(), index, strict=True)])
     torch.testing.assert_close(found.double(), whole, rtol=1e-5, atol=1e-6)
+
+
+ATTENTION = {  # heads, heads of keys, queries, keys, head size; blocks of queries and keys
+    "causal": (2, 2, 40, 40, 16, (16, 16)),
+    "causal, more keys": (2, 2, 33, 50, 32, (16, 16)),
+    "causal, fewer keys": (1, 1, 50, 20, 16, (16, 32)),
+    "odd head": (1, 1, 20, 23, 24, (32, 16)),
+    "shared heads": (4, 2, 20, 17, 16, (16, 16)),
+    "boolean mask": (2, 2, 20, 37, 16, (16, 16)),
+    "additive mask": (2, 2, 20, 37, 16, (16, 16)),
+    "one query": (1, 1, 1, 5, 16, (64, 64)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in ATTENTION), ("causal", torch.float16), ("boolean mask", torch.float16)],
+)
+def test_attention_and_its_tangent(name, dtype):
+    heads, shared, T, N, d, tiles = ATTENTION[name]
+    shapes = [(2, heads, T, d), (2, shared, N, d), (2, shared, N, d)] * 2
+    a = [noise(*shape, seed=i).to(dtype) for i, shape in enumerate(shapes)]
+    a[1] = a[1].transpose(1, 2).contiguous().transpose(1, 2)  # other strides than its tangent
+    if heads == 1:
+        a[0] = a[0].mT.contiguous().mT  # the numbers of a position lie apart
+    else:
+        a[0], a[3] = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (a[0], a[3]))
+    mask = None
+    if name == "boolean mask":
+        mask = noise(2, 1, T, N) > 0
+        mask[0, 0, 3] = False  # a query that sees no key
+    elif name == "additive mask":
+        mask = noise(heads, T, N).to(dtype)
+        mask[0, 1], mask[:, :, 2] = -torch.inf, -1e4
+        if dtype == torch.float32:
+            mask[:, 4] = torch.finfo(dtype).min  # the scores themselves are lost: all keys count alike
+    rest = (name.startswith("causal"), 0.3)
+    wide = mask.double() if name == "additive mask" else mask
+    exact = in_blocks(*(t.double() for t in a), wide, *rest)
+    on_device = None if mask is None else mask.to(DEVICE)
+    for found, truth in zip(kernels.attention(*on(*a), on_device, *rest, tiles=(*tiles, 4, 2)), exact, strict=True):
+        assert found.dtype == dtype
+        assert found.stride() == kernels.like_queries(a[0], a[2]).stride()  # on this a graph relies
+        near = max(2e-5, 4 * torch.finfo(dtype).eps) * float(truth.abs().max())
+        torch.testing.assert_close(found.cpu().double(), truth, rtol=0, atol=near)
+
+
+def test_the_kernel_for_attention_is_used_where_it_can_be(monkeypatch):
+    monkeypatch.setattr(kernels, "_here", lambda t: True)
+    used = []
+    kernel = kernels.attention
+    monkeypatch.setattr(kernels, "attention", lambda *args: used.append(1) or kernel(*args))
+
+    def uses_kernel(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 0.3, e: int | None = None) -> bool:
+        a = [noise(*shape[:-1], e or shape[-1] if i % 3 == 2 else shape[-1], seed=i).to(dtype) for i in range(6)]
+        used.clear()
+        found = attention(*on(*a), causal=True, scale=scale)
+        for ours, truth in zip(found, in_blocks(*(t.double() for t in a), None, True, scale), strict=True):
+            torch.testing.assert_close(ours.cpu().double(), truth, rtol=0, atol=1e-2)
+        return bool(used)
+
+    assert uses_kernel(1, 2, 5, 16)
+    assert uses_kernel(1, 2, 5, 16, dtype=torch.float16)
+    assert not uses_kernel(1, 2, 5, 16, dtype=torch.float64)
+    assert not uses_kernel(1, 2, 5, 16, scale=-0.3)
+    assert not uses_kernel(1, 2, 5, 16, e=8)
+    assert not uses_kernel(2, 5, 16)
+    assert not uses_kernel(1, 1, 3, kernels.HEAD + 1)
 
 
 @pytest.fixture

@@ -219,7 +219,7 @@ LAYERS: dict[str, Row] = {
     "MultiheadAttention": Row(lambda: sequence(nn.MultiheadAttention(WIDTH, 2, batch_first=True), attend)),
     "MultiheadAttention, need_weights=False": Row(
         lambda: sequence(nn.MultiheadAttention(WIDTH, 2, batch_first=True), attend_without_weights),
-        note="math kernel",
+        note="without the matrix of all pairs",
     ),
     "MultiheadAttention, evaluation": Row(
         lambda: sequence(nn.MultiheadAttention(WIDTH, 2, batch_first=True).eval(), attend_without_weights),
@@ -227,7 +227,7 @@ LAYERS: dict[str, Row] = {
     ),
     "scaled_dot_product_attention": Row(
         lambda: sequence(Functional(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True))),
-        note="math kernel",
+        note="without the matrix of all pairs",
     ),
     "TransformerEncoderLayer": Row(lambda: sequence(nn.TransformerEncoderLayer(**encoder_layer, dropout=0.1))),
     "TransformerEncoderLayer, evaluation": Row(lambda: sequence(nn.TransformerEncoderLayer(**encoder_layer).eval())),
@@ -235,10 +235,10 @@ LAYERS: dict[str, Row] = {
         lambda: sequence(nn.TransformerDecoderLayer(**encoder_layer), lambda layer, x: layer(x, x))
     ),
     "RNN": Row(lambda: sequence(nn.RNN(WIDTH, 5, batch_first=True))),
-    "GRU": Row(lambda: sequence(nn.GRU(WIDTH, 5, batch_first=True))),
-    "LSTM": Row(lambda: sequence(nn.LSTM(WIDTH, 5, batch_first=True)), note="without mkldnn and cuDNN"),
-    "LSTMCell": Row(lambda: sequence(CellLoop(nn.LSTMCell(WIDTH, 5)))),
-    "GRUCell": Row(lambda: sequence(CellLoop(nn.GRUCell(WIDTH, 5)))),
+    "GRU": Row(lambda: sequence(nn.GRU(WIDTH, 5, batch_first=True)), note="written out"),
+    "LSTM": Row(lambda: sequence(nn.LSTM(WIDTH, 5, batch_first=True)), note="written out"),
+    "LSTMCell": Row(lambda: sequence(CellLoop(nn.LSTMCell(WIDTH, 5))), note="written out"),
+    "GRUCell": Row(lambda: sequence(CellLoop(nn.GRUCell(WIDTH, 5))), note="written out"),
     "Embedding": Row(lambda: tokens(nn.Embedding(9, WIDTH))),
     "Embedding, padding_idx": Row(lambda: tokens(nn.Embedding(9, WIDTH, padding_idx=0)), note="the pad row stays"),
     "Bilinear": Row(lambda: sequence(nn.Bilinear(WIDTH, WIDTH, 3), lambda layer, x: layer(x[:, 0], x[:, 1]))),

@@ -65,12 +65,24 @@ class _Attention(nn.Module):
         return self.head(self.layer(self.stem(x.unflatten(1, (10, 4)))).mean(1))
 
 
+class _Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.cell = nn.GRU(4, 12, batch_first=True), nn.LSTMCell(12, 8)
+        self.other, self.head = nn.GRUCell(12, 8), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, _ = self.stem(x.unflatten(1, (10, 4)))
+        return self.head(torch.cat([self.cell(h[:, 4])[0], self.other(h[:, 9])], 1))
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "chain": chain,
     "written": _Written,
     "residual": _Residual,
     "convolution": _Convolution,
     "attention": _Attention,
+    "recurrent": _Recurrent,
 }
 
 METHODS: dict[str, Callable[[], Any]] = {
@@ -95,7 +107,8 @@ CASES = [
     (network, method)
     for method in METHODS
     for network in NETWORKS
-    if method not in PER_SAMPLE or network in ("chain", "written")
+    if (method not in PER_SAMPLE or network in ("chain", "written"))
+    and (network != "recurrent" or method in ("weight", "activation", "wt", "wperp", "chained"))
 ]
 
 

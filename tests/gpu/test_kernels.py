@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradguess.backends import kernels
+from gradguess.backends.attention import attention, in_blocks
 from gradguess.backends.cholesky import GramRoot, semidefinite_cholesky
 from gradguess.backends.elementwise import cross_entropy, gram, weigh
 from gradguess.backends.orthonormal import orthonormal_columns
@@ -97,6 +98,37 @@ def test_gram_matrices_of_open_units():
     picked = gate.gather(1, index)
     expected = gram(W.t() @ W, index, picked)
     assert relative(gram((W.t() @ W).float().cuda(), index.cuda(), picked.float().cuda()), expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "queries", "keys", "d", "kind"),
+    [
+        (torch.float16, 300, 300, 64, "causal"),
+        (torch.bfloat16, 300, 300, 64, "causal"),
+        (torch.float32, 300, 300, 64, "causal"),
+        (torch.float16, 100, 331, 128, "none"),
+        (torch.bfloat16, 77, 130, 80, "boolean"),
+        (torch.float32, 130, 77, 128, "additive"),
+        (torch.float16, 256, 256, 16, "causal"),
+        (torch.bfloat16, 10, 10, 32, "additive"),
+    ],
+)
+def test_attention_and_its_tangent(dtype: torch.dtype, queries: int, keys: int, d: int, kind: str):
+    shapes = [(2, 4, queries, d), (2, 2, keys, d), (2, 2, keys, d)] * 2
+    a = [noise(*shape, seed=i).cuda() for i, shape in enumerate(shapes)]
+    mask = None
+    if kind in ("boolean", "additive"):
+        mask = noise(2, 1, queries, keys, seed=7).cuda()
+        mask = mask > 0 if kind == "boolean" else mask
+        mask[0, 0, 3] = False if kind == "boolean" else -torch.inf  # a query that sees no key
+    rest = (kind == "causal", 0.2)
+    low = [t.to(dtype) for t in a]
+    shown = mask if mask is None or kind == "boolean" else mask.to(dtype)
+    exact = in_blocks(*(t.double() for t in low), shown if kind != "additive" else shown.double(), *rest)
+    assert kernels.attends(*low[:3])
+    for found, truth in zip(attention(*low, shown, *rest), exact, strict=True):
+        assert found.dtype == dtype
+        assert float((found - truth).abs().max() / truth.abs().max()) < max(2e-5, 4 * torch.finfo(dtype).eps)
 
 
 def test_jobs_side_by_side_are_the_jobs_one_by_one():

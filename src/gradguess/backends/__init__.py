@@ -9,12 +9,13 @@ every device; only its speed, and its accuracy within the stated bounds, depend 
 | `small_cholesky` | the same for many small matrices on a CPU |
 | `orthonormal` | orthonormal bases of batched columns or rows |
 | `small_eigh` | eigenvalues and eigenvectors of small matrices |
+| `attention` | attention with its tangent |
 | `elementwise` | weighing directions, cross entropy with its derivative, Gram matrices of open units |
 | `streams` | independent jobs next to each other |
 | `cuda_graphs` | functions recorded once and replayed |
 | `policy` | the numbers by which other code chooses an algorithm |
 | `random` | the state of random generators |
-| `kernels`, `triton_kernels` | Triton kernels and the functions that launch them |
+| `kernels`, `triton_kernels`, `triton_attention` | Triton kernels and the functions that launch them |
 
 This package imports nothing of gradguess but `gradguess.errors`.
 """

@@ -18,18 +18,46 @@ from torch import Tensor
 
 from gradguess.backends.tracing import tracing
 
-__all__ = ["cholesky", "cross_entropy", "eigh", "gram", "orthonormal_rows", "solve", "tolerance", "usable", "weigh"]
+__all__ = [
+    "attends",
+    "attention",
+    "cholesky",
+    "cross_entropy",
+    "eigh",
+    "gram",
+    "like_queries",
+    "orthonormal_rows",
+    "solve",
+    "tolerance",
+    "usable",
+    "weigh",
+]
 
 LARGEST = 32  # k; a larger matrix does not fit into the registers of a warp
 WIDE = 1024  # numbers that one program of an elementwise kernel works on
 CLASSES = 4096  # the most for which a cross entropy is one kernel
 SWEEPS = 8  # of Jacobi's method: these reach rounding
 PRECISION = "tf32x3"  # of products: three on the matrix units, as accurate as one in float32
+HEAD = 128  # the largest head of attention
+# By head size: queries and keys of a block of attention, warps, stages. What a warp holds fits into its registers.
+TILES = {16: (128, 64, 8, 3), 32: (64, 64, 4, 3), 64: (64, 64, 4, 2), 128: (128, 32, 8, 2)}
+TILES_FLOAT32 = {16: (64, 32, 4, 2), 32: (64, 32, 4, 2), 64: (64, 16, 8, 2), 128: (32, 16, 8, 2)}
 
 
 def usable(t: Tensor, k: int = 1) -> bool:
     """Can these kernels work on tensors like `t` with matrices of this size? They run on the current device."""
-    if tracing() or not t.is_cuda or t.dtype != torch.float32 or k > LARGEST:
+    return t.dtype == torch.float32 and k <= LARGEST and _here(t)
+
+
+def attends(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Can the kernel for attention work on these queries, keys and values?"""
+    if q.dim() != 4 or q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return False
+    return q.numel() > 0 and k.numel() > 0 and q.shape[-1] == v.shape[-1] <= HEAD and _here(q)
+
+
+def _here(t: Tensor) -> bool:
+    if tracing() or not t.is_cuda:
         return False
     return t.device.index == torch.cuda.current_device() and _installed()
 
@@ -111,6 +139,43 @@ def gram(product: Tensor, index: Tensor, gate: Tensor) -> Tensor:
     grid = (batch, -(-a // 16), -(-a // 64))
     _jit().gram[grid](product.contiguous(), index.contiguous(), gate.contiguous(), G, len(product), a, 16, 64)
     return G
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, mask: Tensor | None, causal: bool,
+    scale: float, tiles: tuple[int, int, int, int] | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`attention.attention` in one kernel, for four dimensions; `tiles` as in `TILES`."""
+    out, dout = like_queries(q, v), like_queries(q, v)
+    (q, dq), (k, dk), (v, dv) = _alike(q, dq), _alike(k, dk), _alike(v, dv)
+    batch, heads, queries, d = q.shape
+    keys = k.shape[-2]
+    kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
+    bias = q if mask is None else mask.view(torch.uint8) if kind == 1 else mask
+    shown = (0, 0, 0, 0) if mask is None else bias.expand(batch, heads, queries, keys).stride()
+    exact = q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    D = max(16, 1 << (d - 1).bit_length())
+    rows, columns, warps, stages = tiles or (TILES_FLOAT32 if q.dtype == torch.float32 else TILES)[D]
+    rows = min(rows, max(16, 1 << (queries - 1).bit_length()))
+    columns = min(columns, max(16, 1 << (keys - 1).bit_length()))
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *shown, *out.stride()[:3])
+    _jit().attention[(-(-queries // rows) * batch * heads,)](
+        q, dq, k, dk, v, dv, bias, out, dout, *strides, heads, heads // k.shape[1], queries, keys, scale,
+        kind, causal, PRECISION if exact else "tf32", d, D, rows, columns, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out, dout
+
+
+def like_queries(q: Tensor, v: Tensor) -> Tensor:
+    """Room for the output of attention, which lies in memory as the queries do: what follows undoes a transposition."""
+    if q.shape[-1] == v.shape[-1] and q.stride(-1) == 1:
+        return torch.empty_like(q)
+    return q.new_empty(*q.shape[:-1], v.shape[-1])
+
+
+def _alike(t: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
+    """With the same strides, and the numbers of one position side by side."""
+    return (t, dt) if t.stride() == dt.stride() and t.stride(-1) == 1 else (t.contiguous(), dt.contiguous())
 
 
 def _padded(k: int) -> int:

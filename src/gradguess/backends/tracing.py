@@ -7,7 +7,7 @@ looks at numbers.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from gradguess.backends.policy import full_precision
 from gradguess.errors import GradguessError
 
-__all__ = ["Graph", "NotTraceable", "compiled", "trace", "traced_autograd", "tracing"]
+__all__ = ["Graph", "NotTraceable", "compiled", "draws", "trace", "traced_autograd", "tracing"]
 
 Graph = Callable[..., Sequence[Tensor]]
 _LOOKED = "it looks at numbers (`if x.sum() > 0`, `.item()`, `.tolist()`), and may go another way next time"
@@ -136,7 +136,7 @@ def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) ->
         raise NotTraceable(
             f"{len(baked)} of its tensors are not parameters, buffers, inputs or targets (does the loss have its own?)"
         )
-    drawn = [node for node in graph.graph.nodes if torch.Tag.nondeterministic_seeded in _tags(node.target)]
+    drawn = [node for node in graph.graph.nodes if draws(node.target, node.args, node.kwargs)]
     if drawn:
         raise NotTraceable(f"it draws random numbers by {drawn[0].target} that cannot be drawn beforehand")
     graph.recompile()
@@ -168,8 +168,12 @@ def _watched(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor
     return run
 
 
-def _tags(target: Any) -> Sequence[Any]:
-    return getattr(target, "tags", ())
+def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Does an operation with these arguments draw random numbers? Attention does so for dropout alone."""
+    if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+        return False
+    names = [argument.name for argument in func._schema.arguments]
+    return "dropout_p" not in names or bool({**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p"))
 
 
 def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:

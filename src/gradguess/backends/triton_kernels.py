@@ -6,6 +6,8 @@ K is k, padded to a power of two. The padding is zero, and never a pivot.
 import triton
 import triton.language as tl
 
+from gradguess.backends.triton_attention import attention as attention
+
 
 @triton.jit
 def _factor(C, floor, k: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]

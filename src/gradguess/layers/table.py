@@ -6,7 +6,17 @@ from typing import Any
 
 from torch import nn
 
-from gradguess.layers import arithmetic, convolution, cross_entropy, elementwise, embedding, linear, norms
+from gradguess.layers import (
+    arithmetic,
+    attention,
+    convolution,
+    cross_entropy,
+    elementwise,
+    embedding,
+    linear,
+    norms,
+    recurrence,
+)
 from gradguess.layers.entry import Gate, GradientRule, Layer, TangentRule
 
 LAYERS: tuple[Layer, ...] = (
@@ -15,6 +25,8 @@ LAYERS: tuple[Layer, ...] = (
     embedding.LAYER,
     *norms.LAYERS,
     *elementwise.LAYERS,
+    *attention.LAYERS,
+    *recurrence.LAYERS,
     arithmetic.LAYER,
     cross_entropy.LAYER,
 )
@@ -23,6 +35,15 @@ _BY_MODULE = {module: layer for layer in LAYERS for module in layer.modules}
 _BY_NODE = {node: layer for layer in LAYERS for node in layer.nodes}
 TANGENTS: dict[Any, TangentRule] = {
     function: layer.tangent for layer in LAYERS if layer.tangent is not None for function in layer.functions
+}
+TANGENTS_UNDER_AUTOCAST: dict[Any, TangentRule] = {
+    function: layer.tangent
+    for layer in LAYERS
+    if layer.tangent is not None and layer.under_autocast
+    for function in layer.functions
+}
+WRITTEN_OUT = {
+    function: layer.written_out for layer in LAYERS if layer.written_out is not None for function in layer.functions
 }
 CHANNELS_FIRST = tuple(module for layer in LAYERS if layer.channels_first for module in layer.modules)
 

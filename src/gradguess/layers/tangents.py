@@ -13,17 +13,27 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from gradguess.layers.table import TANGENTS
+from gradguess.layers.table import TANGENTS, TANGENTS_UNDER_AUTOCAST, WRITTEN_OUT
 
 
 class TangentRules(TorchFunctionMode):
     """While it is open, dual numbers pass through the layers of the table by the table's rules."""
 
+    def __init__(self, *, under_autocast: bool = False) -> None:
+        super().__init__()
+        self.rules = TANGENTS_UNDER_AUTOCAST if under_autocast else TANGENTS
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        rule = TANGENTS.get(func)
+        written_out = WRITTEN_OUT.get(func)
+        if written_out is not None:
+            with self:
+                out = written_out(func, *args, **kwargs)
+            if out is not None:
+                return out
+        rule = self.rules.get(func)
         if rule is not None and args:
             out = rule(func, *args, **kwargs)
             if out is not None:

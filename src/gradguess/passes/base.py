@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -55,10 +56,11 @@ class Pass(ABC):
         """A tangent pass with directions on the parameters: (losses, derivatives), both (batch,)."""
 
     @abstractmethod
-    def graph(self, visit: Visit | None = None, *, fused: bool = False) -> tuple[Any, Tensor]:
+    def graph(self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False) -> tuple[Any, Tensor]:
         """A pass with a reverse graph; what `visit` returns takes the place of a site's output.
 
-        Returns outputs and losses. With `fused`, kernels that cannot carry a tangent may be used.
+        Returns outputs and losses. With `fused`, kernels that cannot carry a tangent may be used. With `twice`, the
+        graph of its gradients is needed as well: attention then holds all pairs of positions.
         """
 
     @abstractmethod
@@ -67,4 +69,4 @@ class Pass(ABC):
 
     def cut(self) -> CutGraph:
         """A pass with a reverse graph that is cut at every site."""
-        return CutGraph(self.layout, self.graph)
+        return CutGraph(self.layout, partial(self.graph, twice=True))

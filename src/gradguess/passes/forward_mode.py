@@ -27,10 +27,15 @@ def forward_mode(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.no_grad())
         stack.enter_context(formula_kernels(model))
         stack.enter_context(dual_numbers())
-        if any(torch.is_autocast_enabled(device.type) for device in {p.device for p in model.parameters()}):
-            stack.enter_context(_TangentsKeepDtype())
-        else:
-            stack.enter_context(TangentRules())
+        stack.enter_context(tangent_rules(model))
+        yield
+
+
+@contextmanager
+def tangent_rules(model: nn.Module) -> Iterator[None]:
+    """The rules of the table of layers for dual numbers."""
+    under_autocast = any(torch.is_autocast_enabled(device.type) for device in {p.device for p in model.parameters()})
+    with _TangentsKeepDtype() if under_autocast else nullcontext(), TangentRules(under_autocast=under_autocast):
         yield
 
 
@@ -65,11 +70,12 @@ class _TangentsKeepDtype(TorchFunctionMode):
 
 
 @contextmanager
-def formula_kernels(model: nn.Module) -> Iterator[None]:
-    """Switch off the fused attention and recurrent kernels, which cannot carry a tangent."""
-    before = [(switch, is_on()) for switch, is_on, _ in _SWITCHES]
+def formula_kernels(model: nn.Module, *, attention: bool = True) -> Iterator[None]:
+    """Switch off the fused recurrent kernels, and those of `attention`: they cannot carry a tangent."""
+    switches = _SWITCHES if attention else _SWITCHES[-1:]
+    before = [(switch, is_on()) for switch, is_on, _ in switches]
     try:
-        for switch, _, wanted in _SWITCHES:
+        for switch, _, wanted in switches:
             switch(wanted)
         with _plain_recurrence() if any(isinstance(m, nn.RNNBase) for m in model.modules()) else nullcontext():
             yield

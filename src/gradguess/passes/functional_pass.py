@@ -18,7 +18,7 @@ from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout
 from gradguess.model.task import Task
 from gradguess.passes.base import Carried, Draw, Scale
-from gradguess.passes.forward_mode import formula_kernels, named_failures
+from gradguess.passes.forward_mode import formula_kernels, named_failures, tangent_rules
 from gradguess.passes.module_pass import ModulePass
 
 
@@ -92,9 +92,9 @@ class FunctionalPass(ModulePass):
         other._first = {name: buffer.clone() for name, buffer in self.task.model.named_buffers()}
         return other
 
-    def graph(self, visit: Visit | None = None, *, fused: bool = False) -> tuple[Any, Tensor]:
+    def graph(self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False) -> tuple[Any, Tensor]:
         with traced_autograd():
-            return super().graph(visit, fused=fused)
+            return super().graph(visit, fused=fused, twice=twice)
 
     def _forward(self, run: Any) -> tuple[Any, Tensor, list[Tensor], Tensor]:
         """Outputs, losses, and the tangents of both."""
@@ -119,6 +119,7 @@ class FunctionalPass(ModulePass):
             named_failures(self.task),
             torch.no_grad(),
             formula_kernels(model),
+            tangent_rules(model),
         ):
             buffers = _written(model)
             primals = (zero, *buffers.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class ModulePass(Pass):
             observe(site, x, s)
             return s
 
-        with self._one_pass(), torch.no_grad(), formula_kernels(self.task.model):
+        with self._one_pass(), torch.no_grad(), self._kernels():
             return self._run(visit)
 
     @staticmethod
@@ -73,11 +73,15 @@ class ModulePass(Pass):
                 )
             return primal, tangent
 
-    def graph(self, visit: Visit | None = None, *, fused: bool = False) -> tuple[Any, Tensor]:
-        kernels = nullcontext() if fused else formula_kernels(self.task.model)
+    def graph(self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False) -> tuple[Any, Tensor]:
+        kernels = nullcontext() if fused else self._kernels(twice)
         with self._one_pass(), torch.enable_grad(), kernels:
             outputs = self._run(visit)
             return outputs, self.task.losses(outputs)
+
+    def _kernels(self, twice: bool = False) -> AbstractContextManager[None]:
+        """Where no tangent passes: those of attention may be fused, unless it could draw other masks of dropout."""
+        return formula_kernels(self.task.model, attention=twice or self.layout.stochastic)
 
     def aside(self, task: Task | None = None) -> ModulePass:
         return _AsidePass(task or self.task, self.layout)

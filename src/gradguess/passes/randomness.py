@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gradguess.backends.random import RandomState
-from gradguess.backends.tracing import NotTraceable
+from gradguess.backends.tracing import NotTraceable, draws
 
 _FUSED_DROPOUT = torch.ops.aten.native_dropout.default
 
@@ -49,9 +49,9 @@ def _depends_on_shapes_alone(func: Any, args: Any, kwargs: Any) -> bool:
     return len(given) == 1 and (func._schema.is_mutable or func is torch.ops.aten.bernoulli.p)
 
 
-def _draws(func: Any, kwargs: Any) -> bool:
+def _draws(func: Any, args: Any, kwargs: Any) -> bool:
     """Does the operation draw from a global generator?"""
-    return torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None
+    return kwargs.get("generator") is None and draws(func, args, kwargs)
 
 
 class Watched(TorchDispatchMode):
@@ -70,7 +70,7 @@ class Watched(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _draws(func, kwargs):
+        if _draws(func, args, kwargs):
             if not _depends_on_shapes_alone(func, args, kwargs):
                 self.refused = str(func)
             state = RandomState.everywhere().fingerprint()
@@ -93,7 +93,7 @@ class Given(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.values or not _draws(func, kwargs):
+        if not self.values or not _draws(func, args, kwargs):
             return func(*args, **kwargs)  # what draws without a value is found in the graph
         value = self.values[self._next % len(self.values)]
         self._next += 1

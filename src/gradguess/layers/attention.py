@@ -1,0 +1,75 @@
+"""Attention. PyTorch's tangent holds the matrix of all pairs of positions, that of `backends.attention` does not."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as fwAD
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradguess.backends.attention import attention
+from gradguess.backends.policy import full_precision
+from gradguess.layers.entry import Layer, is_constant, unpack
+
+
+def tangent(
+    function: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor | None:
+    """For a constant mask, and without dropout: PyTorch draws its mask for all pairs of positions."""
+    duals = [unpack(t) for t in (query, key, value)]
+    if all(t is None for _, t in duals) or dropout_p or not _usable(attn_mask, is_causal):
+        return None
+    q, k, v = (_as_autocast(p) for p, _ in duals)
+    if not _fit(q, k, v, enable_gqa):
+        return None
+    moved = zip((q, k, v), duals, strict=True)
+    dq, dk, dv = (torch.zeros_like(p) if t is None else t.to(p.dtype) for p, (_, t) in moved)
+    with full_precision(q.device):
+        return fwAD.make_dual(*attention(q, k, v, dq, dk, dv, attn_mask, is_causal, scale))
+
+
+def _usable(mask: Tensor | None, causal: bool) -> bool:
+    if mask is None:
+        return True
+    return is_constant(mask) and not causal and (mask.dtype == torch.bool or mask.is_floating_point())
+
+
+def _fit(q: Tensor, k: Tensor, v: Tensor, shared: bool) -> bool:
+    """Have they the same batch and heads? With `shared`, several heads of queries may have one of keys and values."""
+    if not (q.dtype == k.dtype == v.dtype) or k.shape[:-1] != v.shape[:-1]:
+        return False
+    if shared and q.dim() == k.dim() > 2:
+        return q.shape[:-3] == k.shape[:-3] and q.shape[-3] % k.shape[-3] == 0
+    return q.shape[:-2] == k.shape[:-2]
+
+
+def _as_autocast(t: Tensor) -> Tensor:
+    """What autocast makes of an argument of attention."""
+    device = t.device.type
+    lower = torch.is_autocast_enabled(device) and t.dtype != torch.float64
+    return t.to(torch.get_autocast_dtype(device)) if lower else t
+
+
+def multi_head(function: Any, *args: Any, **options: Any) -> Any:
+    """The code of `F.multi_head_attention_forward`, which asks for modes no more: they see the functions it calls."""
+    seen = {**function.__globals__, "has_torch_function": lambda tensors: False}
+    inner = FunctionType(function.__code__, seen, function.__name__, function.__defaults__, function.__closure__)
+    return inner(*args, **options)
+
+
+LAYERS = (
+    Layer(functions=(F.scaled_dot_product_attention,), tangent=tangent, under_autocast=True),
+    Layer(functions=(F.multi_head_attention_forward,), written_out=multi_head),
+)

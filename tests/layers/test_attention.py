@@ -1,0 +1,244 @@
+"""The tangent of attention in blocks against PyTorch's own, which holds all pairs of positions, in float64."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import gradguess as gg
+from gradguess.backends import attention
+from gradguess.layers.tangents import TangentRules
+from gradguess.methods import compiled
+from gradguess.passes.forward_mode import forward_mode
+
+ATTENTION = torch.ops.gradguess.attention.default
+
+
+class Made(TorchDispatchMode):
+    """While open, notes the operations and the largest tensor that they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[object] = []
+        self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.operations.append(func)
+        self.largest = max([self.largest, *(t.numel() for t in tree_leaves(out) if isinstance(t, Tensor))])
+        return out
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(attention, "BLOCK", 7)
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def sets(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> list[Tensor]:
+    """Queries, keys and values, then their tangents."""
+    return [noise(*shape, seed=i) for i, shape in enumerate((q, k, v, q, k, v))]
+
+
+def dual(function, values, tangents):
+    """Output and tangent; a tangent of None stands for a constant."""
+    with torch.no_grad(), fwAD.dual_level(), sdpa_kernel(SDPBackend.MATH):
+        args = [p if t is None else fwAD.make_dual(p, t) for p, t in zip(values, tangents, strict=True)]
+        return tuple(fwAD.unpack_dual(function(*args)))
+
+
+def assert_same(function, values, tangents, *, used: bool = True, **close) -> None:
+    """With the rules as without them; `used` says whether attention in blocks must have done it."""
+    expected = dual(function, values, tangents)
+    made = Made()
+    with TangentRules(), made:
+        found = dual(function, values, tangents)
+    assert (ATTENTION in made.operations) == used
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, **close)
+
+
+LONG = (2, 3, 20, 4)  # batch, heads, positions, head size: three blocks of queries
+SEEN = noise(2, 1, 20, 13) > 0
+SEEN[0, 0, 3] = False  # a query that sees nothing
+BIAS = noise(3, 20, 20)
+BIAS[:, :, 2] = -torch.inf
+BIAS[0, 5] = -torch.inf
+CASES = {
+    "plain": (LONG, LONG, LONG, {}),
+    "causal": (LONG, LONG, LONG, {"is_causal": True}),
+    "causal, more keys": (LONG, (2, 3, 31, 4), (2, 3, 31, 4), {"is_causal": True}),
+    "causal, fewer keys": (LONG, (2, 3, 9, 4), (2, 3, 9, 4), {"is_causal": True}),
+    "one query": ((2, 3, 1, 4), LONG, LONG, {}),
+    "boolean mask": (LONG, (2, 3, 13, 4), (2, 3, 13, 4), {"attn_mask": SEEN}),
+    "padding": (LONG, LONG, LONG, {"attn_mask": noise(2, 1, 1, 20) > 0}),
+    "additive mask": (LONG, LONG, LONG, {"attn_mask": BIAS}),
+    "additive mask, float32": (LONG, LONG, LONG, {"attn_mask": noise(20, 20).float()}),
+    "scale": (LONG, LONG, LONG, {"scale": 0.3}),
+    "negative scale": (LONG, LONG, LONG, {"scale": -0.3}),
+    "other values": (LONG, LONG, (2, 3, 20, 6), {"is_causal": True}),
+    "without heads": (LONG[1:], LONG[1:], LONG[1:], {}),
+    "a matrix": (LONG[2:], LONG[2:], LONG[2:], {"is_causal": True}),
+    "shared heads": ((2, 6, 20, 4), (2, 2, 20, 4), (2, 2, 20, 4), {"enable_gqa": True, "is_causal": True}),
+    "one shared head": ((2, 6, 20, 4), (2, 1, 20, 4), (2, 1, 20, 4), {"enable_gqa": True}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_kind_of_attention(name, small_blocks):
+    q, k, v, options = CASES[name]
+    a = sets(q, k, v)
+    assert_same(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options), a[:3], a[3:])
+
+
+@pytest.mark.parametrize("constant", [(0,), (1, 2), (0, 2)], ids=str)
+def test_what_has_no_tangent_is_a_constant(constant):
+    a = sets(LONG, LONG, LONG)
+    tangents = [None if i in constant else t for i, t in enumerate(a[3:])]
+    assert_same(F.scaled_dot_product_attention, a[:3], tangents)
+
+
+def test_what_is_not_covered_is_left_to_pytorch():
+    a = sets(LONG, LONG, LONG)
+    attend = F.scaled_dot_product_attention
+    mask = noise(20, 20)
+
+    def dropped(q, k, v):
+        torch.manual_seed(0)
+        return attend(q, k, v, dropout_p=0.5)
+
+    assert_same(dropped, a[:3], a[3:], used=False)
+    assert_same(lambda q, k, v: attend(q, k, v, q @ k.mT), a[:3], a[3:], used=False)  # a mask that moves
+    assert_same(lambda q, k, v: attend(q[:1], k, v), a[:3], a[3:], used=False)  # another batch
+    assert_same(lambda q, k, v: attend(q.detach(), k.detach(), v.detach(), mask) + q, a[:3], a[3:], used=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_summed_in_float32(dtype):
+    """The result is rounded once."""
+    a = [t.to(dtype) for t in sets((1, 2, 300, 8), (1, 2, 300, 8), (1, 2, 300, 8))]
+    exact = dual(F.scaled_dot_product_attention, [t.double() for t in a[:3]], [t.double() for t in a[3:]])
+    with TangentRules():
+        found = dual(F.scaled_dot_product_attention, a[:3], a[3:])
+    for ours, truth in zip(found, exact, strict=True):
+        assert ours.dtype == dtype
+        assert (ours.double() - truth).abs().max() < 0.51 * torch.finfo(dtype).eps * truth.abs().max()
+
+
+def test_autocast():
+    a = [t.float() for t in sets(LONG, LONG, LONG)]
+    truth = dual(F.scaled_dot_product_attention, a[:3], a[3:])
+    made = Made()
+    with torch.autocast("cpu", torch.bfloat16), TangentRules(under_autocast=True), made:
+        found = dual(F.scaled_dot_product_attention, a[:3], a[3:])
+    assert ATTENTION in made.operations
+    for ours, exact in zip(found, truth, strict=True):
+        assert ours.dtype == torch.bfloat16
+        torch.testing.assert_close(ours.float(), exact, rtol=0, atol=5e-2)
+
+
+LAYERS = {
+    "self-attention": (nn.MultiheadAttention(8, 2), lambda layer, x: layer(x, x, x, need_weights=False)[0]),
+    "batch first, padding": (
+        nn.MultiheadAttention(8, 2, batch_first=True, bias=False),
+        lambda layer, x: layer(x, x, x, torch.tensor([[False] * 9 + [True]] * 3), need_weights=False)[0],
+    ),
+    "encoder": (nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), lambda layer, x: layer(x)),
+    "encoder, evaluation": (nn.TransformerEncoderLayer(8, 2, 16, 0.1).eval(), lambda layer, x: layer(x)),
+    "decoder": (nn.TransformerDecoderLayer(8, 2, 16, 0.0), lambda layer, x: layer(x, 2 * x)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_attention_inside_other_layers(name):
+    """`F.multi_head_attention_forward` hides what it calls from a mode of functions."""
+    layer, run = LAYERS[name]
+    layer.double()
+    x, t = noise(3, 10, 8), noise(3, 10, 8, seed=1)
+    made = Made()
+    with made, forward_mode(layer):
+        found = fwAD.unpack_dual(run(layer, fwAD.make_dual(x, t)))
+    assert ATTENTION in made.operations
+    with sdpa_kernel(SDPBackend.MATH):
+        wanted = torch.autograd.functional.jvp(lambda x: run(layer, x), x, t)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_weights_of_attention_can_be_asked_for():
+    layer, x, t = nn.MultiheadAttention(8, 2).double(), noise(5, 3, 8), noise(5, 3, 8, seed=1)
+    with forward_mode(layer):
+        found = [fwAD.unpack_dual(out) for out in layer(*[fwAD.make_dual(x, t)] * 3)]
+    wanted = torch.autograd.functional.jvp(lambda x: layer(x, x, x), x, t)
+    for (value, moved), expected, slope in zip(found, *wanted, strict=True):
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(moved, slope)
+
+
+def test_a_graph_is_told_the_right_shapes_and_strides():
+    q, k, v, *tangents = sets((2, 5, 3, 4), (2, 5, 2, 7, 4), (2, 2, 7, 6))
+    k = k[:, 0]  # not dense
+    tangents = [torch.zeros_like(t) for t in (q.transpose(1, 2), k, v)]
+    for values in (v, v[..., :4]):
+        given = (q.transpose(1, 2)[:, :2], k, values, tangents[0][:, :2], tangents[1], torch.zeros_like(values))
+        torch.library.opcheck(ATTENTION, (*given, None, True, 0.5), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_memory_grows_with_the_length_alone():
+    a = sets(*[(1, 2, 1024, 8)] * 3)
+    made = Made()
+    with torch.no_grad(), made:
+        attention.in_blocks(*a, None, True, 0.3)
+    assert made.largest <= 2 * 256 * 1024
+
+
+T = 400  # tokens
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(self.stem(x)).mean(1))
+
+
+def take(steps: int, **options) -> Made:
+    """What the last one makes. The first one finds the basis, with a graph of all pairs."""
+    forward = gg.ForwardGradient(Attention().double(), gg.WPerp(k=2), **options)
+    made = Made()
+    for i in range(steps):
+        with made if i == steps - 1 else nullcontext():
+            forward(LOSS, noise(2, T, 4), torch.tensor([0, 2]))
+    return made
+
+
+def test_no_pass_of_a_step_holds_all_pairs():
+    made = take(2)
+    assert made.operations.count(ATTENTION) == 1
+    assert made.largest < T * T
+
+
+def test_in_a_compiled_step_attention_with_its_tangent_is_one_operation(monkeypatch):
+    graphs = []
+    monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: graphs.append(graph) or graph)
+    take(3, compile=True)
+    (graph,) = graphs
+    assert [node.target for node in graph.graph.nodes].count(ATTENTION) == 1
+    made = [leaf for node in graph.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
+    assert max(t.numel() for t in made if isinstance(t, Tensor)) < T * T
