@@ -24,11 +24,12 @@ def observable(J: Tensor, S: Tensor, k: int) -> Tensor:
 
     Near errors outweigh far ones, as each step back shrinks them.
     """
-    mean, term = J.mean(0), _scaled(S)
-    Q = term
+    mean, S = J.mean(0), _scaled(S)
+    Q, weight = S, torch.ones_like(S[0, 0])
     for _ in range(LAGS):
-        term = mean.T @ term @ mean
-        Q = Q + term
+        Q = weight * S + mean.T @ Q @ mean
+        size = Q.trace().clamp_min(1)  # only directions count: nothing may overflow
+        Q, weight = Q / size, weight / size
     return _top(Q, k)
 
 
@@ -50,18 +51,12 @@ def krylov(J: Tensor, S: Tensor, k: int) -> Tensor:
     return _top(sum(_terms(J, S, k), start=torch.zeros_like(S)), k)
 
 
-def random(J: Tensor, S: Tensor, k: int) -> Tensor:
-    """Directions without a reason: the control. The same at every search."""
-    generator = torch.Generator().manual_seed(k)
-    return torch.linalg.qr(torch.randn(J.shape[-1], k, generator=generator).to(J))[0]
-
-
-BASES: Mapping[str, Basis] = {
+BASES: Mapping[str, Basis | None] = {
     "wperp": wperp,
     "observable": observable,
     "lagged": lagged,
     "krylov": krylov,
-    "random": random,
+    "random": None,  # the directions of the start stay: the control
 }
 """Each takes the Jacobians of a step (batch, n, n), the second moment `S` of the errors `q` at the state (n, n), and k.
 It returns orthonormal columns (n, k)."""

@@ -12,12 +12,14 @@ from gradguess.online.units import Traces
 class EProp(Rule):
     """`T_t = D_t T_{t-1} + F_t` with `D_t` the part of the Jacobian that passes through no product with weights.
 
-    That is the leak of a leaky or spiking unit, the gate of a `GRUCell`, the forget gate of an `LSTMCell`. Credit
-    through recurrent weights is lost; in a plain `RNNCell` there is nothing else, and e-prop is one-step credit.
-    The learning signal is the exact error at the state before the step (the paper takes that after the step, and also
-    offers random feedback in its place).
+    That is the leak of a leaky or spiking unit, the gate of a `GRUCell`, the forget gate of an `LSTMCell`. `F_t` is cut
+    in the same way: in a stack a weight gets no trace on the cells above its own.
+    The newest step is exact, and the learning signal for `T_{t-1}` is the exact error at the state before the step. So
+    credit passes through recurrent weights once. (The paper takes the error after the step, so that it never does, and
+    also offers random feedback in its place.) In a plain `RNNCell` `D` is zero, and this is `TBPTT(2)`.
 
-    Bias: all credit through recurrent weights, from two steps back on. Memory and time: p for each stream.
+    Bias: credit that passes through products with weights more than once, between cells of a stack included. Memory and
+    time: p for each stream, 2 p for an `LSTMCell`. A fused cell hides its products: put it into `Recurrent`.
 
     Reference: Bellec et al. 2020.
     """
@@ -28,5 +30,5 @@ class EProp(Rule):
     def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
         return Traces.of(kept).credit(kept, error.q)
 
-    def advance(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
-        return Traces.of(kept).advance(kept, transition, "cut")
+    def advance(self, kept: Kept, transition: Transition) -> Kept:
+        return Traces.of(kept).advance(kept, transition, cut=True)

@@ -22,5 +22,5 @@ class OneStep(Rule):
     def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
         return {}
 
-    def advance(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
+    def advance(self, kept: Kept, transition: Transition) -> Kept:
         return kept

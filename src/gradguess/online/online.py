@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_map_only
 from gradguess.errors import GradguessError, InputError
 from gradguess.model.task import LossFn, check_model
 from gradguess.online.one_step import OneStep
-from gradguess.online.rule import Kept, Rule, Tensors
+from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition
 from gradguess.online.state_tree import StateTree, batch_of
-from gradguess.online.step import Later, Place, Step, write
+from gradguess.online.step import Later, Place, Step, trained, write
 from gradguess.online.transition import run
 
 
@@ -34,7 +34,8 @@ class Online:
     Args:
         model: `forward(x, state) -> (output, state)`; the state is a tensor or a tree of tensors with one row per
             stream. Streams start from `model.initial_state(streams)` where there is such a method, else from zeros of
-            the shape that `forward(x, None)` returns. Rows must not depend on each other.
+            the shape that `forward(x, None)` returns. That state is taken once, before the first step, as a constant:
+            if it holds parameters, they get no gradient from there. Rows must not depend on each other.
         rule: how the influence of the past is kept: `gg.online.RTRL()`, `WPerp(k=16)`, `SnAp(1)`, ...
         seed: of the generator for rules that draw.
 
@@ -62,12 +63,13 @@ class Online:
         self._place: Place | None = None  # where the streams stand
         self._start: Place | None = None  # where they start, without influence
         self._tree: StateTree | None = None
-        self._recurrent: tuple[str, ...] = ()  # the parameters that the state depends on
+        self._trained: frozenset[str] = frozenset()  # the parameters that required a gradient at the first step
+        self._recurrent: tuple[str, ...] = ()  # those of them that the state depends on
         self._held: Step | None = None  # the last step, if it had no loss
 
     @property
     def state(self) -> Any:
-        """The state of all streams, as the model returned it; None before the first step, and after loading."""
+        """A copy of the state, as the model returned it; None before the first step, and after loading."""
         if self._tree is None or self._place is None:
             return None
         return self._tree.tree(self._place.h, self._place.others)
@@ -89,10 +91,17 @@ class Online:
             target: of the loss. None steps without a loss; `later` can supply it.
         """
         x = tree_map_only(Tensor, Tensor.detach, x)
-        streams, self._held = batch_of(x), None
+        streams, self._held, weights = batch_of(x), None, None
         place = self._ready(x, streams)
         assert self._tree is not None
-        step = Step(self.model, self._rule, self._tree, self._recurrent, place, x, self.generator, self.steps)
+        if target is None:  # `later` may need input and weights of this step after they have changed
+            x = tree_map_only(Tensor, torch.clone, x)
+            weights = {name: p.detach().clone().requires_grad_() for name, p in trained(self.model).items()}
+        step = Step(
+            *(self.model, self._rule, self._tree, self._recurrent, place, x, self.generator, self.steps),
+            parameters=weights,
+            write=True,
+        )
         output, finite = step.output, step.finite
         loss, error, unjudged = place.h.new_full((), float("nan")), None, 0
         grads: Tensors = {}
@@ -101,7 +110,9 @@ class Online:
         if step.batch:
             if target is not None:
                 loss, grads, error, unjudged = step.learn(_checked(loss_fn), target, streams)
-            part = Place(*step.after, self._rule.advance(step.place.kept, error, step.transition))
+            place = replace(place, kept=self._rule.look(place.kept, error, step.transition))
+            kept = place.kept if step.index is None else place.kept.select(step.index)
+            part = Place(*step.after, self._rule.advance(kept, step.transition))
             write(self.model, grads)
             self._place = part if step.index is None else place.replace(step.index, part)
             self._held = step if target is None else None
@@ -123,10 +134,10 @@ class Online:
         """
         if self._held is None or self._place is None:
             raise InputError("later: the last step has a loss, or there is none yet. Step with target=None first.")
-        return Later(self._held, self._place.h.shape[0])
+        return Later(self._held, self._place.h.shape[0], self._learned)
 
     def reset(self, rows: Any = None) -> None:
-        """Start streams anew where an episode ends: their state is the initial one, their influence is zero.
+        """Start streams anew where an episode ends: their state is that of the very first step, their influence zero.
 
         Args:
             rows: numbers of streams, or a mask (streams,) of bool; None: all.
@@ -134,10 +145,9 @@ class Online:
         if self._place is None or self._start is None:
             return
         index = _numbers(rows, self._place.h)
-        fresh = Place(self._start.h[index], tuple(leaf[index] for leaf in self._start.others), Kept())
         kept = self._place.kept.cleared(index)
-        self._place = Place(self._place.h, self._place.others, Kept()).replace(index, fresh)
-        self._place = Place(self._place.h, self._place.others, kept)
+        fresh = replace(self._start, kept=kept).select(index)
+        self._place = replace(self._place, kept=kept).replace(index, fresh)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that lives from step to step, as a flat dict of tensors (safetensors can hold it).
@@ -164,18 +174,26 @@ class Online:
         def under(prefix: str) -> Tensors:
             return {k.removeprefix(prefix): v.clone().to(device) for k, v in state.items() if k.startswith(prefix)}
 
+        def place(when: str, kept: Kept) -> Place:
+            others = under(f"{when}/others/")
+            return Place(state[f"{when}/h"].clone().to(device), tuple(others[str(i)] for i in range(len(others))), kept)
+
         self.generator.set_state(state["generator"].cpu().to(torch.uint8))
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
         self._tree = self._held = self.output = self._place = self._start = None
         if "now/h" in state:
-            kept = Kept(under("rows/"), under("shared/"))
-            self._place = Place(state["now/h"].clone().to(device), tuple(under("now/others/").values()), kept)
-            self._start = Place(state["start/h"].clone().to(device), tuple(under("start/others/").values()), Kept())
+            self._place = place("now", Kept(under("rows/"), under("shared/")))
+            self._start = place("start", Kept())
 
     @property
     def _rule(self) -> Rule:
         """Without parameters that the state depends on there is no influence."""
         return self.rule if self._recurrent else OneStep()
+
+    def _learned(self, error: Error, transition: Transition) -> None:
+        """A loss that arrived late says where errors point, too."""
+        if self._place is not None and self._tree is not None:
+            self._place = replace(self._place, kept=self._rule.look(self._place.kept, error, transition))
 
     def _ready(self, x: Any, streams: int) -> Place:
         """Where the streams stand. The first step finds out what the state looks like and what it depends on."""
@@ -184,17 +202,25 @@ class Online:
                 f"x: expected {self._place.h.shape[0]} streams, as before, found {streams}. For a stream that has "
                 "ended pass a row of NaN, which is skipped; or make a new Online for the streams that are left."
             )
+        names = frozenset(trained(self.model))
+        changed = (names - self._trained) | (frozenset(self._recurrent) - names)
+        if self._tree is not None and changed:
+            raise InputError(
+                f"model: {', '.join(sorted(changed))} started or ceased to require a gradient since the first step. "
+                "What is kept of the past does not fit any more: make a new Online."
+            )
         if self._tree is None:
             state = self._initial(x, streams)
             tree = StateTree.of(state)
             tree.check(state, streams)
             first = Place(tree.vector(state), tuple(tree.others(state)), Kept())
-            probe = Step(self.model, OneStep(), tree, (), first, x, self.generator, 0)
-            self._recurrent = probe.depends_on()
+            drawn = self.generator if self._place is None else torch.Generator(self.generator.device)
+            probe = Step(self.model, OneStep(), tree, (), first, x, drawn, 0)
+            self._trained, self._recurrent = names, probe.depends_on()
             kept = self._rule.start(replace(probe, recurrent=self._recurrent).transition)
             if self._place is None:
                 self._place, self._start = Place(first.h, first.others, kept), first
-            elif not self._place.kept.looks_like(kept) or self._place.h.shape != first.h.shape:
+            elif not self._place.looks_like(replace(first, kept=kept)):
                 raise InputError("state: what was loaded was saved with another rule or model. Use the same ones.")
             self._tree = tree
         assert self._place is not None

@@ -16,8 +16,10 @@ from gradguess.online.units import Traces
 class RFLO(Rule):
     """`T_t = decay · T_{t-1} + F_t`, and the error reaches the units through a fixed random matrix.
 
-    The trace is that of a leaky unit with `decay = 1 - 1/τ` whose recurrent weights are taken as zero. The past gets
-    the credit `e B T` with `e = dL/d output` and `B ~ N(0, 1/n)`, drawn once.
+    The trace is that of a leaky unit with `decay = 1 - 1/τ` whose recurrent weights are taken as zero: choose `decay`
+    as the cell leaks. As with `EProp`, `F_t` is that of a weight on its own cell. The newest step is exact, through the
+    readout itself. All steps before it get the credit `decay · e B T_{t-1}` with `e = dL/d output` and
+    `B ~ N(0, 1/n)`, drawn once. (The paper takes `B` for the newest step, too.)
 
     Bias: all credit through recurrent weights; `B` is not the readout. Memory and time: p for each stream.
 
@@ -31,19 +33,20 @@ class RFLO(Rule):
             raise InputError(f"decay: expected a number from 0 to below 1, found {self.decay!r}.")
 
     def start(self, transition: Transition) -> Kept:
-        return Traces.find(transition, cut=True).start(transition)
+        output, h, generator = transition.output(), transition.h, transition.generator
+        if not isinstance(output, Tensor) or output.shape[:1] != h.shape[:1]:
+            raise InputError(
+                "RFLO: expected an output that is one tensor with a row per stream: its feedback starts there."
+            )
+        size = output[0].numel(), transition.width
+        B = torch.randn(size, generator=generator, device=generator.device).to(h) / transition.width**0.5
+        kept = Traces.find(transition, cut=True).start(transition)
+        return Kept(kept.rows, {**kept.shared, "B": B})
 
     def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
-        if error.e is None:
-            raise InputError("RFLO: expected an output that is one tensor, found a tree: its feedback starts there.")
-        B = _feedback(error.e, transition.width)
-        return Traces.of(kept).credit(kept, self.decay * (error.e @ B))
+        if error.e is None:  # the output depends on no parameter in this step
+            return {}
+        return Traces.of(kept).credit(kept, self.decay * (error.e @ kept.shared["B"]))
 
-    def advance(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
-        return Traces.of(kept).advance(kept, transition, float(self.decay))
-
-
-def _feedback(e: Tensor, width: int) -> Tensor:
-    """(outputs, n), the same at every step."""
-    generator = torch.Generator().manual_seed(e.shape[1])
-    return (torch.randn(e.shape[1], width, generator=generator) / width**0.5).to(e)
+    def advance(self, kept: Kept, transition: Transition) -> Kept:
+        return Traces.of(kept).advance(kept, transition, float(self.decay), cut=True)

@@ -32,9 +32,9 @@ class RTRL(Rule):
             return Traces.of(kept).credit(kept, error.q)
         return contracted(error.q, kept)
 
-    def advance(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
+    def advance(self, kept: Kept, transition: Transition) -> Kept:
         if kept.shared:
-            return Traces.of(kept).advance(kept, transition, "own")
+            return Traces.of(kept).advance(kept, transition)
         every = torch.eye(transition.width, dtype=transition.h.dtype, device=transition.h.device)
         J, F = transition.vjps(every)
         return Kept(carried(J, kept, F))

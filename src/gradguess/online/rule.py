@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -38,8 +39,10 @@ class Kept:
         return Kept({name: value.index_fill(0, rows, 0) for name, value in self.rows.items()}, self.shared)
 
     def looks_like(self, other: Kept) -> bool:
-        """Are there the same names, with the same shapes?"""
-        mine, others = ({k: v.shape for k, v in (*kept.rows.items(), *kept.shared.items())} for kept in (self, other))
+        """Are there the same names, with the same shapes and dtypes?"""
+        mine, others = (
+            {k: (v.shape, v.dtype) for k, v in (*kept.rows.items(), *kept.shared.items())} for kept in (self, other)
+        )
         return mine == others
 
     @property
@@ -64,8 +67,8 @@ class Rule(ABC):
     """A rule keeps `P_t ≈ dh_t/dθ` in some form.
 
     The gradient of the loss at step t is `∂L_t/∂θ + q P_{t-1}` with `q = dL_t/dh_{t-1}`: the first term is the newest
-    step, which `Online` computes exactly for every rule, and `credit` supplies the second. `advance` then makes
-    `P_t = J P_{t-1} + F`, or what the rule has in its place.
+    step, which `Online` computes exactly for every rule, and `credit` supplies the second. `look` may then turn what is
+    kept, and `advance` makes `P_t = J P_{t-1} + F`, or what the rule has in its place.
     """
 
     @abstractmethod
@@ -76,9 +79,17 @@ class Rule(ABC):
     def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
         """`Σ_b q_b P_b`, for each parameter flat or in its shape. Parameters without credit may be missing."""
 
+    def look(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
+        """What is kept, seen anew once the error is known. A rule without a basis has nothing to do here.
+
+        `kept` is that of all streams, so that a new basis reaches those that are skipped in this step, too; `error` and
+        `transition` are those of the others. `error` is None without a loss; one that arrives late comes here as well.
+        """
+        return kept
+
     @abstractmethod
-    def advance(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
-        """What is kept after the step. `error` is None at a step without a loss."""
+    def advance(self, kept: Kept, transition: Transition) -> Kept:
+        """What is kept after the step."""
 
 
 def zeros(transition: Transition, rank: int, prefix: str = "P/") -> Tensors:
@@ -97,5 +108,12 @@ def contracted(c: Tensor, kept: Kept, prefix: str = "P/") -> Tensors:
 
 
 def carried(A: Tensor, kept: Kept, F: Tensors, prefix: str = "P/") -> Tensors:
-    """`A P + F`: A (batch, rank, rank). `F` is overwritten, so that there are never three of this size."""
-    return {prefix + name: new.contiguous().baddbmm_(A, kept.rows[prefix + name]) for name, new in F.items()}
+    """`A P + F`: A (batch, rank, rank). `F` is overwritten, so that there are never three of this size.
+
+    Autograd may return one tensor for two parameters, or for a parameter and the state: these are copied first.
+    """
+    uses = Counter(value.untyped_storage().data_ptr() for value in (A, *F.values()))
+    alone = {
+        name: value if uses[value.untyped_storage().data_ptr()] == 1 else value.clone() for name, value in F.items()
+    }
+    return {prefix + name: new.contiguous().baddbmm_(A, kept.rows[prefix + name]) for name, new in alone.items()}

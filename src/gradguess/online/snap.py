@@ -15,7 +15,10 @@ class SnAp(Rule):
 
     With order 1 a row of an `RNNCell` or a `GRUCell` keeps its influence on its own unit; credit that passes through
     another unit and comes back is lost. With order 2 and a dense recurrence M holds everything: that is RTRL.
-    The pattern is read from the model itself, at the first step.
+    The pattern is read from the model itself, at the first step. In a stack, and for an embedding before the cell, a
+    row reaches all units above it within one step, and keeps as much.
+    The newest step is exact, and `q P_{t-1}` takes the hop from it to the one before without a mask. (The
+    paper masks that hop, too.)
 
     Bias: all influence outside of M, from two steps back on. Memory: p for each stream (`RNNCell`), 2 p (`LSTMCell`).
     Time: p, and n vjps of the cell for the diagonal of J.
@@ -34,5 +37,5 @@ class SnAp(Rule):
     def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
         return Traces.of(kept).credit(kept, error.q)
 
-    def advance(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
+    def advance(self, kept: Kept, transition: Transition) -> Kept:
         return Traces.of(kept).advance(kept, transition, transition.jacobian())

@@ -31,6 +31,8 @@ class StateTree:
         for leaf in leaves:
             if not isinstance(leaf, Tensor) or leaf.dim() == 0:
                 raise InputError(f"state: expected tensors with one row per stream, found {_described(leaf)}.")
+            if leaf.is_complex():
+                raise InputError("state: expected real tensors, found a complex one. Use torch.view_as_real on it.")
         tree = StateTree(spec, tuple(tuple(leaf.shape[1:]) for leaf in leaves), tuple(leaf.dtype for leaf in leaves))
         if not tree.width:
             raise InputError("state: expected at least one floating-point tensor, found none: nothing can be learned.")
@@ -58,25 +60,29 @@ class StateTree:
                 "state that looks like the one it was given, with one row per stream."
             )
         if dtypes != list(self.dtypes):
-            raise InputError(f"The state changed its dtype: expected {list(self.dtypes)}, found {dtypes}.")
+            raise InputError(
+                f"The state changed its dtype: expected {list(self.dtypes)}, found {dtypes}. Let initial_state return "
+                "the dtypes that forward does, or let forward cast back."
+            )
 
     def vector(self, state: Any) -> Tensor:
         """`h`, (batch, n)."""
-        return torch.cat([leaf.flatten(1) for leaf in tree_leaves(state) if leaf.is_floating_point()], 1)
+        return torch.cat([leaf.reshape(len(leaf), -1) for leaf in tree_leaves(state) if leaf.is_floating_point()], 1)
 
     def others(self, state: Any) -> list[Tensor]:
         """The leaves that are not in the vector."""
         return [leaf for leaf in tree_leaves(state) if not leaf.is_floating_point()]
 
     def tree(self, h: Tensor, others: Sequence[Tensor]) -> Any:
-        """The state with the vector `h`."""
+        """The state with the vector `h`. It is a copy: a model may write into the state that it is given."""
         leaves, start, rest = [], 0, iter(others)
-        for shape, floating in zip(self.shapes, self.floating, strict=True):
-            if floating:
-                leaves.append(h[:, start : start + prod(shape)].unflatten(1, shape) if shape else h[:, start])
+        for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
+            if dtype.is_floating_point:
+                leaf = h[:, start : start + prod(shape)].reshape(len(h), *shape)
                 start += prod(shape)
             else:
-                leaves.append(next(rest))
+                leaf = next(rest)
+            leaves.append(leaf.to(dtype, copy=True))
         return tree_unflatten(leaves, self.spec)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,6 +34,11 @@ class Place:
         others = tuple(old.index_copy(0, rows, new) for old, new in zip(self.others, part.others, strict=True))
         return Place(self.h.index_copy(0, rows, part.h), others, self.kept.replace(rows, part.kept))
 
+    def looks_like(self, other: Place) -> bool:
+        """Are there the same tensors, with the same shapes and dtypes?"""
+        mine, others = ([(v.shape, v.dtype) for v in (place.h, *place.others)] for place in (self, other))
+        return mine == others and self.kept.looks_like(other.kept)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -49,12 +54,13 @@ class Step:
     count: int
     index: Tensor | None = None  # numbers of the streams, where these are not all
     parameters: Mapping[str, Tensor] | None = None  # in the place of the model's own
+    write: bool = False  # may the model write its buffers?
 
     @cached_property
     def _weights(self) -> dict[str, Tensor]:
         if self.parameters is not None:
             return dict(self.parameters)
-        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        return trained(self.model)
 
     @cached_property
     def _leaf(self) -> Tensor:
@@ -63,7 +69,8 @@ class Step:
     @cached_property
     def _ran(self) -> tuple[Any, Any]:
         with torch.enable_grad():
-            output, state = run(self.model, self._weights, self.x, self.tree.tree(self._leaf, self.place.others))
+            before = self.tree.tree(self._leaf, self.place.others)
+            output, state = run(self.model, self._weights, self.x, before, self.write)
         self.tree.check(state, self.batch)
         return output, state
 
@@ -95,7 +102,7 @@ class Step:
     def part(self, index: Tensor) -> Step:
         """The same step of some of the streams."""
         x = rows_of(self.x, index, self.batch)
-        return dataclasses.replace(self, place=self.place.select(index), x=x, index=index)
+        return dataclasses.replace(self, place=self.place.select(index), x=x, index=index, write=False)
 
     def depends_on(self) -> tuple[str, ...]:
         """Names of the parameters that the new state depends on. It must depend on the old state."""
@@ -109,10 +116,7 @@ class Step:
             )
         return tuple(name for name, grad in zip(self._weights, found[1:], strict=True) if grad is not None)
 
-    def with_weights(self, parameters: Mapping[str, Tensor]) -> Step:
-        return dataclasses.replace(self, parameters=parameters)
-
-    def learn(self, loss_fn: LossFn, target: Any, streams: int) -> tuple[Tensor, Tensors, Error, int]:
+    def learn(self, loss_fn: LossFn, target: Any, streams: int) -> tuple[Tensor, Tensors, Error | None, int]:
         """Mean loss, gradients, the error at the state, and the number of streams whose loss was not finite.
 
         `target` has a row for each of the `streams` that there are in all.
@@ -124,7 +128,7 @@ class Step:
             fine = torch.isfinite(losses.detach())
             bad = int((~fine).sum())
             if bad == self.batch:
-                return losses.detach().mean(), {}, Error(torch.zeros_like(self.place.h), None), bad
+                return self.place.h.new_full((), float("nan")), {}, None, bad
             if bad:  # a NaN times zero is a NaN: the loss must not see those rows
                 rows = fine.nonzero()[:, 0]
                 seen, wanted = (rows_of(tree, rows, self.batch) for tree in (self.output, target))
@@ -132,7 +136,7 @@ class Step:
             loss = losses.mean()
         grads, error = self._backward(loss)
         for name, credit in self.rule.credit(self.place.kept, error, self.transition).items():
-            grads[name] = grads[name] + credit.view_as(grads[name])
+            grads[name] = grads[name] + credit.view_as(grads[name]).to(grads[name])
         if not bool(torch.stack([torch.isfinite(grad).all() for grad in grads.values()]).all()):
             raise NonFiniteError(
                 f"The gradient at step {self.count} is NaN or infinite: the influence of the past has grown beyond all "
@@ -144,11 +148,13 @@ class Step:
         """The newest step: exact gradients, and what goes back to the state and to the output."""
         if not loss.requires_grad:
             raise InputError("loss_fn: the loss depends neither on the model's parameters nor on its state.")
-        single = isinstance(self.output, Tensor) and self.output.requires_grad
+        single = (
+            isinstance(self.output, Tensor) and self.output.requires_grad and self.output.shape[:1] == (self.batch,)
+        )
         ends = [self._leaf, *self._weights.values(), *([self.output] if single else [])]
-        found = torch.autograd.grad(loss, ends, allow_unused=True, materialize_grads=True)
+        found = torch.autograd.grad(loss, ends, retain_graph=True, allow_unused=True, materialize_grads=True)
         grads = dict(zip(self._weights, found[1:], strict=False))
-        return grads, Error(found[0], found[-1].flatten(1) if single else None)
+        return grads, Error(found[0], found[-1].reshape(self.batch, -1).to(found[0]) if single else None)
 
 
 class Later:
@@ -157,9 +163,8 @@ class Later:
     Calling it adds the gradient to `.grad`, as if the loss had been there at the step.
     """
 
-    def __init__(self, step: Step, streams: int) -> None:
-        frozen = {n: p.detach().clone().requires_grad_() for n, p in step.model.named_parameters() if p.requires_grad}
-        self.step, self.streams = step.with_weights(frozen), streams
+    def __init__(self, step: Step, streams: int, learned: Callable[[Error, Transition], None]) -> None:
+        self.step, self.streams, self._learned = step, streams, learned
 
     @property
     def output(self) -> Any:
@@ -168,9 +173,16 @@ class Later:
 
     def __call__(self, loss_fn: LossFn, target: Any) -> Tensor:
         """Add the gradient to `.grad`, and return the mean loss."""
-        loss, grads, _, _ = self.step.learn(loss_fn, target, self.streams)
+        loss, grads, error, _ = self.step.learn(loss_fn, target, self.streams)
         write(self.step.model, grads)
+        if error is not None:
+            self._learned(error, self.step.transition)
         return loss
+
+
+def trained(model: nn.Module) -> Tensors:
+    """The parameters that require a gradient, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def write(model: nn.Module, grads: Mapping[str, Tensor]) -> None:

@@ -19,7 +19,8 @@ from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition
 class TBPTT(Rule):
     """The error of each step goes back over the last `steps` steps, the newest included, at every step.
 
-    What is kept are the states and the inputs of these steps; their graphs are made anew, with the weights of now.
+    What is kept are the states and the inputs of these steps; their graphs are made anew, with the weights of now (and
+    with new random numbers, if the model draws any).
 
     Bias: all credit beyond `steps` steps. Memory: (n + inputs) · steps for each stream. Time: `steps` times a forward
     and a backward pass of the cell.
@@ -42,13 +43,13 @@ class TBPTT(Rule):
     def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
         q, total = error.q, {name: torch.zeros_like(p) for name, p in transition.parameters.items()}
         for back in range(1, self.steps):
-            q = q * (kept.rows["age"] >= back)[:, None]  # streams that started later have no such past
-            seen = [kept.rows[f"past/{i}"][:, -back] for i in range(len(kept.rows) - 1)]
-            q, grads = _placed(transition, seen).vjp(q)
+            there = kept.rows["age"] >= back  # streams that started later have no such past
+            seen = [_chosen(there, kept.rows[f"past/{i}"][:, -back], now) for i, now in enumerate(_seen(transition))]
+            q, grads = _placed(transition, seen).vjp(_chosen(there, q, torch.zeros_like(q)))
             total = {name: total[name] + grads[name] for name in total}
         return total
 
-    def advance(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
+    def advance(self, kept: Kept, transition: Transition) -> Kept:
         rows = {
             f"past/{i}": torch.cat([kept.rows[f"past/{i}"], leaf.detach()[:, None]], 1)[:, 1:]
             for i, leaf in enumerate(_seen(transition))
@@ -59,6 +60,11 @@ class TBPTT(Rule):
 def _seen(transition: Transition) -> list[Tensor]:
     """All tensors that a step starts from."""
     return [transition.h, *transition.others, *(leaf for leaf in tree_leaves(transition.x) if isinstance(leaf, Tensor))]
+
+
+def _chosen(there: Tensor, values: Tensor, others: Tensor) -> Tensor:
+    """The values in some rows, and the others elsewhere: a model may not know what to do with a row of zeros."""
+    return torch.where(there.view(-1, *[1] * (values.dim() - 1)), values, others)
 
 
 def _placed(transition: Transition, seen: Sequence[Tensor]) -> Transition:

@@ -9,25 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import ForwardModeError, GradguessError, InputError
 from gradguess.model.task import LossFn, Task
+from gradguess.online.cut_products import CutProducts
 from gradguess.online.state_tree import StateTree
 
 Tensors = dict[str, Tensor]
-
-_PRODUCTS = {
-    nn.functional.linear,
-    torch.matmul,
-    torch.mm,
-    torch.bmm,
-    torch.Tensor.matmul,
-    torch.Tensor.__matmul__,
-    torch.Tensor.mm,
-    torch.Tensor.bmm,
-}
 
 
 @dataclass(frozen=True)
@@ -80,7 +69,7 @@ class Transition:
         def of_one(h: Tensor, others: tuple[Tensor, ...], x: Any, c: Tensor) -> tuple[Tensor, Tensors]:
             made: Any = torch.func.vjp(lambda p, h: self._one(p, h, others, x, cut), dict(self.parameters), h)
             to_parameters, to_state = torch.func.vmap(made[1])(c)
-            return to_state, {name: grad.flatten(1) for name, grad in to_parameters.items()}
+            return to_state, {name: grad.reshape(len(grad), -1).to(h.dtype) for name, grad in to_parameters.items()}
 
         shared = None if cotangents.dim() == 2 else 0
         with explained():
@@ -115,28 +104,26 @@ class Transition:
         with explained():
             return torch.func.jvp(step, (self.h,), (tangent,))[1]
 
+    def output(self) -> Any:
+        """What the model returns beside the new state."""
+        with torch.no_grad():
+            return run(self.model, self.parameters, self.x, self.tree.tree(self.h, self.others))[0]
+
     def _one(
         self, parameters: Mapping[str, Tensor], h: Tensor, others: tuple[Tensor, ...], x: Any, cut: bool = False
     ) -> Tensor:
         """The new state of one stream: the model sees a batch of one."""
         state = self.tree.tree(h[None], [leaf[None] for leaf in others])
-        with CutProducts() if cut else contextlib.nullcontext():
-            after = run(self.model, parameters, tree_map_only(Tensor, lambda leaf: leaf[None], x), state)[1]
+        x = tree_map_only(Tensor, lambda leaf: leaf[None], x)
+        with CutProducts((x, state)) if cut else contextlib.nullcontext():
+            after = run(self.model, parameters, x, state)[1]
         return self.tree.vector(after)[0]
 
 
-class CutProducts(TorchFunctionMode):
-    """While open, what enters a product with weights is taken as a constant: only what a unit does itself is left."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _PRODUCTS:
-            args = (args[0].detach(), *args[1:])
-        return func(*args, **(kwargs or {}))
-
-
-def run(model: nn.Module, parameters: Mapping[str, Tensor], x: Any, state: Any) -> tuple[Any, Any]:
-    """Call the model: (output, new state)."""
-    result = Task(model, _no_loss, (x, state), None).outputs(parameters)
+def run(model: nn.Module, parameters: Mapping[str, Tensor], x: Any, state: Any, write: bool = False) -> tuple[Any, Any]:
+    """Call the model: (output, new state). Its buffers stay as they are unless it may `write` them."""
+    buffers = {} if write else {name: buffer.clone() for name, buffer in model.named_buffers()}
+    result = Task(model, _no_loss, (x, state), None).outputs({**buffers, **parameters})
     if not isinstance(result, tuple) or len(result) != 2:
         raise InputError(f"model: forward(x, state) must return (output, state), found {type(result).__name__}.")
     return result
@@ -167,8 +154,13 @@ def explained() -> Iterator[None]:
             raise
         if "randomness" in text:
             raise InputError(
-                "The recurrence draws random numbers (dropout): the influence cannot be carried through another draw "
-                "than the step's own. Call model.eval(), put the dropout after the recurrence, or use TBPTT."
+                "The model draws random numbers (dropout): the influence cannot be carried through another draw than "
+                "the step's own. Call model.eval(), or draw outside of the model, in loss_fn for instance."
+            ) from error
+        if "jvp" in text:
+            raise ForwardModeError(
+                f"UORO carries a direction forwards, and PyTorch says: {text.splitlines()[0]} Give your "
+                "autograd.Function a jvp, or use another rule."
             ) from error
         raise ForwardModeError(
             "The model cannot be vectorised over streams (torch.func.vmap): "

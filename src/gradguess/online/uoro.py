@@ -33,7 +33,7 @@ class UORO(Rule):
         c = (error.q * kept.rows["s"]).sum(1)
         return {name: c @ kept.rows[f"θ/{name}"] for name in transition.parameters}
 
-    def advance(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
+    def advance(self, kept: Kept, transition: Transition) -> Kept:
         h = transition.h
         signs = torch.randint(2, h.shape, generator=transition.generator, device=transition.generator.device)
         ν = signs.to(h) * 2 - 1
