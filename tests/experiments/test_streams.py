@@ -19,6 +19,7 @@ from gradguess.experiments.streams.run import build, run
 from gradguess.experiments.streams.sweep import best_rate, place, sweep, wanted
 from gradguess.experiments.streams.tasks import TASKS
 from gradguess.experiments.streams.tmaze import TMaze, actor_critic
+from online_streams import Here
 
 SMALL = StreamConfig(delay=2, k=3, width=6, streams=3, steps=12, truncation=3, refresh=5)
 
@@ -213,25 +214,6 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     assert list(failures) == [bad.key + "nonsense"]
     assert "cannot be used" in next(iter(failures.values()))
     assert place(tmp_path, SMALL).exists()
-
-
-class Here:
-    """A pool without processes."""
-
-    _processes = None
-
-    def __init__(self, *args, **kwargs):
-        pass
-
-    def submit(self, function, *args):
-        from concurrent.futures import Future
-
-        future: Future[str] = Future()
-        future.set_result(function(*args))
-        return future
-
-    def shutdown(self, **kwargs):
-        pass
 
 
 def test_the_page_shows_what_was_run(tmp_path, monkeypatch):

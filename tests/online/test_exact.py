@@ -103,3 +103,28 @@ def test_a_loss_that_arrives_later_has_the_influence_of_its_own_step():
             p.add_(1.0)  # the weights of its own step count
     held(loss_fn, data[2][1])
     assert_same({name: p.grad for name, p in network.named_parameters()}, expected)
+
+
+def test_a_loss_that_arrives_later_has_weights_input_and_draws_of_its_own_step():
+    torch.manual_seed(0)
+    network = ol.Recurrent(torch.nn.RNNCell(3, 5), torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(5, 2)))
+    network.double()
+    x, target = stream(1)[0]
+    torch.manual_seed(1)
+    expected = through_the_stream(network, [(x, target)])
+    network.zero_grad()
+    learner, given = ol.Online(network, ol.OneStep()), x.clone()
+    learner(None, given * 0)
+    learner.reset()
+    torch.manual_seed(1)
+    learner(None, given)
+    with torch.no_grad():
+        given.zero_()
+        for p in network.parameters():
+            p.add_(1.0)
+    held = learner.later()
+    torch.testing.assert_close(held.output.detach(), learner.output)
+    held(loss_fn, target)
+    assert_same({name: p.grad for name, p in network.named_parameters()}, expected)
+    held(loss_fn, target)  # a loss in two parts
+    assert_same({name: p.grad / 2 for name, p in network.named_parameters()}, expected)

@@ -75,12 +75,15 @@ def named(entry: StreamConfig) -> str:
 
 def _line(entry: StreamConfig, rate: float | None, found: list[dict[str, Any]]) -> str:
     errors = [record["error"] for record in found if record["error"] is not None]
-    spread = f"{_mean(errors):.4f} ({min(errors):.4f} to {max(errors):.4f})" if errors else "diverged"
+    spread = f"{_mean(errors):.4f} ({min(errors):.4f} to {max(errors):.4f})" if errors else "none"
+    if len(errors) < len(found):
+        spread += f"; {len(found) - len(errors)} diverged"
     below = sum(error < SOLVED for error in errors)
     what = f"{entry.task}, {entry.cell} {entry.width}, {entry.device}" + (
         f", stopped at {entry.stop}" if entry.stop else ""
     )
-    process = [point["process_mb"] for point in (found[0]["curve"][0], found[0]["curve"][-1])]
+    process = [point["process_mb"] for point in (found[0]["curve"][:1] + found[0]["curve"][-1:])]
+    times = [record["step_ms"] for record in found if record["step_ms"] is not None]
     return _row(
         [
             what,
@@ -88,9 +91,9 @@ def _line(entry: StreamConfig, rate: float | None, found: list[dict[str, Any]]) 
             f"{rate:g}",
             spread,
             f"{below} of {len(found)}",
-            f"{_mean([record['step_ms'] for record in found]):.2f}",
+            f"{_mean(times):.2f}" if times else "",
             f"{found[0]['memory_mb']:.3g}",
-            " → ".join(f"{value:.0f}" for value in process),
+            " → ".join(f"{value:.0f}" for value in process if value is not None),
         ]
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,13 +32,15 @@ def run(config: StreamConfig, on_point: Callable[[dict[str, Any]], None] | None 
     memory of the whole process.
     """
     check_device(config.device)
-    torch.manual_seed(config.seed)
     generator = torch.Generator().manual_seed(1000 + config.seed)
     if config.task == "tmaze":
-        model = build(config, tmaze.SEES, tmaze.OUTPUTS).to(config.device)
+        sizes = tmaze.SEES, tmaze.OUTPUTS
     else:
         task = TASKS[config.task](config.streams, config.delay, generator)
-        model = build(config, task.inputs, task.outputs).to(config.device)
+        sizes = task.inputs, task.outputs
+    with torch.random.fork_rng(devices=[]):  # the global generator is left alone
+        torch.default_generator.manual_seed(config.seed)
+        model = build(config, *sizes).to(config.device)
     online = Online(model, RULES[config.rule](config), config.seed)
     optimiser = torch.optim.Adam(model.parameters(), lr=config.lr)
     if config.task == "tmaze":
@@ -149,9 +152,9 @@ def _mean(values: list[float]) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def resident() -> float:
-    """Megabytes of this process that are in memory now; NaN where the system does not tell."""
+def resident() -> float | None:
+    """Megabytes of this process that are in memory now; None where the system does not tell."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
-    except (OSError, ValueError, IndexError):
-        return math.nan
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import multiprocessing
 import time
 import traceback
@@ -19,7 +20,7 @@ from gradguess.experiments.streams.run import run
 
 
 def place(out: Path, config: StreamConfig) -> Path:
-    """Where the result of a run lies. The device does not belong to its name: the result is the same but for time."""
+    """Where the result of a run lies: under its key, and its device where that is not the CPU."""
     suffix = "" if config.device == "cpu" else f"-{config.device}"
     return out / f"{config.key}{suffix}.json"
 
@@ -90,6 +91,5 @@ def _run(config: StreamConfig, out: Path) -> str:
         write_json(place(out, config), record)
     except Exception:
         return "failed " + traceback.format_exc().strip().splitlines()[-1]
-    error = record["error"]
-    shown = "none" if error is None else f"{error:.4g}"
-    return f"error {shown}, {record['step_ms']:.2f} ms, {record['memory_mb']:.3g} MB"
+    error, ms = (record[name] if record[name] is not None else math.nan for name in ("error", "step_ms"))
+    return f"error {error:.4g}, {ms:.2f} ms, {record['memory_mb']:.3g} MB"
