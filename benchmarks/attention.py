@@ -63,6 +63,11 @@ def arguments(dtype: torch.dtype, q: tuple[int, ...], k: tuple[int, ...]) -> lis
     return [torch.randn(shape, generator=source).to("cuda", dtype) for shape in (q, k, k, q, k, k)]
 
 
+def split(a: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+    """Queries, keys and values, and their tangents together."""
+    return a[0], a[1], a[2], tuple(a[3:])
+
+
 def check(setting: tuple[Any, ...]) -> Row:
     """Errors over the largest number; both are to be a few roundings. `reference`: those of the math kernel."""
     dtype, batch, heads, shared, queries, keys, d, kind = setting
@@ -74,18 +79,20 @@ def check(setting: tuple[Any, ...]) -> Row:
         mask[0, 0, 3] = False if kind == "boolean" else -torch.inf  # a query that sees no key
         mask = mask if kind == "boolean" else mask.to(dtype)
     rest = kind == "causal", d**-0.5
-    exact = in_blocks(*(t.double() for t in a), mask if mask is None or kind == "boolean" else mask.double(), *rest)
-    found = kernels.attention(*a, mask, *rest)
-    plain = in_blocks(*a, mask, *rest)
+    wide = mask.double() if kind == "additive" else mask
+    exact = in_blocks(*split([t.double() for t in a]), wide, *rest)
+    found = kernels.attention(*split(a), mask, *rest)
+    plain = in_blocks(*split(a), mask, *rest)
     row: Row = {"part": "check", "dtype": str(dtype)[6:], "mask": kind}
     row |= {"shape": [batch, heads, shared, queries, keys, d]}
     for name, ours in (("kernel", found), ("blocks", plain)):
         row[name] = [float((o.double() - e).abs().max() / e.abs().max()) for o, e in zip(ours, exact, strict=True)]
+    row["same without tangent"] = torch.equal(kernels.attention(*a[:3], (), mask, *rest)[0], found[0])
     row["right"] = max(row["kernel"]) < max(2e-5, 4 * torch.finfo(dtype).eps)
     return row
 
 
-def measured(run: Callable[[], Any], most: float = 1.0) -> Row:
+def measured(run: Callable[[], Any], most: float = 0.3) -> Row:
     """The median of single calls, in milliseconds, and the peak of memory above what is held before, in MB."""
     run()
     torch.cuda.synchronize()
@@ -118,10 +125,11 @@ def ways(a: list[Tensor]) -> dict[str, Callable[[], Any]]:
     scale = a[0].shape[-1] ** -0.5
     found: dict[str, Callable[[], Any]] = {
         "gradguess": lambda: dual(causal, a, TangentRules()),
-        "kernel alone": lambda: kernels.attention(*a, None, True, scale),
-        "blocks": lambda: in_blocks(*a, None, True, scale),
+        "kernel alone": lambda: kernels.attention(*split(a), None, True, scale),
+        "blocks": lambda: in_blocks(*split(a), None, True, scale),
         "math kernel": lambda: dual(causal, a, sdpa_kernel(SDPBackend.MATH)),
-        "no tangent (flash)": lambda: causal(*a[:3]),
+        "kernel, no tangent": lambda: kernels.attention(*a[:3], (), None, True, scale),
+        "PyTorch, no tangent": lambda: causal(*a[:3]),
     }
     try:
         from jvp_flash_attention.jvp_attention import JVPAttn  # type: ignore[import-not-found]
@@ -144,9 +152,9 @@ def timed(size: tuple[Any, ...]) -> list[Row]:
         row: Row = {"part": "time", "way": name, "dtype": str(dtype)[6:], "shape": list(shape)}
         try:
             out = run()
-            if isinstance(out, tuple):
-                truth = truth or tuple(t.float() for t in out)
-                row["apart"] = [float((o.float() - e).abs().max()) for o, e in zip(out, truth, strict=True)]
+            out = out if isinstance(out, list | tuple) else [out]
+            truth = truth or [t.float() for t in out]
+            row["apart"] = [float((o.float() - e).abs().max()) for o, e in zip(out, truth, strict=False)]
             del out
             row |= measured(run)
         except Exception as error:
@@ -160,7 +168,7 @@ def tuned(dtype: torch.dtype, d: int, tiles: tuple[int, int, int, int]) -> Row:
     row: Row = {"part": "tune", "dtype": str(dtype)[6:], "d": d, "tiles": list(tiles)}
     a = arguments(dtype, shape, shape)
     try:
-        return row | measured(lambda: kernels.attention(*a, None, True, d**-0.5, tiles=tiles), 0.2)
+        return row | measured(lambda: kernels.attention(*split(a), None, True, d**-0.5, tiles=tiles), 0.2)
     except Exception as error:  # too much shared memory, for instance
         return row | {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
 

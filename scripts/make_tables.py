@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,7 @@ PAGES = (
     "docs/scale.md",
     "docs/real.md",
     "docs/gpu.md",
+    "docs/finite.md",
 )
 # tables that may have no run
 OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost", "projector")
@@ -144,8 +146,8 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
     return [figure for figure in made if figure is not None]
 
 
-def bench_record(name: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((ROOT / "results" / "bench" / name).read_text(encoding="utf-8"))
+def bench_record(name: str, folder: str = "bench") -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((ROOT / "results" / folder / name).read_text(encoding="utf-8"))
     return record
 
 
@@ -211,6 +213,36 @@ def memory_table() -> str:
     return "\n".join(lines)
 
 
+def finite_table() -> str:
+    """Errors of the directional derivative, finite differences and dual numbers, by network and dtype."""
+    rows = bench_record("accuracy.json", "finite")["derivatives"]
+    dtypes = dict.fromkeys(row["dtype"] for row in rows)
+    found = {(row["network"], row["epochs"], row["guess"], row["dtype"]): row for row in rows}
+    head = [f"{kind}, {dtype}" for dtype in dtypes for kind in ("finite", "dual")]
+    lines = [line(["network", "epochs", "guess", *head]), "|---" * (3 + len(head)) + "|"]
+    for network, epochs, guess in dict.fromkeys(key[:3] for key in found):
+        records = [found[network, epochs, guess, dtype] for dtype in dtypes]
+        cells = [" / ".join(f"{v:.0e}" for v in one[kind]) for one in records for kind in ("finite", "dual")]
+        lines.append(line([network, str(epochs), method_label(guess), *cells]))
+    return "\n".join(lines)
+
+
+def finite_runs_table() -> str:
+    """Accuracies after training with finite differences and with dual numbers."""
+    groups: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
+    for row in bench_record("accuracy.json", "finite")["runs"]:
+        groups.setdefault((row["method"], row["dtype"]), {}).setdefault(row["derivative"], []).append(row)
+    lines = [line(["method", "dtype", "derivative", "train", "test"]), "|---" * 5 + "|"]
+    for (method, dtype), kinds in groups.items():
+        for kind, rows in kinds.items():
+            scores = [
+                mean_text(statistics.mean(values), statistics.stdev(values))
+                for values in ([row[key] for row in rows] for key in ("train_accuracy", "test_accuracy"))
+            ]
+            lines.append(line([method_label(method), dtype, kind, *scores]))
+    return "\n".join(lines)
+
+
 def tables(runs: Sequence[Run]) -> dict[str, str]:
     """Every table and every sentence with numbers, by the name of its mark."""
     benchmarks = load_benchmarks(ROOT / "results" / "paper")
@@ -237,6 +269,8 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "bench-memory": memory_table(),
         "bench-tasks": tasks_table(),
         **compiled_tables(),
+        "finite": finite_table(),
+        "finite-runs": finite_runs_table(),
         "overview": overview_table(runs),
         "scaling": markdown(scaling_matrix(runs)),
         "tally-sentence": sentences.tally_sentence(runs),

@@ -34,10 +34,10 @@ class CapturedStep:
     """A training step, `forward` and then `optimiser.step()`, replayed from a CUDA graph.
 
     The result is that of the same calls made one by one. The first steps of each kind and shape run by themselves.
-    So do steps that cannot be recorded: those that sketch a basis, those of a guess that is not steady, and, unless
-    `forward` has `compile=True`, those of a model with dropout or batch norm. Gradients are set to None before each
-    step. To accumulate or clip gradients, call `forward` and the optimiser yourself. It does not look for NaN, since
-    that would wait for the device.
+    So do steps that cannot be recorded: those that sketch a basis, those of a guess that is not steady, those with
+    `derivative="finite"`, and, unless `forward` has `compile=True`, those of a model with dropout or batch norm.
+    Gradients are set to None before each step. To accumulate or clip gradients, call `forward` and the optimiser
+    yourself. It does not look for NaN, since that would wait for the device.
 
     Args:
         forward: a `ForwardGradient` of a model on CUDA, with `memory="store"`, one process and no `chunk`.
@@ -83,13 +83,13 @@ class CapturedStep:
         return loss
 
     def _is_fragile(self, kind: str) -> bool:
-        """Must this step run by itself? A sketch of a basis cannot be recorded.
-
-        Nor can passes that put random state and buffers back; in a compiled step these enter and leave a graph.
+        """Must this step run by itself? A sketch of a basis cannot be recorded, nor may unknown kernels be, for which
+        finite differences are. Nor can passes that put random state and buffers back: in a compiled step these enter
+        and leave a graph.
         """
-        layout, runner = self.forward.layout, self.forward.plan.runner
-        pure = isinstance(runner, Compiler) and not runner.refused
-        if layout is None or (layout.sites and layout.leaves_traces and not pure):
+        layout, plan = self.forward.layout, self.forward.plan
+        pure = isinstance(plan.runner, Compiler) and not plan.runner.refused
+        if layout is None or plan.options.finite or (layout.sites and layout.leaves_traces and not pure):
             return True
         return kind == "refresh" and any(site.linear is None for site in layout.guessed)
 

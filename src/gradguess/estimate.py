@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -10,14 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gradguess.errors import InputError, NonFiniteError, check_count
+from gradguess.errors import InputError, check_count
 from gradguess.guesses.base import Guess
 from gradguess.methods import Estimate, Guessed, Method
 from gradguess.methods.compiled import Compiler
+from gradguess.methods.nonfinite import check_finite, is_finite
 from gradguess.methods.run import Plan, find_layout, run_plain, run_step
 from gradguess.model.side_effects import Snapshot, untouched
 from gradguess.model.site import Layout, Sites
-from gradguess.model.task import LossFn, Task, check_model
+from gradguess.model.task import LossFn, Task, check_model, opened
 from gradguess.step.base import Kept, Options, State
 from gradguess.step.processes import pool_of
 
@@ -35,6 +35,7 @@ def estimate(
     isolate: bool = False,
     coupling: Literal["sample", "batch"] = "sample",
     balance: bool = False,
+    derivative: Literal["dual", "finite"] = "dual",
 ) -> Estimate:
     """Estimate the gradient of the mean loss of one batch. Writes nothing, holds no state.
 
@@ -57,6 +58,8 @@ def estimate(
         balance: scale each site's directions to the tangent that arrives from below, and divide its estimate by the
             same factor, so that the noise of some sites does not drown the others. The mean of the estimate stays
             the same. `Feedback` balances whatever is passed here. See `docs/feedback.md`, "Balanced sites".
+        derivative: how directional derivatives are taken. "dual" numbers are exact. "finite" takes differences of two
+            more plain passes, for models through which no tangent can pass. See `docs/finite.md`.
 
     Returns:
         an `Estimate`, with a gradient for every parameter that requires one. Parameters that the loss does not depend
@@ -69,11 +72,12 @@ def estimate(
     >>> sorted(est.grads), est.jvp.shape, est.site_grads["2"].shape
     (['0.bias', '0.weight', '2.bias', '2.weight'], torch.Size([1, 5]), torch.Size([5, 3]))
     """
-    plan = Plan(as_method(guess), sites, Options(tangents, isolate, coupling=coupling, balance=balance), detail=True)
-    task = Task(model, loss_fn, inputs, targets)
-    layout = find_layout(plan, task)
-    with untouched(model) if layout.leaves_traces else nullcontext():
-        result, _, _ = run_step(plan, task, layout, generator or fresh_generator(), State())
+    options = Options(tangents, isolate, coupling=coupling, balance=balance, derivative=derivative)
+    plan = Plan(as_method(guess), sites, options, detail=True)
+    with opened(model, loss_fn, inputs, targets, finite=options.finite) as task:
+        layout = find_layout(plan, task)
+        with untouched(model) if layout.leaves_traces else nullcontext():
+            result, _, _ = run_step(plan, task, layout, generator or fresh_generator(), State())
     check_finite(result, "this batch")
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     result.grads = {name: result.grads.get(name, torch.zeros_like(p)) for name, p in parameters.items()}
@@ -111,6 +115,8 @@ class ForwardGradient:
             loss that is returned is of a process's own samples. The model starts as rank 0's.
         compile: trace the step into a graph and compile it (`torch.compile`), once for each kind of step and each shape
             of the batch. It pays in long runs. The control flow of the model may depend on shapes, and not on numbers.
+        derivative: "dual" numbers, or "finite" differences for models through which no tangent can pass, as in
+            `estimate`.
 
     >>> import torch, gradguess as gg
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
@@ -137,6 +143,7 @@ class ForwardGradient:
         chunk: int | None = None,
         group: Any = None,
         compile: bool = False,
+        derivative: Literal["dual", "finite"] = "dual",
     ) -> None:
         method = as_method(guess)
         if nonfinite not in ("raise", "skip", "ignore"):
@@ -148,7 +155,7 @@ class ForwardGradient:
             check_count("chunk", chunk)
             if coupling == "batch":
                 raise InputError("chunk: samples that mix (coupling='batch') cannot be run in pieces.")
-        options = Options(tangents, isolate, memory, coupling, balance)
+        options = Options(tangents, isolate, memory, coupling, balance, derivative)
         self.model, self.guess, self.nonfinite = model, guess, nonfinite
         runner = Compiler() if compile else run_plain
         self.plan = Plan(method, sites, options, chunk=chunk, pool=pool_of(group, model), runner=runner)
@@ -194,7 +201,10 @@ class ForwardGradient:
         nonfinite: str = "raise",
     ) -> Tensor:
         """The same as a call, with `nonfinite` for this step alone."""
-        task = Task(self.model, loss_fn, inputs, targets)
+        with opened(self.model, loss_fn, inputs, targets, finite=self.plan.options.finite) as task:
+            return self._advance(task, place, nonfinite)
+
+    def _advance(self, task: Task, place: tuple[int, int] | None, nonfinite: str) -> Tensor:
         if self.layout is None or not self.layout.members.current():
             self.layout = find_layout(self.plan, task)
         buffers = Snapshot(self.model, random=False) if self.layout.mutates and nonfinite != "ignore" else None
@@ -274,24 +284,3 @@ def fresh_generator() -> torch.Generator:
     generator = torch.Generator()
     generator.seed()
     return generator
-
-
-def is_finite(result: Estimate) -> bool:
-    if result.all_finite is not None:
-        return bool(result.all_finite)  # the processes must not differ in this
-    if math.isfinite(float(result.losses.sum() + result.jvp.sum())):  # else the sum itself may have overflowed
-        return True
-    return bool(torch.isfinite(result.losses).all() & torch.isfinite(result.jvp).all())
-
-
-def check_finite(result: Estimate, where: str) -> None:
-    if is_finite(result):
-        return
-    what = "loss" if not torch.isfinite(result.losses).all() else "directional derivative"
-    bad = int((~torch.isfinite(result.losses)).sum()) or int((~torch.isfinite(result.jvp)).sum())
-    if not bad:
-        raise NonFiniteError(f"Another process met a NaN or infinite loss or derivative at {where}; see its error.")
-    raise NonFiniteError(
-        f"The {what} of {bad} sample(s) at {where} is NaN or infinite. Check the data and the learning rate, or "
-        "skip such steps with gg.ForwardGradient(..., nonfinite='skip')."
-    )

@@ -134,6 +134,11 @@ def test_gram_matrices_of_open_units():
     torch.testing.assert_close(found.double(), whole, rtol=1e-5, atol=1e-6)
 
 
+def split(a: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+    """Queries, keys and values, and their tangents together."""
+    return a[0], a[1], a[2], tuple(a[3:])
+
+
 ATTENTION = {  # heads, heads of keys, queries, keys, head size; blocks of queries and keys
     "causal": (2, 2, 40, 40, 16, (16, 16)),
     "causal, more keys": (2, 2, 33, 50, 32, (16, 16)),
@@ -170,9 +175,12 @@ def test_attention_and_its_tangent(name, dtype):
             mask[:, 4] = torch.finfo(dtype).min  # the scores themselves are lost: all keys count alike
     rest = (name.startswith("causal"), 0.3)
     wide = mask.double() if name == "additive mask" else mask
-    exact = in_blocks(*(t.double() for t in a), wide, *rest)
+    exact = in_blocks(*split([t.double() for t in a]), wide, *rest)
     on_device = None if mask is None else mask.to(DEVICE)
-    for found, truth in zip(kernels.attention(*on(*a), on_device, *rest, tiles=(*tiles, 4, 2)), exact, strict=True):
+    both = kernels.attention(*split(on(*a)), on_device, *rest, tiles=(*tiles, 4, 2))
+    (alone,) = kernels.attention(*on(*a[:3]), (), on_device, *rest, tiles=(*tiles, 4, 2))
+    assert torch.equal(alone, both[0])
+    for found, truth in zip(both, exact, strict=True):
         assert found.dtype == dtype
         assert found.stride() == kernels.like_queries(a[0], a[2]).stride()  # on this a graph relies
         near = max(2e-5, 4 * torch.finfo(dtype).eps) * float(truth.abs().max())
@@ -188,8 +196,8 @@ def test_the_kernel_for_attention_is_used_where_it_can_be(monkeypatch):
     def uses_kernel(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 0.3, e: int | None = None) -> bool:
         a = [noise(*shape[:-1], e or shape[-1] if i % 3 == 2 else shape[-1], seed=i).to(dtype) for i in range(6)]
         used.clear()
-        found = attention(*on(*a), causal=True, scale=scale)
-        for ours, truth in zip(found, in_blocks(*(t.double() for t in a), None, True, scale), strict=True):
+        found = attention(*split(on(*a)), causal=True, scale=scale)
+        for ours, truth in zip(found, in_blocks(*split([t.double() for t in a]), None, True, scale), strict=True):
             torch.testing.assert_close(ours.cpu().double(), truth, rtol=0, atol=1e-2)
         return bool(used)
 

@@ -71,6 +71,15 @@ def test_the_global_generator_is_left_alone(small: TrainConfig):
     assert scores(train(dataclasses.replace(small, seed=1))) != scores(first)
 
 
+def test_a_run_by_finite_differences(small: TrainConfig):
+    """In float64 it is that of dual numbers but for the last digits."""
+    double = dataclasses.replace(small, dtype="float64")
+    dual, finite = train(double), train(dataclasses.replace(double, derivative="finite"))
+    assert "derivativefinite" in finite["key"]
+    assert dual["metrics"]["train_loss"] != finite["metrics"]["train_loss"]
+    assert math.isclose(dual["metrics"]["train_loss"], finite["metrics"]["train_loss"], rel_tol=1e-5)
+
+
 def test_steps_per_epoch_keep_the_partial_batch(small: TrainConfig):
     run = _Run(dataclasses.replace(small, batch=512), None)
     seen: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -100,7 +101,12 @@ CASES = {
 def test_every_kind_of_attention(name, small_blocks):
     q, k, v, options = CASES[name]
     a = sets(q, k, v)
-    assert_same(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options), a[:3], a[3:])
+    attend = partial(F.scaled_dot_product_attention, **options)
+    assert_same(attend, a[:3], a[3:])
+    with TangentRules(few=True):  # a pass without a tangent sees the same numbers
+        alone = dual(attend, a[:3], [None] * 3)
+        assert torch.equal(alone[0], dual(attend, a[:3], a[3:])[0])
+    assert alone[1] is None
 
 
 @pytest.mark.parametrize("constant", [(0,), (1, 2), (0, 2)], ids=str)
@@ -113,7 +119,6 @@ def test_what_has_no_tangent_is_a_constant(constant):
 def test_what_is_not_covered_is_left_to_pytorch():
     a = sets(LONG, LONG, LONG)
     attend = F.scaled_dot_product_attention
-    mask = noise(20, 20)
 
     def dropped(q, k, v):
         torch.manual_seed(0)
@@ -122,7 +127,6 @@ def test_what_is_not_covered_is_left_to_pytorch():
     assert_same(dropped, a[:3], a[3:], used=False)
     assert_same(lambda q, k, v: attend(q, k, v, q @ k.mT), a[:3], a[3:], used=False)  # a mask that moves
     assert_same(lambda q, k, v: attend(q[:1], k, v), a[:3], a[3:], used=False)  # another batch
-    assert_same(lambda q, k, v: attend(q.detach(), k.detach(), v.detach(), mask) + q, a[:3], a[3:], used=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -141,7 +145,7 @@ def test_autocast():
     a = [t.float() for t in sets(LONG, LONG, LONG)]
     truth = dual(F.scaled_dot_product_attention, a[:3], a[3:])
     made = Made()
-    with torch.autocast("cpu", torch.bfloat16), TangentRules(under_autocast=True), made:
+    with torch.autocast("cpu", torch.bfloat16), TangentRules(few=True), made:
         found = dual(F.scaled_dot_product_attention, a[:3], a[3:])
     assert ATTENTION in made.operations
     for ours, exact in zip(found, truth, strict=True):
@@ -192,7 +196,7 @@ def test_a_graph_is_told_the_right_shapes_and_strides():
     k = k[:, 0]  # not dense
     tangents = [torch.zeros_like(t) for t in (q.transpose(1, 2), k, v)]
     for values in (v, v[..., :4]):
-        given = (q.transpose(1, 2)[:, :2], k, values, tangents[0][:, :2], tangents[1], torch.zeros_like(values))
+        given = q.transpose(1, 2)[:, :2], k, values, [tangents[0][:, :2], tangents[1], torch.zeros_like(values)]
         torch.library.opcheck(ATTENTION, (*given, None, True, 0.5), test_utils=("test_schema", "test_faketensor"))
 
 
@@ -200,7 +204,7 @@ def test_memory_grows_with_the_length_alone():
     a = sets(*[(1, 2, 1024, 8)] * 3)
     made = Made()
     with torch.no_grad(), made:
-        attention.in_blocks(*a, None, True, 0.3)
+        attention.in_blocks(*a[:3], a[3:], None, True, 0.3)
     assert made.largest <= 2 * 256 * 1024
 
 

@@ -370,7 +370,6 @@ def test_a_second_pass_costs_only_what_differs(monkeypatch):
     assert not forward.layout.has_closed_gradients
     names = [str(node.target) for node in graphs[0].graph.nodes]
     assert names.count("aten.addmm.default") == 7  # each linear layer once
-    assert names.count("aten.native_layer_norm.default") == 3
 
 
 class Positions(nn.Module):

@@ -9,6 +9,7 @@ PyTorch for CUDA. Callers ask `usable` first. The slow twins are the other paths
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -142,12 +143,12 @@ def gram(product: Tensor, index: Tensor, gate: Tensor) -> Tensor:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, mask: Tensor | None, causal: bool,
-    scale: float, tiles: tuple[int, int, int, int] | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, tangents: Sequence[Tensor], mask: Tensor | None, causal: bool, scale: float,
+    tiles: tuple[int, int, int, int] | None = None,
+) -> list[Tensor]:  # fmt: skip
     """`attention.attention` in one kernel, for four dimensions; `tiles` as in `TILES`."""
-    out, dout = like_queries(q, v), like_queries(q, v)
-    (q, dq), (k, dk), (v, dv) = _alike(q, dq), _alike(k, dk), _alike(v, dv)
+    results = [like_queries(q, v) for _ in range(2 if tangents else 1)]
+    (q, dq), (k, dk), (v, dv) = (_alike(*pair) for pair in zip((q, k, v), tangents or (q, k, v), strict=True))
     batch, heads, queries, d = q.shape
     keys = k.shape[-2]
     kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
@@ -158,12 +159,13 @@ def attention(
     rows, columns, warps, stages = tiles or (TILES_FLOAT32 if q.dtype == torch.float32 else TILES)[D]
     rows = min(rows, max(16, 1 << (queries - 1).bit_length()))
     columns = min(columns, max(16, 1 << (keys - 1).bit_length()))
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *shown, *out.stride()[:3])
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *shown, *results[0].stride()[:3])
     _jit().attention[(-(-queries // rows) * batch * heads,)](
-        q, dq, k, dk, v, dv, bias, out, dout, *strides, heads, heads // k.shape[1], queries, keys, scale,
-        kind, causal, PRECISION if exact else "tf32", d, D, rows, columns, num_warps=warps, num_stages=stages,
+        q, dq, k, dk, v, dv, bias, results[0], results[-1], *strides, heads, heads // k.shape[1], queries, keys, scale,
+        bool(tangents), kind, causal, PRECISION if exact else "tf32", d, D, rows, columns,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return out, dout
+    return results
 
 
 def like_queries(q: Tensor, v: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Preferences", "collective_device", "full_precision", "preferences"]
+__all__ = ["Preferences", "collective_device", "full_precision", "preferences", "resolution"]
 
 
 @dataclass(frozen=True)
@@ -52,3 +52,18 @@ def collective_device(backend: str) -> str:
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """No autocast; nothing at all where there is none."""
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
+_COARSE = {"tf32": 2.0**-10, "bf16": 2.0**-7}  # what float32 products round to where that is allowed
+
+
+def resolution(t: Tensor, convolves: bool) -> float:
+    """The relative rounding error of the products that make a tensor like `t`, the coarsest that is in use."""
+    found = [torch.finfo(t.dtype).eps]
+    if torch.is_autocast_enabled(t.device.type):
+        found.append(torch.finfo(torch.get_autocast_dtype(t.device.type)).eps)
+    if t.dtype == torch.float32:
+        on: Any = torch.backends
+        matmul, conv = (on.cuda.matmul, on.cudnn.conv) if t.is_cuda else (on.mkldnn.matmul, on.mkldnn.conv)
+        found += [_COARSE.get(kernel.fp32_precision, 0.0) for kernel in ((matmul, conv) if convolves else (matmul,))]
+    return max(found)

@@ -25,7 +25,7 @@ def _block(base, first, step, rows, count, d: tl.constexpr, D: tl.constexpr, EDG
 @triton.jit
 def _sweep(  # type: ignore[no-untyped-def]
     state, x, dx, k, dk, v, dv, mask, k_step, v_step, mask_step, mask_column, first, start, stop, queries, keys, scale,
-    MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    MOVING: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
     d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """All keys from `start` to `stop`. At an EDGE some of them may lie beyond the last key, or above the diagonal."""
@@ -34,7 +34,6 @@ def _sweep(  # type: ignore[no-untyped-def]
     unit = scale * LOG2E  # of scores, which are exponents of two in the end
     for at in range(start, stop, KEYS):
         key = tl.trans(_block(k, at, k_step, j, keys, d, D, EDGE))
-        dkey = tl.trans(_block(dk, at, k_step, j, keys, d, D, EDGE))
         s = tl.zeros((ROWS, KEYS), tl.float32)
         if MASK != 0:  # scores start from it, in their own unit
             corner = mask + tl.cast(first, tl.int64) * mask_step + tl.cast(at, tl.int64) * mask_column
@@ -49,7 +48,9 @@ def _sweep(  # type: ignore[no-untyped-def]
                 s = shown.to(tl.float32)
                 s = tl.where(s > float("-inf"), tl.maximum(s, -1e30) / scale, s)
         s = tl.dot(x, key, s, input_precision=PRECISION)
-        ds = tl.dot(x, dkey, tl.dot(dx, key, input_precision=PRECISION), input_precision=PRECISION) * scale
+        if MOVING:
+            dkey = tl.trans(_block(dk, at, k_step, j, keys, d, D, EDGE))
+            ds = tl.dot(x, dkey, tl.dot(dx, key, input_precision=PRECISION), input_precision=PRECISION) * scale
         if EDGE:
             seen = at + j[None, :] < keys
             if CAUSAL:
@@ -59,13 +60,16 @@ def _sweep(  # type: ignore[no-untyped-def]
         level = tl.where(higher > float("-inf"), higher, 0.0) * unit  # zero for a query that has seen no key yet
         p = tl.exp2(s * unit - level[:, None])
         fade = tl.exp2(top * unit - level)
-        w = p * ds
-        total, slope, top = total * fade + tl.sum(p, 1), slope * fade + tl.sum(w, 1), higher
-        value, dvalue = _block(v, at, v_step, j, keys, d, D, EDGE), _block(dv, at, v_step, j, keys, d, D, EDGE)
+        total, top = total * fade + tl.sum(p, 1), higher
+        value = _block(v, at, v_step, j, keys, d, D, EDGE)
         weight = p.to(value.dtype)
         sums = tl.dot(weight, value, sums * fade[:, None], input_precision=PRECISION)
-        moved = tl.dot(w.to(value.dtype), value, moved * fade[:, None], input_precision=PRECISION)
-        moved = tl.dot(weight, dvalue, moved, input_precision=PRECISION)
+        if MOVING:
+            w = p * ds
+            slope = slope * fade + tl.sum(w, 1)
+            moved = tl.dot(w.to(value.dtype), value, moved * fade[:, None], input_precision=PRECISION)
+            dvalue = _block(dv, at, v_step, j, keys, d, D, EDGE)
+            moved = tl.dot(weight, dvalue, moved, input_precision=PRECISION)
     return top, total, slope, sums, moved
 
 
@@ -75,7 +79,7 @@ def attention(  # type: ignore[no-untyped-def]
     q_batch, q_head, q_step, k_batch, k_head, k_step, v_batch, v_head, v_step,
     mask_batch, mask_head, mask_step, mask_column, out_batch, out_head, out_step,
     heads, group, queries, keys, scale,
-    MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    MOVING: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
     d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """A tangent has the strides of its value. The numbers of one position lie side by side."""
@@ -96,16 +100,17 @@ def attention(  # type: ignore[no-untyped-def]
     whole = (tl.minimum(keys, first) if CAUSAL else keys) // KEYS * KEYS  # up to here all keys are there and seen
     state = _sweep(
         state, x, dx, k + k_at, dk + k_at, v + v_at, dv + v_at, mask, k_step, v_step, mask_step, mask_column,
-        first, 0, whole, queries, keys, scale, MASK, CAUSAL, PRECISION, d, D, ROWS, KEYS, False,
+        first, 0, whole, queries, keys, scale, MOVING, MASK, CAUSAL, PRECISION, d, D, ROWS, KEYS, False,
     )  # fmt: skip
     _, total, slope, sums, moved = _sweep(
         state, x, dx, k + k_at, dk + k_at, v + v_at, dv + v_at, mask, k_step, v_step, mask_step, mask_column,
-        first, whole, stop, queries, keys, scale, MASK, CAUSAL, PRECISION, d, D, ROWS, KEYS, True,
+        first, whole, stop, queries, keys, scale, MOVING, MASK, CAUSAL, PRECISION, d, D, ROWS, KEYS, True,
     )  # fmt: skip
     share = 1 / tl.where(total > 0, total, 1.0)  # a query that sees no key gets zeros
     o = sums * share[:, None]
-    moved = moved * share[:, None] - (slope * share)[:, None] * o
     at = b * out_batch + h * out_head + (first + i[:, None]).to(tl.int64) * out_step + f[None, :]
     inside = (first + i[:, None] < queries) & (f[None, :] < d)
     tl.store(out + at, o.to(out.dtype.element_ty), mask=inside)
-    tl.store(dout + at, moved.to(dout.dtype.element_ty), mask=inside)
+    if MOVING:
+        moved = moved * share[:, None] - (slope * share)[:, None] * o
+        tl.store(dout + at, moved.to(dout.dtype.element_ty), mask=inside)

@@ -14,11 +14,11 @@ from gradguess.diagnose.covariance import distance, explicit, variances
 from gradguess.diagnose.moments import Errors, covariance_times, summary
 from gradguess.diagnose.report import SiteReport
 from gradguess.diagnose.spectrum import decompose
-from gradguess.estimate import check_finite
 from gradguess.guesses.base import Guess
 from gradguess.guesses.frames import Frame
 from gradguess.jacobian import CutGraph, Jacobian
 from gradguess.methods import Backprop, Estimate
+from gradguess.methods.nonfinite import check_finite
 from gradguess.methods.run import Plan, find_layout, refreshed
 from gradguess.model.site import Site, at_least_float32
 from gradguess.model.task import Task

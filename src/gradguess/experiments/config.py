@@ -19,6 +19,7 @@ from gradguess.experiments.studies import LEARN, STARTS
 
 Solver = Literal["svd", "subspace", "shared"]
 Memory = Literal["store", "replay"]
+Derivative = Literal["dual", "finite"]
 CHOICES: dict[str, Iterable[str]] = {
     "data": DATASETS,
     "model": MODELS,
@@ -27,6 +28,7 @@ CHOICES: dict[str, Iterable[str]] = {
     "solver": get_args(Solver),
     "threshold": ("placed", "nearest"),
     "memory": get_args(Memory),
+    "derivative": get_args(Derivative),
     "dtype": ("float32", "float64", "bfloat16"),
     "schedule": ("constant", "cosine"),
     "learn": LEARN,
@@ -35,7 +37,7 @@ CHOICES: dict[str, Iterable[str]] = {
     "teacher": ("wperp", "wt", "activation"),
 }
 # what runs did that do not know these options
-BEFORE: dict[str, Any] = {"script": "", "threshold": "nearest", "compile": False}
+BEFORE: dict[str, Any] = {"script": "", "threshold": "nearest", "derivative": "dual", "compile": False}
 AT_LEAST_ONE = ("width", "depth", "epochs", "batch", "refresh", "every", "eval_every", "steps", "sweeps", "tangents")
 AT_LEAST_ZERO = ("samples", "seed", "weight_decay", "rate", "sigma", "bootstrap")
 
@@ -79,6 +81,9 @@ class TrainConfig:
     tangents: int = option(1, "directions per step")
     isolate: bool = option(False, "give each site a tangent of its own, so that sites cause each other no noise")
     memory: Memory = option("store", "keep the activations, or run the pass again: {memory}")
+    derivative: Derivative = option(
+        "dual", "derivatives by dual numbers, or by differences of plain passes: {derivative}"
+    )
     sites: str = option("auto", "where gradients are guessed: auto, leaf, branch, or a number of pieces")
     rate: float = option(0.3, "learning rate of the feedback matrices")
     every: int = option(1, "steps between two tangent passes (feedback)")

@@ -109,6 +109,7 @@ def build_forward(config: TrainConfig, model: nn.Module) -> gg.ForwardGradient:
         isolate=config.isolate,
         balance=config.balance,
         compile=config.compile and not differentiates,
+        derivative=config.derivative,
     )
 
 

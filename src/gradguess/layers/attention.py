@@ -28,16 +28,19 @@ def tangent(
     enable_gqa: bool = False,
 ) -> Tensor | None:
     """For a constant mask, and without dropout: PyTorch draws its mask for all pairs of positions."""
-    duals = [unpack(t) for t in (query, key, value)]
-    if all(t is None for _, t in duals) or dropout_p or not _usable(attn_mask, is_causal):
+    if dropout_p or not _usable(attn_mask, is_causal):
         return None
+    duals = [unpack(t) for t in (query, key, value)]
     q, k, v = (_as_autocast(p) for p, _ in duals)
     if not _fit(q, k, v, enable_gqa):
         return None
-    moved = zip((q, k, v), duals, strict=True)
-    dq, dk, dv = (torch.zeros_like(p) if t is None else t.to(p.dtype) for p, (_, t) in moved)
+    rest = attn_mask, is_causal, scale
     with full_precision(q.device):
-        return fwAD.make_dual(*attention(q, k, v, dq, dk, dv, attn_mask, is_causal, scale))
+        if all(t is None for _, t in duals):
+            return attention(q, k, v, None, *rest)[0]
+        moved = zip((q, k, v), duals, strict=True)
+        dq, dk, dv = (torch.zeros_like(p) if t is None else t.to(p.dtype) for p, (_, t) in moved)
+        return fwAD.make_dual(*attention(q, k, v, (dq, dk, dv), *rest))
 
 
 def _usable(mask: Tensor | None, causal: bool) -> bool:
@@ -70,6 +73,6 @@ def multi_head(function: Any, *args: Any, **options: Any) -> Any:
 
 
 LAYERS = (
-    Layer(functions=(F.scaled_dot_product_attention,), tangent=tangent, under_autocast=True),
+    Layer(functions=(F.scaled_dot_product_attention,), tangent=tangent, always=True),
     Layer(functions=(F.multi_head_attention_forward,), written_out=multi_head),
 )

@@ -25,7 +25,7 @@ class Layer:
         gradient: `(module, x, g) -> {parameter: gradient}`, from the input and the cotangent of the output.
         holds_for: whether `gradient` holds for the settings of a module.
         tangent: the output with its tangent, for a dual input.
-        under_autocast: whether `tangent` holds under autocast.
+        always: whether `tangent` holds under autocast, and is the function's own where there is no tangent.
         written_out: the functions in smaller ones, which pass the rules themselves; None: not for these arguments.
         gate: from the autograd node to the derivative of an elementwise function.
         channels_first: the features of the output lie in its first dimension after the batch.
@@ -38,7 +38,7 @@ class Layer:
     gradient: GradientRule | None = None
     holds_for: Callable[[Any], bool] = lambda module: True
     tangent: TangentRule | None = None
-    under_autocast: bool = False
+    always: bool = False
     written_out: Callable[..., Any] | None = None
     gate: Callable[[Any], Gate] | None = None
     channels_first: bool = False

@@ -36,12 +36,7 @@ _BY_NODE = {node: layer for layer in LAYERS for node in layer.nodes}
 TANGENTS: dict[Any, TangentRule] = {
     function: layer.tangent for layer in LAYERS if layer.tangent is not None for function in layer.functions
 }
-TANGENTS_UNDER_AUTOCAST: dict[Any, TangentRule] = {
-    function: layer.tangent
-    for layer in LAYERS
-    if layer.tangent is not None and layer.under_autocast
-    for function in layer.functions
-}
+ALWAYS = {function: TANGENTS[function] for layer in LAYERS if layer.always for function in layer.functions}
 WRITTEN_OUT = {
     function: layer.written_out for layer in LAYERS if layer.written_out is not None for function in layer.functions
 }

@@ -13,15 +13,16 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from gradguess.layers.table import TANGENTS, TANGENTS_UNDER_AUTOCAST, WRITTEN_OUT
+from gradguess.layers.table import ALWAYS, TANGENTS, WRITTEN_OUT
 
 
 class TangentRules(TorchFunctionMode):
     """While it is open, dual numbers pass through the layers of the table by the table's rules."""
 
-    def __init__(self, *, under_autocast: bool = False) -> None:
+    def __init__(self, *, few: bool = False) -> None:
+        """With `few`, by those rules alone that hold under autocast, and that passes without a tangent need as well."""
         super().__init__()
-        self.rules = TANGENTS_UNDER_AUTOCAST if under_autocast else TANGENTS
+        self.rules = ALWAYS if few else TANGENTS
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -75,6 +75,8 @@ class Compiler:
             self._refuse("Processes share the batch: they talk to each other in the middle of a step.")
         elif not step.keeps:
             self._refuse("memory='replay' runs the model twice to keep nothing: a graph keeps what it needs.")
+        elif step.options.finite:
+            self._refuse("derivative='finite' is for models that PyTorch cannot differentiate, nor trace.")
         return not self.refused
 
     def _refuse(self, why: str) -> None:

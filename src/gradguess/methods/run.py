@@ -48,9 +48,11 @@ class Plan:
     runner: Runner = run_plain
 
 
-def find_layout(plan: Plan, task: Task) -> Layout:
+def find_layout(plan: Plan, task: Task, *, full_batch: bool = False) -> Layout:
     """The sites of the task's model, or an empty layout for methods that need none."""
-    return lay_out(task, plan.sites) if plan.method.uses_sites else bare_layout(task)
+    if not plan.method.uses_sites:
+        return bare_layout(task)
+    return lay_out(task, plan.sites, full_batch=full_batch, beyond_graph=plan.options.finite)
 
 
 def run_step(
@@ -109,7 +111,7 @@ class _Walk:
                 if isinstance(changed, StaleBasis):
                     state, refreshed = replace(state, kept={}), False
                 self.state, self.refreshed = state, refreshed
-                self.layout = lay_out(part.task, self.plan.sites, full_batch=full_batch)
+                self.layout = find_layout(self.plan, part.task, full_batch=full_batch)
         try:
             return self.estimate(parts, part, noise)
         except LayoutChanged:
@@ -120,7 +122,8 @@ class _Walk:
 
     def estimate(self, parts: Sequence[Part], part: Part, noise: Noise) -> Estimate:
         plan, task, layout = self.plan, part.task, self.layout
-        passes = choose_pass(task, layout, keep=plan.detail or plan.options.memory == "store")
+        keep, mixes = plan.detail or plan.options.memory == "store", plan.options.coupling == "batch"
+        passes = choose_pass(task, layout, keep=keep, finite=plan.options.finite, mixes=mixes)
         try:
             tasks, device = [each.task for each in parts], self.generator.device
             self.state = refreshed(plan, self.task, tasks, layout, device, self.state, missing_only=self.refreshed)

@@ -21,6 +21,7 @@ from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.bottlenecks import bottleneck_calls
 from gradguess.model.cut_pass import Call, CutPass, Want, candidates, watched_run
 from gradguess.model.hooks import CallHooks
+from gradguess.model.severed import pulls_back, severed_leaves
 from gradguess.model.side_effects import untouched
 from gradguess.model.site import Layout, Members, Site, Sites
 from gradguess.model.task import Task, check_model
@@ -28,10 +29,11 @@ from gradguess.model.task import Task, check_model
 PROBE = 3  # samples in the pass that finds the sites
 
 
-def lay_out(task: Task, sites: Sites = "auto", *, full_batch: bool = False) -> Layout:
+def lay_out(task: Task, sites: Sites = "auto", *, full_batch: bool = False, beyond_graph: bool = False) -> Layout:
     """Find the sites of `task.model` from a cut graph on a few samples. Leaves no trace in the model.
 
-    With `full_batch` all samples are used: for models whose calls depend on all of them.
+    With `full_batch` all samples are used: for models whose calls depend on all of them. With `beyond_graph` the sites
+    below an operation that records no graph are found as well: tops, since nothing is known of what lies above.
     """
     _check_trainable(task.model)
     with untouched(task.model) as traces:
@@ -39,15 +41,16 @@ def lay_out(task: Task, sites: Sites = "auto", *, full_batch: bool = False) -> L
         want = _among(bottleneck_calls(probe, sites)) if isinstance(sites, int) else _wanted(task.model, sites)
         cut = CutPass(probe, want)
         if sliceable and len(cut.losses) != probe.batch:  # time first: two losses of two samples, not of two rows
-            return lay_out(task, sites, full_batch=True)
+            return lay_out(task, sites, full_batch=True, beyond_graph=beyond_graph)
         stochastic, mutates = traces()
         if not cut.calls:
             raise InputError(_no_site_message(sites))
         if sites in ("auto", "branch"):
-            chosen = _branch_calls(cut)
+            chosen = _branch_calls(cut, severed_leaves(probe, cut) if beyond_graph else set())
             if chosen:
                 cut = CutPass(probe, _among(chosen))
-    return _read(task.model, cut, shapes, sliceable=sliceable, stochastic=stochastic, mutates=mutates)
+        severed = severed_leaves(probe, cut) if beyond_graph else None
+    return _read(task.model, cut, shapes, severed, sliceable=sliceable, stochastic=stochastic, mutates=mutates)
 
 
 def _among(chosen: set[tuple[nn.Module, int]]) -> Want:
@@ -125,7 +128,7 @@ def _is_data_addition(node: Any, graph: AutogradGraph, cut_leaves: set[int]) -> 
     return bool(left) and bool(right) and left != right
 
 
-def _branch_calls(cut: CutPass) -> set[tuple[nn.Module, int]]:
+def _branch_calls(cut: CutPass, severed: set[int]) -> set[tuple[nn.Module, int]]:
     """The calls that feed an addition directly, and those with no call above; nothing in a model without additions."""
     owner = {id(leaf): call for call in cut.calls for _, leaf in call.slots.values()}
     graph = AutogradGraph([cut.losses, *(s for call in cut.calls for s, _ in call.slots.values())])
@@ -139,28 +142,30 @@ def _branch_calls(cut: CutPass) -> set[tuple[nn.Module, int]]:
             if below is not None and below not in additions:
                 feeding |= graph.leaves(below, stop=lambda n: n in additions)
     below_sites = set().union(*(graph.leaves(s) for call in cut.calls for s, _ in call.slots.values()))
-    tops = graph.leaves(cut.losses) - below_sites
+    tops = (graph.leaves(cut.losses) | severed) - below_sites
     return {(owner[key].module, owner[key].index) for key in feeding | tops if key in owner}
 
 
-def _read(
-    model: nn.Module, cut: CutPass, shapes: Shapes, *, sliceable: bool, stochastic: bool, mutates: bool
-) -> Layout:
-    """Turn the cut graph into a layout."""
+def _read(model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int] | None, **facts: bool) -> Layout:
+    """Turn the cut graph, and what else is known, into a layout. `severed` is None where it is not looked for."""
     names = {id(leaf): (call, slot) for call in cut.calls for slot, (_, leaf) in call.slots.items()}
     parameters = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     roots = {(call, slot): s for call in cut.calls for slot, (s, _) in call.slots.items()}
     graph = AutogradGraph([cut.losses, *roots.values()])
     reach = {key: graph.leaves(s) for key, s in roots.items()}
     at_output = graph.leaves(cut.losses)
-    used = _used(names, reach, at_output)
+    used = _used(names, reach, at_output | (severed or set()))
     title = {(call, slot): _title(call, slot, used) for call, slot in used}
     nodes = graph.leaf_nodes()
     found = []
     for call, slot in used:
         s, leaf = call.slots[slot]
-        above = [key for key in used if id(leaf) in reach[key]]
-        gate, end = _follower(graph, nodes[id(leaf)])
+        above, reaches_output = [key for key in used if id(leaf) in reach[key]], id(leaf) in at_output
+        if severed is not None and not pulls_back(
+            [*(roots[key] for key in above), *[cut.losses] * reaches_output], leaf
+        ):
+            above, reaches_output = [], False
+        gate, end = _follower(graph, nodes.get(id(leaf)))  # no node: nothing above records a graph
         fewer = shapes.get((call.module, call.index), [])
         batch_dim = _batch_dim(s, cut.losses.shape[0], fewer[slot] if slot < len(fewer) else None)
         plain = s.dim() == 2 and batch_dim == 0 and id(leaf) not in at_output
@@ -173,8 +178,8 @@ def _read(
                 batch_dim=batch_dim,
                 gate=gate,
                 above=tuple(title[key] for key in above),
-                reaches_output=id(leaf) in at_output,
-                is_output=gate is None and len(cut.ends) == 1 and cut.ends[0].grad_fn is end,
+                reaches_output=reaches_output,
+                is_output=gate is None and len(cut.ends) == 1 and end is not None and cut.ends[0].grad_fn is end,
                 linear=_linear_above(above, end, graph, cut.altered) if plain else None,
                 parameters=tuple(name for key, name in parameters.items() if key in reach[call, slot]),
                 gradient=gradient_of(call.module),
@@ -188,12 +193,10 @@ def _read(
         has_closed_gradients=not tail and _all_closed(found, reached, graph, nodes, model, cut.altered),
         tail=tail,
         reached=tuple(name for name in parameters.values() if name in reached),
-        sliceable=sliceable,
-        stochastic=stochastic,
-        mutates=mutates,
         members=Members(model),
         calls=cut.counts,
         idle=tuple(module for _, module in candidates(model, False) if module not in cut.counts),
+        **facts,
     )
 
 

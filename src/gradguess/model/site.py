@@ -45,6 +45,11 @@ class Site:
         return not self.above
 
     @cached_property
+    def severed(self) -> bool:
+        """Does the loss depend on the output through an operation that has no derivative in PyTorch?"""
+        return self.top and not self.reaches_output
+
+    @cached_property
     def guessed(self) -> bool:
         """Is there a Jacobian above from which directions can be guessed? Else they are N(0, I)."""
         return not self.top and self.batch_dim is not None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from gradguess.errors import InputError
 
@@ -65,7 +66,7 @@ class Task:
         if torch.is_inference_mode_enabled():
             raise InputError(
                 "Tangents vanish without a word under torch.inference_mode(). Use torch.no_grad() or no "
-                "context at all: gradguess records no reverse graph by itself."
+                "context at all: gradguess records no reverse graph by itself. Or pass derivative='finite'."
             )
         leaves = tree_leaves((self.inputs, self.targets))
         if any(isinstance(leaf, Tensor) and leaf.is_inference() for leaf in leaves):
@@ -140,3 +141,15 @@ class Task:
             return leaf
 
         return replace(self, inputs=tree_map(cut, self.inputs), targets=tree_map(cut, self.targets))
+
+
+@contextmanager
+def opened(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, *, finite: bool) -> Iterator[Task]:
+    """A task to work on. With `finite`, which needs no tangents, the caller may be in `torch.inference_mode()`: it is
+    left as long as the task is open, and tensors that were made in it are cloned.
+    """
+    with torch.inference_mode(False) if finite else nullcontext():
+        if finite:
+            own = lambda t: t.clone() if t.is_inference() else t  # noqa: E731
+            inputs, targets = tree_map_only(Tensor, own, (inputs, targets))
+        yield Task(model, loss_fn, inputs, targets)

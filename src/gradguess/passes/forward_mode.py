@@ -35,7 +35,7 @@ def forward_mode(model: nn.Module) -> Iterator[None]:
 def tangent_rules(model: nn.Module) -> Iterator[None]:
     """The rules of the table of layers for dual numbers."""
     under_autocast = any(torch.is_autocast_enabled(device.type) for device in {p.device for p in model.parameters()})
-    with _TangentsKeepDtype() if under_autocast else nullcontext(), TangentRules(under_autocast=under_autocast):
+    with _TangentsKeepDtype() if under_autocast else nullcontext(), TangentRules(few=under_autocast):
         yield
 
 
@@ -110,18 +110,31 @@ def named_failures(task: Task) -> Iterator[None]:
     """Turn PyTorch's complaint about a missing formula into an error that names the module."""
     try:
         yield
+    except ForwardModeError:
+        raise
     except (NotImplementedError, RuntimeError) as error:
-        if not _is_missing_formula(error):
+        if not is_missing_formula(error):
             raise
         where = _culprit(task)
         raise ForwardModeError(
             f"{where} has no forward-mode formula in PyTorch, so no tangent can pass through it "
             f"({str(error).splitlines()[0][:160]}). Replace it by a layer made of differentiable functions, "
-            "give a custom autograd Function a jvp, or keep it below the first site with frozen parameters."
+            "give a custom autograd Function a jvp, or keep it below the first site with frozen parameters. Or pass "
+            "derivative='finite', which runs the model twice more instead and needs no tangents."
         ) from None
 
 
-def _is_missing_formula(error: BaseException) -> bool:
+def lost_tangent(where: str) -> ForwardModeError:
+    """An operation without a formula did not complain: it gave a tensor without a tangent."""
+    return ForwardModeError(
+        f"No tangent arrived at {where}, which depends on a site with a direction. An operation between them, such as "
+        "a custom kernel or a quantised layer, has no forward-mode formula in PyTorch and does not say so. Pass "
+        "derivative='finite', which runs the model twice more instead and needs no tangents."
+    )
+
+
+def is_missing_formula(error: BaseException) -> bool:
+    """Does PyTorch complain that an operation cannot carry a tangent?"""
     text = str(error)
     return any(mark in text for mark in ("forward AD", "forward mode AD", "jvp", "forward-mode"))
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradguess.backends.tracing import traced_autograd
 from gradguess.model.hooks import Visit
-from gradguess.model.site import Layout
+from gradguess.model.site import Layout, Site
 from gradguess.model.task import Task
 from gradguess.passes.base import Carried, Draw, Scale
 from gradguess.passes.forward_mode import formula_kernels, named_failures, tangent_rules
@@ -48,16 +48,37 @@ def _written(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
+class _Value(torch.autograd.Function):
+    """A value that is known, with the graph of the tensor that has it up to rounding."""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, value: Tensor) -> Tensor:
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g, None
+
+
 class FunctionalPass(ModulePass):
-    """The passes of `ModulePass`, with the buffers of the model as arguments and results of the transform."""
+    """The passes of `ModulePass`, with the buffers of the model as arguments and results of the transform.
+
+    A pass with a reverse graph takes the outputs of sites from the tangent pass before it, so that a trace has less to
+    compute: other kernels may have made them.
+    """
 
     def __init__(self, task: Task, layout: Layout) -> None:
         super().__init__(task, layout)
         self._first: dict[str, Tensor] | None = None  # the buffers before the first pass
+        self._outputs: dict[str, Tensor] = {}  # of the sites, in the last tangent pass
 
     def tangent(self, draw: Draw, scale: Scale | None = None) -> Carried:
+        def noting(site: Site, x: Any, s: Tensor) -> Tensor | None:
+            self._outputs[site.name] = s.detach()
+            return draw(site, x, s)
+
         def run() -> tuple[Any, Tensor]:
-            outputs = self._run(self._injecting(draw, scale))
+            outputs = self._run(self._injecting(noting, scale, set()))
             return outputs, self.task.losses(outputs)
 
         outputs, losses, output_tangents, jvp = self._forward(run)
@@ -93,8 +114,13 @@ class FunctionalPass(ModulePass):
         return other
 
     def graph(self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False) -> tuple[Any, Tensor]:
+        def known(site: Site, x: Any, s: Tensor) -> Tensor:
+            assert visit is not None
+            value = self._outputs.get(site.name)
+            return visit(site, x, s if value is None else _Value.apply(s, value))
+
         with traced_autograd():
-            return super().graph(visit, fused=fused, twice=twice)
+            return super().graph(visit and known, fused=fused, twice=twice)
 
     def _forward(self, run: Any) -> tuple[Any, Tensor, list[Tensor], Tensor]:
         """Outputs, losses, and the tangents of both."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,12 +12,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import InputError
+from gradguess.layers.tangents import TangentRules
 from gradguess.model.hooks import SiteHooks, Visit
 from gradguess.model.side_effects import Snapshot, untouched
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import Task, tensors
 from gradguess.passes.base import Carried, Draw, Observe, Pass, Scale
-from gradguess.passes.forward_mode import formula_kernels, forward_mode, named_failures, unpack_dual
+from gradguess.passes.forward_mode import formula_kernels, forward_mode, lost_tangent, named_failures, unpack_dual
+
+LOSS = "the loss"  # where a tangent must arrive, besides the sites
 
 
 class ModulePass(Pass):
@@ -32,19 +35,23 @@ class ModulePass(Pass):
             observe(site, x, s)
             return s
 
-        with self._one_pass(), torch.no_grad(), self._kernels():
-            return self._run(visit)
+        with self._one_pass(), torch.no_grad(), formula_kernels(self.task.model), TangentRules(few=True):
+            return self._run(visit)  # by the kernels of a tangent pass, so that both see the same numbers
 
     @staticmethod
-    def _injecting(draw: Draw, scale: Scale | None) -> Visit:
-        """Adds the direction of each site to the tangent that arrives there."""
+    def _injecting(draw: Draw, scale: Scale | None, expected: set[str]) -> Visit:
+        """Adds the direction of each site to the tangent that arrives there, and notes where one must arrive."""
 
         def inject(site: Site, x: Any, s: Tensor) -> Tensor:
             with torch._C.DisableTorchFunction():  # no rules of tangents are needed here
                 primal, tangent = fwAD.unpack_dual(s)
                 if isinstance(x, Tensor):
                     x = x.detach()  # not the primal view: that would keep the tangent alive
+                if tangent is None and site.name in expected:
+                    raise lost_tangent(repr(site.name))
                 y = draw(site, x, primal)
+                if tangent is not None or y is not None:
+                    expected.update(site.above, [LOSS] if site.reaches_output else [])
                 if y is None:
                     return s
                 if scale is not None:
@@ -56,8 +63,12 @@ class ModulePass(Pass):
 
     def tangent(self, draw: Draw, scale: Scale | None = None) -> Carried:
         with self._one_pass(), named_failures(self.task), forward_mode(self.task.model):
-            outputs = self._run(self._injecting(draw, scale))
-            losses, jvp = unpack_dual(self.task.losses(outputs))
+            expected: set[str] = set()
+            outputs = self._run(self._injecting(draw, scale, expected))
+            losses = self.task.losses(outputs)
+            if LOSS in expected and fwAD.unpack_dual(losses).tangent is None:
+                raise lost_tangent(LOSS)
+            losses, jvp = unpack_dual(losses)
             tangents = [unpack_dual(out)[1] for out in tensors(outputs)]
             return Carried(losses, jvp, tree_map_only(Tensor, lambda t: unpack_dual(t)[0], outputs), tangents)
 
@@ -74,14 +85,21 @@ class ModulePass(Pass):
             return primal, tangent
 
     def graph(self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False) -> tuple[Any, Tensor]:
-        kernels = nullcontext() if fused else self._kernels(twice)
+        all_pairs = twice or self.layout.stochastic  # fused attention draws other masks of dropout
+        kernels = nullcontext() if fused else formula_kernels(self.task.model, attention=all_pairs)
         with self._one_pass(), torch.enable_grad(), kernels:
             outputs = self._run(visit)
             return outputs, self.task.losses(outputs)
 
-    def _kernels(self, twice: bool = False) -> AbstractContextManager[None]:
-        """Where no tangent passes: those of attention may be fused, unless it could draw other masks of dropout."""
-        return formula_kernels(self.task.model, attention=twice or self.layout.stochastic)
+    def moved(self, visit: Visit | None, parameters: Mapping[str, Tensor] | None = None, *, first: bool = False) -> Any:
+        """A plain pass in which what `visit` returns takes the place of a site's output. Returns the outputs.
+
+        It uses the model's own kernels: nothing is differentiated. All but the `first` run in inference mode, and leave
+        tensors that no graph can hold.
+        """
+        kernels = formula_kernels(self.task.model) if self.layout.stochastic else nullcontext()  # the same masks
+        with self._one_pass(), torch.no_grad() if first else torch.inference_mode(), kernels:
+            return self._run(visit, parameters)
 
     def aside(self, task: Task | None = None) -> ModulePass:
         return _AsidePass(task or self.task, self.layout)

@@ -29,6 +29,7 @@ class Options:
         coupling: "sample", or "batch" for layers that mix the samples of a batch.
         balance: scale each site's directions to the tangent that arrives from below, so that no site's noise drowns
             the others.
+        derivative: directional derivatives by "dual" numbers, or by "finite" differences of plain passes.
     """
 
     tangents: int = 1
@@ -36,6 +37,7 @@ class Options:
     memory: Literal["store", "replay"] = "store"
     coupling: Literal["sample", "batch"] = "sample"
     balance: bool = False
+    derivative: Literal["dual", "finite"] = "dual"
 
     def __post_init__(self) -> None:
         check_count("tangents", self.tangents)
@@ -43,6 +45,13 @@ class Options:
             raise InputError(f"memory: expected 'store' or 'replay', found {self.memory!r}.")
         if self.coupling not in ("sample", "batch"):
             raise InputError(f"coupling: expected 'sample' or 'batch', found {self.coupling!r}.")
+        if self.derivative not in ("dual", "finite"):
+            raise InputError(f"derivative: expected 'dual' or 'finite', found {self.derivative!r}.")
+
+    @property
+    def finite(self) -> bool:
+        """Are derivatives differences of plain passes?"""
+        return self.derivative == "finite"
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,13 @@ class Feedback(Method):
         return None if count % self.every else Draws(self.guess, count // self.every, self.fraction)
 
     def run(self, step: Step) -> tuple[Estimate, State]:
+        for site in step.layout.sites:
+            if site.severed:
+                raise InputError(
+                    f"Feedback needs the derivative above {site.name!r}, and an operation between that site and the "
+                    "next ones, or the loss, has none in PyTorch. Use a guess alone, gg.WPerp() for instance: it "
+                    "draws N(0, I) there."
+                )
         predictor = Predictor(step.state.learned, step.pool, self.start())
         teaches = self.draws(step.state.count) is not None
         if step.options.memory == "replay" and not step.detail:

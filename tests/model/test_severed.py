@@ -1,0 +1,94 @@
+"""Sites below operations that have no derivative in PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradguess as gg
+from gaps import Calls, NoDerivative, numpy_tanh, opaque_tanh
+from gradguess.model.find_sites import lay_out
+from gradguess.model.task import Task
+from models import CLASSES, INPUTS, cross_entropy, generator
+
+
+class Gapped(nn.Module):
+    """A residual branch with a gap in it, a layer whose output nobody uses, and dropout."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = nn.Linear(INPUTS, 7), nn.Linear(7, 7), nn.Linear(7, 7)
+        self.gap, self.idle, self.drop = Calls(function), nn.Linear(7, 7), nn.Dropout(0.3)
+        self.head = nn.Linear(7, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        self.idle(x)
+        return self.head(self.drop(x + self.b(self.gap(torch.tanh(self.a(x))))))
+
+
+def task_with(function) -> Task:
+    torch.manual_seed(0)
+    model = Gapped(function).double()
+    return Task(model, cross_entropy, torch.randn(5, INPUTS).double(), torch.randint(CLASSES, (5,)))
+
+
+@pytest.mark.parametrize("sites", ["auto", "leaf"])
+@pytest.mark.parametrize("function", [numpy_tanh, opaque_tanh, NoDerivative.apply], ids=["numpy", "custom", "function"])
+def test_a_site_below_a_gap_is_a_top(function, sites):
+    """A unit of the branch below the gap is a site of its own: no vjp leads to it from the branch's end."""
+    layout = lay_out(task_with(function), sites, beyond_graph=True)
+    names = [site.name for site in layout.sites]
+    assert names == ["stem", "a", "b", "head"] if sites == "leaf" or function is numpy_tanh else ["stem", "b", "head"]
+    if "a" in names:
+        assert layout["a"].severed
+        assert layout["a"].parameters == ("a.weight", "a.bias")
+    assert not layout["b"].severed
+    assert "idle.weight" not in layout.reached
+
+
+def test_without_gaps_nothing_changes():
+    torch.manual_seed(0)
+    task = task_with(torch.tanh)
+    for sites in ("auto", "leaf"):
+        plain, other = lay_out(task, sites), lay_out(task, sites, beyond_graph=True)
+        assert [(s.name, s.above, s.reaches_output) for s in plain.sites] == [
+            (s.name, s.above, s.reaches_output) for s in other.sites
+        ]
+        assert not any(site.severed for site in plain.sites)
+
+
+def test_a_gap_at_the_very_end():
+    """Not even the losses have a graph."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(INPUTS, 7), nn.ReLU(), nn.Linear(7, CLASSES), Calls(numpy_tanh)).double()
+    twin = nn.Sequential(*model[:3], nn.Tanh())
+    batch = cross_entropy, torch.randn(5, INPUTS).double(), torch.randint(CLASSES, (5,))
+    found = gg.estimate(model, gg.WPerp(k=3), *batch, generator=generator(), derivative="finite")
+    exact = gg.estimate(twin, gg.WPerp(k=3), *batch, generator=generator())
+    assert list(found.directions) == ["0", "2"]
+    assert not any(site.is_output for site in lay_out(Task(model, *batch), beyond_graph=True).sites)
+    torch.testing.assert_close(found.jvp, exact.jvp, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(found.grads["0.weight"], exact.grads["0.weight"], rtol=1e-6, atol=1e-8)
+
+
+def numpy_norm(x: Tensor) -> Tensor:
+    """It sees neither a constant nor a factor."""
+    y = x.detach().numpy()
+    return torch.from_numpy((y - y.mean(-1, keepdims=True)) / y.std(-1, keepdims=True))
+
+
+def test_a_norm_above_hides_nothing():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(INPUTS, 7), Calls(numpy_norm), nn.Linear(7, CLASSES)).double()
+    task = Task(model, cross_entropy, torch.randn(5, INPUTS).double(), torch.randint(CLASSES, (5,)))
+    assert [site.name for site in lay_out(task, beyond_graph=True).sites] == ["0", "2"]
+
+
+def test_random_numbers_and_buffers_are_left_alone():
+    torch.manual_seed(0)
+    task = task_with(numpy_tanh)
+    before = torch.get_rng_state()
+    lay_out(task, beyond_graph=True)
+    assert torch.equal(torch.get_rng_state(), before)
