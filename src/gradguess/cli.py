@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 try:
     import typer
 
+    from gradguess.experiments.options import with_config_options
     from gradguess.experiments.terminal import emit, epoch_bar, notes, print_sites, print_tables, runs_bar
 except ModuleNotFoundError as error:
     raise SystemExit(f"gradguess: the package {error.name} is missing: pip install 'gradguess[cli]'") from None
@@ -22,6 +23,7 @@ from gradguess.errors import GradguessError
 from gradguess.experiments import interrupts
 from gradguess.experiments.config import CHOICES, TrainConfig
 from gradguess.experiments.methods import METHODS, VARIANTS
+from gradguess.experiments.streams.config import StreamConfig
 
 app = typer.Typer(
     help="Train networks without backpropagation, and reproduce the paper.",
@@ -50,31 +52,6 @@ def main() -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `config` by one option per field of `TrainConfig`: fields are declared once."""
-    fields = {item.name: item for item in dataclasses.fields(TrainConfig)}
-
-    def wrapped(**values: Any) -> None:
-        chosen = {name: values.pop(name) for name in fields}
-        command(config=TrainConfig(**chosen), **values)
-
-    parameters = [
-        item for name, item in inspect.signature(command, eval_str=True).parameters.items() if name != "config"
-    ]
-    for name, item in fields.items():
-        kind: Any = str if name == "k" else type(item.default)
-        annotation = Annotated[kind, typer.Option(help=item.metadata["help"])]
-        default = str(item.default) if kind is str else item.default
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        )
-    keyword_only = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
-    wrapped.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {item.name: item.annotation for item in keyword_only}
-    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-    return wrapped
-
-
 @app.command()
 @with_config_options
 def train(
@@ -90,6 +67,7 @@ def train(
 
     from gradguess.experiments.train import train as run
     from gradguess.experiments.world import launched_rank
+    from gradguess.integrations.logs import logs
 
     if threads:
         torch.set_num_threads(threads)
@@ -97,7 +75,7 @@ def train(
     with (
         _interruptible(),
         epoch_bar(config, first) as show,
-        _logs(config, out, tensorboard and first, wandb and first) as log,
+        logs(config, out, tensorboard and first, wandb and first) as log,
     ):
 
         def on_epoch(row: dict[str, Any]) -> None:
@@ -115,7 +93,7 @@ def train(
 @app.command()
 def reproduce(
     preset: Annotated[str, typer.Option(help="quick (minutes) or paper (everything).")] = "quick",
-    only: Annotated[list[str] | None, typer.Option(help="Only this experiment; may be repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this experiment, or streams; may be repeated.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds per run; default 1 (quick) or 10 (paper).")] = None,
     jobs: Annotated[int, typer.Option(help="Parallel processes.")] = 2,
     backend: Annotated[str, typer.Option(help="processes (this machine), ray or dask.")] = "processes",
@@ -131,6 +109,9 @@ def reproduce(
     """Run the experiments of the paper and write the report. Finished runs are never run again."""
     if check:  # the results of the repository, unless others are named
         _check_results(Path("results/paper") if out == RUNS else out, json)
+    if only == ["streams"]:
+        _reproduce_streams(preset, seeds, jobs, out, device, json)
+        return
     from gradguess.experiments import plan
     from gradguess.experiments.files import write_json
     from gradguess.experiments.reproduce import read_configs
@@ -152,6 +133,25 @@ def reproduce(
     if failures:
         listed = "; ".join(f"{key}: {message}" for key, message in failures.items())
         raise GradguessError(f"{len(failures)} of {len(records) + len(failures)} runs failed: {listed}")
+
+
+def _reproduce_streams(preset: str, seeds: int | None, jobs: int, out: Path, device: str, json: bool) -> None:
+    """Run what is missing of the runs on streams, and write their tables and figures."""
+    from gradguess.experiments.files import write_atomic
+    from gradguess.experiments.names import lookup
+    from gradguess.experiments.streams.page import figures, page
+    from gradguess.experiments.streams.plan import PRESETS, chosen
+    from gradguess.experiments.streams.sweep import sweep
+
+    groups = chosen(lookup(PRESETS, preset, "preset"), device, seeds or 0)
+    out = out / "streams"
+    with _interruptible():
+        failures = sweep(groups.values(), out, jobs, say=lambda words: notes.print(words, markup=False))
+    write_atomic(out / "streams.md", page(out, groups))
+    _plots([figure for name, group in groups.items() for figure in figures(out, name, group)], out)
+    emit({"page": str(out / "streams.md"), "failures": failures}, json, [str(out / "streams.md")])
+    if failures:
+        raise GradguessError("; ".join(f"{key}: {message}" for key, message in failures.items()))
 
 
 def _check_results(directory: Path, json: bool) -> None:
@@ -195,6 +195,31 @@ def diagnose(
 
 
 @app.command()
+@partial(with_config_options, config=StreamConfig)
+def stream(
+    config: Any,
+    out: Annotated[Path | None, typer.Option(help="Write the whole record, with its curves, to this file.")] = None,
+    json: Json = False,
+    threads: int = 0,
+) -> None:
+    """Learn online from an endless stream: the error at the end, the time of a step, and the memory that is kept."""
+    import torch
+
+    from gradguess.experiments.files import write_json
+    from gradguess.experiments.streams.run import run
+
+    if threads:
+        torch.set_num_threads(threads)
+    with _interruptible(), notes.status(config.key) as status:
+        record = run(config, lambda point: status.update(f"{config.key}: step {point['step']}, error {point['error']}"))
+    if out is not None:
+        write_json(out, record)
+    shown = {name: record[name] for name in ("error", "chance", "step_ms", "memory_mb", "skipped", "failed")}
+    lines = [f"{name:>10}  {value:.4g}" for name, value in shown.items() if isinstance(value, int | float)]
+    emit({"key": record["key"], **shown}, json, lines + [record["failed"]] * bool(record["failed"]))
+
+
+@app.command()
 def bench(
     width: Annotated[list[int] | None, typer.Option(help="Units per hidden layer; may be repeated.")] = None,
     depth: Annotated[list[int] | None, typer.Option(help="Hidden layers; may be repeated.")] = None,
@@ -223,7 +248,7 @@ def bench(
     from gradguess.experiments.bench import bench_memory, bench_starts, bench_tasks, bench_time
     from gradguess.experiments.bench.cases import Case, grid
     from gradguess.experiments.environment import check_device
-    from gradguess.experiments.tables.bench import bench_tables
+    from gradguess.experiments.tables.bench import bench_figures, bench_tables
 
     check_device(device)
     if (compile or starts) and not task:
@@ -246,19 +271,18 @@ def bench(
             widths, depths = width or [64, 128, 512], depth or [3]
             cases = grid(width=widths, depth=depths, batch=batch, k=k, dtype=dtype, device=[device])
             record = bench_time(cases, method or (), seconds, samples, peaks, out, say)
-    plots = _bench_plots(record, out)
+    plots = _plots(bench_figures([record]), out)
     if not json:
         print_tables(bench_tables([record]))
     emit({**record, "plots": plots}, json, plots)
 
 
-def _bench_plots(record: dict[str, Any], out: Path) -> list[str]:
+def _plots(figures: Sequence[Any], out: Path) -> list[str]:
     """One PNG for each figure, if matplotlib is installed."""
-    from gradguess.experiments.tables.bench import bench_figures
     from gradguess.report.plot import save_figures
 
     try:
-        return [str(path) for path in save_figures(bench_figures([record]), out)]
+        return [str(path) for path in save_figures(figures, out)]
     except GradguessError as error:
         notes.print(str(error))
         return []
@@ -272,27 +296,3 @@ def _interruptible() -> Iterator[None]:
     except KeyboardInterrupt:
         notes.print("Interrupted. What is in the --out directory is kept: the same command continues from there.")
         raise typer.Exit(interrupts.INTERRUPTED) from None
-
-
-@contextlib.contextmanager
-def _logs(config: Any, out: Path | None, tensorboard: bool, wandb: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """The loggers that were asked for, each beside the run."""
-    for name, wanted in (("tensorboard", tensorboard), ("wandb", wandb)):
-        if wanted and out is None:
-            raise GradguessError(f"--{name} needs --out DIR: its log is written beside the run.")
-    with contextlib.ExitStack() as stack:
-        loggers = []
-        if tensorboard and out is not None:
-            from gradguess.integrations.tensorboard import tensorboard_log
-
-            loggers.append(stack.enter_context(tensorboard_log(out)))
-        if wandb and out is not None:
-            from gradguess.integrations.wandb import wandb_log
-
-            loggers.append(stack.enter_context(wandb_log(out, config.key, config.as_dict())))
-
-        def log(row: dict[str, Any]) -> None:
-            for write in loggers:
-                write(row)
-
-        yield log

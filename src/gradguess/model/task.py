@@ -31,6 +31,21 @@ def check_model(model: Any) -> None:
         )
 
 
+def _everywhere(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same under all names of a tied tensor. A module that has several names is named once.
+
+    PyTorch would put a tensor into such a module twice and take it out once, and so leave it there for good.
+    """
+    names = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    given = {id(own): tensors[name] for name, own in names if name in tensors}
+    return {
+        f"{path}.{name}" if path else name: given[id(own)]
+        for path, module in model.named_modules()
+        for name, own in (*module._parameters.items(), *module._buffers.items())
+        if id(own) in given
+    }
+
+
 @dataclass(frozen=True)
 class Task:
     """One batch through `model` and `loss_fn`; the loss is one number per sample."""
@@ -71,7 +86,8 @@ class Task:
             args, kwargs = self.inputs if isinstance(self.inputs, tuple) else (self.inputs,), {}
         if parameters is None:
             return self.model(*args, **kwargs)
-        return torch.func.functional_call(self.model, dict(parameters), args, kwargs)
+        everywhere = _everywhere(self.model, parameters)
+        return torch.func.functional_call(self.model, everywhere, args, kwargs, tie_weights=False)
 
     @property
     def batch(self) -> int:

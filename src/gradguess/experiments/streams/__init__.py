@@ -1,0 +1,1 @@
+"""Tasks on endless streams, and runs on them."""

@@ -1,0 +1,145 @@
+"""The runs behind the page on streams: groups of configurations, one group per table.
+
+Every entry of a group is tuned on the same grid of learning rates with a seed of its own, and then run with the best of
+them on the seeds that are reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gradguess.experiments.names import lookup
+from gradguess.experiments.streams.config import StreamConfig
+
+GRID = (3e-4, 1e-3, 3e-3)
+TUNING_SEED = 100
+SEEDS = 5
+
+Entries = list[StreamConfig]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Configurations that are compared. `grid` is empty where the learning rates are those of the entries."""
+
+    entries: Entries
+    grid: Sequence[float] = GRID
+    seeds: int = SEEDS
+
+    def tuning(self, entry: StreamConfig) -> Entries:
+        """The runs that choose the learning rate."""
+        return [replace(entry, lr=lr, seed=TUNING_SEED) for lr in self.grid]
+
+    def reported(self, entry: StreamConfig, lr: float) -> Entries:
+        return [replace(entry, lr=lr, seed=seed) for seed in range(self.seeds)]
+
+
+def _rules(base: StreamConfig, truncations: Sequence[int]) -> Entries:
+    """The rules that W⊥ is compared with."""
+    names = ("rtrl", "snap", "uoro", "rflo", "eprop", "one-step")
+    plain = [replace(base, rule=name) for name in names]
+    return plain + [replace(base, rule="tbptt", truncation=steps) for steps in truncations]
+
+
+def _wperp(base: StreamConfig, *ks: int, bases: Sequence[str] = ("lagged",)) -> Entries:
+    return [replace(base, rule="wperp", k=k, basis=basis) for basis in bases for k in ks]
+
+
+def recall12() -> Group:
+    base = StreamConfig(task="recall", delay=12, width=64, steps=5000)
+    bases = ("lagged", "krylov", "wperp", "observable", "random")
+    return Group(_wperp(base, 24, 16, 12, 8, bases=bases) + _rules(base, (8, 16)))
+
+
+def recall40() -> Group:
+    base = StreamConfig(task="recall", delay=40, width=128, steps=10_000, device="cuda")
+    kinds = [replace(base, rule="rtrl"), *(replace(base, rule="tbptt", truncation=steps) for steps in (40, 48))]
+    return Group(_wperp(base, 48, bases=("lagged", "krylov", "wperp", "observable")) + kinds)
+
+
+def chaos() -> Group:
+    entries: Entries = []
+    for task in ("henon", "lorenz"):
+        base = StreamConfig(task=task, width=64, streams=8, steps=15_000, start="uniform")
+        entries += _wperp(base, 16, 8, 4) + _rules(base, (25,))
+    return Group(entries)
+
+
+def copy40() -> Group:
+    base = StreamConfig(task="copy", delay=40, width=128, streams=16, steps=40_000)
+    lru = replace(base, cell="lru", width=64)
+    gru = replace(base, cell="gru", width=64, device="cuda")
+    entries = [replace(lru, rule=rule) for rule in ("rtrl", "one-step")]
+    entries += [replace(lru, rule="tbptt", truncation=10), *_wperp(base, 16, 48, bases=("lagged", "krylov"))]
+    entries += [replace(base, rule=rule) for rule in ("snap", "uoro")]
+    entries += [replace(gru, rule="rtrl"), *_wperp(gru, 16)]
+    return Group(entries, seeds=3)
+
+
+def tmaze40() -> Group:
+    base = StreamConfig(task="tmaze", delay=40, width=128, steps=150_000)
+    lru = replace(base, cell="lru", width=64)
+    entries = [replace(lru, rule=rule) for rule in ("rtrl", "one-step")]
+    entries += [*_wperp(base, 16, bases=("lagged", "krylov")), replace(base, rule="snap")]
+    return Group(entries, grid=(3e-4, 1e-3), seeds=3)
+
+
+def characters() -> Group:
+    base = StreamConfig(task="characters", cell="gru", width=256, streams=16, steps=20_000, device="cuda")
+    kinds = [replace(base, rule="tbptt", truncation=steps) for steps in (2, 4, 8, 16)]
+    kinds += [replace(base, rule=rule) for rule in ("snap", "one-step")]
+    return Group(_wperp(base, 8, 16) + kinds, grid=(1e-3, 3e-3), seeds=3)
+
+
+def sensor() -> Group:
+    base = StreamConfig(task="sensor", width=32, steps=20_000)
+    going = [*_wperp(base, 8), *(replace(base, rule=rule) for rule in ("rtrl", "snap", "one-step"))]
+    return Group(going + [replace(entry, stop=5000) for entry in going[:2]])
+
+
+def balancing() -> Group:
+    base = StreamConfig(task="balancing", streams=1, steps=20_000)
+    return Group(_wperp(base, 4, 8) + _rules(base, (10, 100)), grid=(1e-4, 3e-4, 1e-3))
+
+
+def price() -> Group:
+    """Time and memory; nothing is learned in so few steps. Run it with one job at a time."""
+    entries: Entries = []
+    for width, k in ((64, 16), (512, 32)):
+        for device in ("cpu", "cuda"):
+            base = StreamConfig(width=width, device=device, steps=300 if width == 64 else 60)
+            slow = width == 512 and device == "cpu"  # a minute for each step of exact RTRL
+            entries += [*_wperp(base, k), replace(base, rule="snap")]
+            entries.append(replace(base, rule="rtrl", steps=4 if slow else base.steps))
+    return Group(entries, grid=(), seeds=1)
+
+
+def million() -> Group:
+    """10⁶ steps, for the memory at the start and at the end."""
+    base = StreamConfig(task="sensor", width=16, steps=1_000_000)
+    return Group(_wperp(base, 4), grid=(), seeds=1)
+
+
+GROUPS: Mapping[str, Callable[[], Group]] = {
+    "price": price,
+    "recall12": recall12,
+    "recall40": recall40,
+    "chaos": chaos,
+    "sensor": sensor,
+    "balancing": balancing,
+    "copy40": copy40,
+    "tmaze40": tmaze40,
+    "characters": characters,
+    "million": million,
+}
+
+PRESETS: Mapping[str, Sequence[str]] = {"quick": ("recall12",), "paper": tuple(GROUPS)}
+
+
+def chosen(names: Sequence[str], device: str = "", seeds: int = 0) -> dict[str, Group]:
+    """Some groups, on another device or with another number of seeds if these are given."""
+    groups = {name: lookup(GROUPS, name, "group")() for name in names}
+    if device:
+        groups = {n: replace(g, entries=[replace(e, device=device) for e in g.entries]) for n, g in groups.items()}
+    return {n: replace(g, seeds=seeds) for n, g in groups.items()} if seeds else groups

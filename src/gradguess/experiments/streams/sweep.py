@@ -1,0 +1,95 @@
+"""Many runs in processes of this machine. Each result is written when its run ends, and no run is made twice."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradguess.experiments.files import explained, read_json, write_json
+from gradguess.experiments.streams.config import StreamConfig
+from gradguess.experiments.streams.plan import Group
+from gradguess.experiments.streams.run import run
+
+
+def place(out: Path, config: StreamConfig) -> Path:
+    """Where the result of a run lies: under its key, and its device where that is not the CPU."""
+    suffix = "" if config.device == "cpu" else f"-{config.device}"
+    return out / f"{config.key}{suffix}.json"
+
+
+def results(out: Path, configs: Iterable[StreamConfig]) -> list[dict[str, Any]]:
+    """The results that are there."""
+    return [read_json(place(out, c), "result") for c in configs if place(out, c).exists()]
+
+
+def best_rate(out: Path, group: Group, entry: StreamConfig) -> float | None:
+    """The learning rate with the least error at the tuning seed; None while some of its runs are missing."""
+    if not group.grid:
+        return entry.lr
+    found = results(out, group.tuning(entry))
+    if len(found) < len(group.grid):
+        return None
+    best = min(found, key=lambda record: record["error"] if record["error"] is not None else float("inf"))
+    return float(best["config"]["lr"])
+
+
+def wanted(out: Path, group: Group) -> Iterator[StreamConfig]:
+    """What can be run now: for each entry the tuning runs, and once these are there the reported ones."""
+    for entry in group.entries:
+        rate = best_rate(out, group, entry)
+        yield from group.tuning(entry) if rate is None else group.reported(entry, rate)
+
+
+def sweep(
+    groups: Iterable[Group], out: Path, jobs: int, minutes: float = 0.0, say: Callable[[str], None] = print
+) -> dict[str, str]:
+    """Run all that is missing. Returns the message of each run that failed, by key.
+
+    Args:
+        minutes: stop after this time, 0: never. Runs that are not finished then are lost, the others are kept.
+    """
+    groups, end = list(groups), time.monotonic() + 60 * minutes if minutes else float("inf")
+    with explained(out):
+        out.mkdir(parents=True, exist_ok=True)
+    failures: dict[str, str] = {}
+    context = multiprocessing.get_context("spawn")
+    while time.monotonic() < end:
+        missing = {c.key + c.device: c for group in groups for c in wanted(out, group) if not place(out, c).exists()}
+        todo = [config for key, config in missing.items() if key not in failures]
+        if not todo:
+            break
+        pool = concurrent.futures.ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,))
+        waiting = {pool.submit(_run, config, out): config for config in todo}
+        try:
+            left = None if end == float("inf") else end - time.monotonic()
+            for count, done in enumerate(concurrent.futures.as_completed(waiting, left), 1):
+                message = done.result()
+                if message.startswith("failed"):
+                    failures[waiting[done].key + waiting[done].device] = message
+                say(f"{count}/{len(todo)} {waiting[done].key} {message}")
+        except TimeoutError:
+            say(f"time is up; {sum(not future.done() for future in waiting)} runs are left")
+        finally:
+            workers = list((pool._processes or {}).values())
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.terminate()
+    return failures
+
+
+def _run(config: StreamConfig, out: Path) -> str:
+    try:
+        record = run(config)
+        write_json(place(out, config), record)
+    except Exception:
+        return "failed " + traceback.format_exc().strip().splitlines()[-1]
+    error, ms = (record[name] if record[name] is not None else math.nan for name in ("error", "step_ms"))
+    return f"error {error:.4g}, {ms:.2f} ms, {record['memory_mb']:.3g} MB"

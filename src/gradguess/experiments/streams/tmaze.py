@@ -1,0 +1,89 @@
+"""The T-maze: an agent sees at the start on which side the reward is, walks a corridor, and must remember.
+
+The settings are those of sonaradarcn/sketched-rtrl (after Bakker 2001): actor and critic learn at every step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradguess.online import Later, Online
+
+SEES, ACTIONS = 4, 3
+OUTPUTS = ACTIONS + 1  # logits and the value
+DISCOUNT, ENTROPY = 0.99, 0.01
+
+
+class TMaze:
+    """Corridors of length `length`, one for each stream.
+
+    Seen is one of: start with the goal left, start with the goal right, corridor, junction. Actions are forward, left
+    and right. A right turn at the junction gives 4, a wrong one -0.4, any other step -0.1. An episode ends with a turn
+    at the junction or after twice the length.
+    """
+
+    def __init__(self, streams: int, length: int, generator: torch.Generator) -> None:
+        self.length, self.generator = length, generator
+        self.place, self.time = (torch.zeros(streams, dtype=torch.long) for _ in range(2))
+        self.goal = self._goals(streams)
+
+    def _goals(self, count: int) -> Tensor:
+        return torch.randint(2, (count,), generator=self.generator)
+
+    def seen(self) -> Tensor:
+        """(streams, 4), one-hot."""
+        kind = torch.where(self.place >= self.length, 3, torch.where(self.place > 0, 2, self.goal))
+        return torch.eye(SEES)[kind]
+
+    def act(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Reward, whether the episode ended, and whether it ended at the goal, of each stream."""
+        junction, forward = self.place >= self.length, action == 0
+        turned = junction & ~forward
+        found = turned & (action - 1 == self.goal)
+        reward = torch.where(found, 4.0, torch.where(turned, -0.4, -0.1))
+        self.place = torch.where(~junction & forward, self.place + 1, self.place)
+        self.time = self.time + 1
+        ended = turned | (self.time >= 2 * self.length)
+        self.goal = torch.where(ended, self._goals(len(self.goal)), self.goal)
+        self.place, self.time = (torch.where(ended, 0, value) for value in (self.place, self.time))
+        return reward, ended, found
+
+
+class Agent:
+    """Acts, and learns from the reward of each step when the value of the next state is known."""
+
+    def __init__(self, online: Online, optimiser: torch.optim.Optimizer, maze: TMaze, device: str = "cpu") -> None:
+        self.online, self.optimiser, self.maze, self.device = online, optimiser, maze, device
+        self.waiting: tuple[Later, Tensor, Tensor, Tensor] | None = None
+
+    def step(self) -> tuple[Tensor, Tensor]:
+        """Which episodes ended with this step, and which of them at the goal."""
+        self.online(None, self.maze.seen().to(self.device))
+        output = self.online.output.cpu()
+        if self.waiting is not None:
+            held, action, reward, ended = self.waiting
+            worth = reward + DISCOUNT * torch.where(ended, 0.0, output[:, -1])
+            self.optimiser.zero_grad()
+            held(actor_critic, (action.to(self.device), worth.to(self.device)))
+            self.optimiser.step()
+        chances = output[:, :ACTIONS].softmax(1)
+        action = torch.multinomial(chances, 1, generator=self.maze.generator)[:, 0]
+        held = self.online.later()
+        reward, ended, found = self.maze.act(action)
+        self.waiting = held, action, reward, ended
+        if bool(ended.any()):
+            self.online.reset(ended.to(self.device))
+        return ended, found
+
+
+def actor_critic(output: Tensor, target: Any) -> Tensor:
+    """The loss of each stream, given what it did and what that was worth."""
+    action, worth = target
+    log, value = output[:, :ACTIONS].log_softmax(1), output[:, -1]
+    surprise = worth - value
+    chosen = log.gather(1, action[:, None])[:, 0]
+    entropy = -(log.exp() * log).sum(1)
+    return -surprise.detach() * chosen + 0.5 * surprise**2 - ENTROPY * entropy

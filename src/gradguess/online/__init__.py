@@ -1,0 +1,34 @@
+"""Recurrent networks that learn online from endless streams, in memory that does not grow.
+
+`Online` steps a model and writes `.grad`. A rule says how the influence of the past is kept; one rule is one file.
+"""
+
+from gradguess.online.eprop import EProp
+from gradguess.online.lru import LRU
+from gradguess.online.one_step import OneStep
+from gradguess.online.online import Online
+from gradguess.online.recurrent import Recurrent
+from gradguess.online.rflo import RFLO
+from gradguess.online.rtrl import RTRL
+from gradguess.online.rule import Rule
+from gradguess.online.snap import SnAp
+from gradguess.online.step import Later
+from gradguess.online.tbptt import TBPTT
+from gradguess.online.uoro import UORO
+from gradguess.online.wperp import WPerp
+
+__all__ = [
+    "LRU",
+    "RFLO",
+    "RTRL",
+    "TBPTT",
+    "UORO",
+    "EProp",
+    "Later",
+    "OneStep",
+    "Online",
+    "Recurrent",
+    "Rule",
+    "SnAp",
+    "WPerp",
+]

@@ -1,0 +1,110 @@
+"""`Recurrent`: cells of PyTorch and a readout as one model `forward(x, state) -> (output, state)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from gradguess.errors import InputError
+
+
+class Recurrent(nn.Module):
+    """A recurrent cell, or a stack of them, and a readout of the last cell's output.
+
+    Cells of PyTorch (`nn.RNNCell`, `nn.GRUCell`, `nn.LSTMCell`) are computed by their formulas and not by fused
+    kernels, which cannot be vectorised on every device. Any other module is called as `cell(x, state)`; it returns its
+    new state, or (output, new state), and starts from `cell.initial_state(streams)`.
+
+    The state is that of the cell, a tensor or (h, c); for a stack it is a tuple with one entry per cell.
+
+    Args:
+        cell: a cell, or a list of cells, the first one nearest to the input.
+        readout: any module, applied to the output of the last cell; None returns that output.
+
+    >>> import torch
+    >>> from gradguess.online import Recurrent
+    >>> model = Recurrent([torch.nn.GRUCell(3, 8), torch.nn.LSTMCell(8, 5)], torch.nn.Linear(5, 2))
+    >>> output, state = model(torch.randn(4, 3), None)
+    >>> output.shape, state[0].shape, len(state[1])
+    (torch.Size([4, 2]), torch.Size([4, 8]), 2)
+    """
+
+    def __init__(self, cell: nn.Module | Sequence[nn.Module], readout: nn.Module | None = None) -> None:
+        super().__init__()
+        self.stacked = not isinstance(cell, nn.Module)
+        cells = list(cell) if not isinstance(cell, nn.Module) else [cell]
+        for entry in cells:
+            if type(entry) not in STEPS and not hasattr(entry, "initial_state"):
+                raise InputError(
+                    f"cell: expected nn.RNNCell, nn.GRUCell, nn.LSTMCell, gg.online.LRU or a module with "
+                    f"initial_state(streams), found {type(entry).__name__}."
+                )
+        if not cells:
+            raise InputError("cell: expected at least one cell, found none.")
+        self.cells, self.readout = nn.ModuleList(cells), readout
+
+    @property
+    def elementwise(self) -> bool:
+        """Does no unit of the state see another?"""
+        return len(self.cells) == 1 and bool(getattr(self.cells[0], "elementwise", False))
+
+    def initial_state(self, streams: int) -> Any:
+        """Zeros, or what a cell of another kind starts from."""
+        states = tuple(_first(cell, streams) for cell in self.cells)
+        return states if self.stacked else states[0]
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Any, Any]:
+        if state is None:
+            state = self.initial_state(x.shape[0])
+        states = []
+        for cell, before in zip(self.cells, state if self.stacked else (state,), strict=True):
+            x, after = step_of(cell, x, before)
+            states.append(after)
+        output = x if self.readout is None else self.readout(x)
+        return output, tuple(states) if self.stacked else states[0]
+
+
+def step_of(cell: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """Output and new state of one cell."""
+    if type(cell) in STEPS:
+        return STEPS[type(cell)](cell, x, state)
+    result = cell(x, state)
+    return result if isinstance(result, tuple) else (result, result)
+
+
+def _rnn(cell: Any, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    s = linear(x, cell.weight_ih, cell.bias_ih) + linear(h, cell.weight_hh, cell.bias_hh)
+    h = torch.tanh(s) if cell.nonlinearity == "tanh" else torch.relu(s)
+    return h, h
+
+
+def _gru(cell: Any, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    xr, xz, xn = linear(x, cell.weight_ih, cell.bias_ih).chunk(3, 1)
+    hr, hz, hn = linear(h, cell.weight_hh, cell.bias_hh).chunk(3, 1)
+    r, z = torch.sigmoid(xr + hr), torch.sigmoid(xz + hz)
+    n = torch.tanh(xn + r * hn)
+    h = n + z * (h - n)
+    return h, h
+
+
+def _lstm(cell: Any, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    h, c = state
+    s = linear(x, cell.weight_ih, cell.bias_ih) + linear(h, cell.weight_hh, cell.bias_hh)
+    i, f, g, o = s.chunk(4, 1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    h = torch.sigmoid(o) * torch.tanh(c)
+    return h, (h, c)
+
+
+STEPS: dict[type, Any] = {nn.RNNCell: _rnn, nn.GRUCell: _gru, nn.LSTMCell: _lstm}
+
+
+def _first(cell: Any, streams: int) -> Any:
+    if type(cell) not in STEPS:
+        return cell.initial_state(streams)
+    zeros = cell.weight_hh.new_zeros(streams, cell.hidden_size).detach()
+    return (zeros, zeros.clone()) if isinstance(cell, nn.LSTMCell) else zeros

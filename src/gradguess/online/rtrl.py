@@ -1,0 +1,40 @@
+"""Real-time recurrent learning: the whole influence matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition, carried, contracted, zeros
+from gradguess.online.units import Traces
+
+
+@dataclass(frozen=True)
+class RTRL(Rule):
+    """Exact: `P_t = J_t P_{t-1} + F_t`, all n × p numbers of it, for each stream.
+
+    Bias: none while the weights stay. When they change, what is kept belongs to the weights of the past steps.
+    Memory: n p for each stream. Time: n² p for each stream and step.
+    A model that says `elementwise = True` (no unit of the state sees another, as in `LRU`) needs far less: the few
+    numbers by which each parameter moves its own unit. Memory and time: about 2 p. It is exact all the same.
+
+    Reference: Williams and Zipser 1989; element-wise: Mozer 1989, Zucchet et al. 2023.
+    """
+
+    def start(self, transition: Transition) -> Kept:
+        if getattr(transition.model, "elementwise", False):
+            return Traces.find(transition, closed=True).start(transition)
+        return Kept(zeros(transition, transition.width))
+
+    def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
+        if kept.shared:
+            return Traces.of(kept).credit(kept, error.q)
+        return contracted(error.q, kept)
+
+    def advance(self, kept: Kept, transition: Transition) -> Kept:
+        if kept.shared:
+            return Traces.of(kept).advance(kept, transition)
+        every = torch.eye(transition.width, dtype=transition.h.dtype, device=transition.h.device)
+        J, F = transition.vjps(every)
+        return Kept(carried(J, kept, F))

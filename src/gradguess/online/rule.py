@@ -1,0 +1,119 @@
+"""What a rule is: how the influence of the past on the state is kept, and how it turns into a gradient."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from gradguess.online.transition import Tensors, Transition
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a rule keeps from step to step. A step makes a new one and never writes to the old one.
+
+    Attributes:
+        rows: tensors with one row per stream; zeros in a row are a stream that starts.
+        shared: tensors for all streams together, such as a basis.
+    """
+
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def select(self, rows: Tensor) -> Kept:
+        """The same for some of the streams."""
+        return Kept({name: value[rows] for name, value in self.rows.items()}, self.shared)
+
+    def replace(self, rows: Tensor, part: Kept) -> Kept:
+        """The streams `rows` as they are in `part`, the others as they are here."""
+        return Kept(
+            {name: value.index_copy(0, rows, part.rows[name]) for name, value in self.rows.items()}, part.shared
+        )
+
+    def cleared(self, rows: Tensor) -> Kept:
+        """The streams `rows` start anew."""
+        return Kept({name: value.index_fill(0, rows, 0) for name, value in self.rows.items()}, self.shared)
+
+    def looks_like(self, other: Kept) -> bool:
+        """Are there the same names, with the same shapes and dtypes?"""
+        mine, others = (
+            {k: (v.shape, v.dtype) for k, v in (*kept.rows.items(), *kept.shared.items())} for kept in (self, other)
+        )
+        return mine == others
+
+    @property
+    def bytes(self) -> int:
+        return sum(value.numel() * value.element_size() for value in (*self.rows.values(), *self.shared.values()))
+
+
+@dataclass(frozen=True)
+class Error:
+    """What the loss of a step says.
+
+    Attributes:
+        q: `dL_t/dh_{t-1}`, (batch, n): the error that goes back to the state before the step.
+        e: `dL_t/d output`, (batch, outputs); None where the output is no single tensor.
+    """
+
+    q: Tensor
+    e: Tensor | None
+
+
+class Rule(ABC):
+    """A rule keeps `P_t ≈ dh_t/dθ` in some form.
+
+    The gradient of the loss at step t is `∂L_t/∂θ + q P_{t-1}` with `q = dL_t/dh_{t-1}`: the first term is the newest
+    step, which `Online` computes exactly for every rule, and `credit` supplies the second. `look` may then turn what is
+    kept, and `advance` makes `P_t = J P_{t-1} + F`, or what the rule has in its place.
+    """
+
+    @abstractmethod
+    def start(self, transition: Transition) -> Kept:
+        """What is kept before the first step."""
+
+    @abstractmethod
+    def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
+        """`Σ_b q_b P_b`, for each parameter flat or in its shape. Parameters without credit may be missing."""
+
+    def look(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
+        """What is kept, seen anew once the error is known. A rule without a basis has nothing to do here.
+
+        `kept` is that of all streams, so that a new basis reaches those that are skipped in this step, too; `error` and
+        `transition` are those of the others. `error` is None without a loss; one that arrives late comes here as well.
+        """
+        return kept
+
+    @abstractmethod
+    def advance(self, kept: Kept, transition: Transition) -> Kept:
+        """What is kept after the step."""
+
+
+def zeros(transition: Transition, rank: int, prefix: str = "P/") -> Tensors:
+    """(batch, rank, size) of zeros for each parameter."""
+    h = transition.h
+    return {prefix + name: h.new_zeros(h.shape[0], rank, p.numel()) for name, p in transition.parameters.items()}
+
+
+def contracted(c: Tensor, kept: Kept, prefix: str = "P/") -> Tensors:
+    """`Σ_b c_b P_b`: c (batch, rank), P (batch, rank, size)."""
+    return {
+        name.removeprefix(prefix): c.reshape(1, -1) @ P.flatten(0, 1)
+        for name, P in kept.rows.items()
+        if name.startswith(prefix)
+    }
+
+
+def carried(A: Tensor, kept: Kept, F: Tensors, prefix: str = "P/") -> Tensors:
+    """`A P + F`: A (batch, rank, rank). `F` is overwritten, so that there are never three of this size.
+
+    Autograd may return one tensor for two parameters, or for a parameter and the state: these are copied first.
+    """
+    uses = Counter(value.untyped_storage().data_ptr() for value in (A, *F.values()))
+    alone = {
+        name: value if uses[value.untyped_storage().data_ptr()] == 1 else value.clone() for name, value in F.items()
+    }
+    return {prefix + name: new.contiguous().baddbmm_(A, kept.rows[prefix + name]) for name, new in alone.items()}

