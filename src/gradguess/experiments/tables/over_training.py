@@ -67,10 +67,15 @@ def _figure(found: dict[str, Variant], quantity: str) -> Figure | None:
         f"{title} over training, mean over the seeds (at least {seeds}) with their range, on the first 512 training "
         f"samples. {said}W⊥ and W⊥-bottom: {_ways(found)}.",
         x_ticks=tuple(ticks),
-        x_names=tuple("0" if tick == START else f"{tick:g}" for tick in ticks),
+        x_names=tuple("0" if tick == START else _name(tick, ticks) for tick in ticks),
         log_x=True,
         log_y=True,
     )
+
+
+def _name(tick: float, ticks: Sequence[float]) -> str:
+    """The number at a tick, unless the next one stands too close to it."""
+    return "" if any(tick < other < 2 * tick for other in ticks) else f"{tick:g}"
 
 
 def _ways(found: dict[str, Variant]) -> str:

@@ -42,6 +42,6 @@ def _row(rows: Sequence[dict[str, Any]], width: int, guess: str, layer: int) -> 
     cells = [number(width, "d"), text(_NAMES[guess]), number(layer, "d")]
     for part in (first, trained):
         middle, worst = median(row["median"] for row in part), max(row["worst"] for row in part)
-        cells += [number(middle, ".1e"), number(worst, ".1e")]
+        cells += [number(middle, ".2g"), number(worst, ".2g")]
     passed = sum(row["directions"] for row in trained) / len(trained)
     return (*cells, number(passed, ".1f"))
