@@ -124,12 +124,16 @@ def _leaf(leaf: Any) -> Hashable:
 
 
 def _numbers(attributes: Any) -> Hashable:
-    """The plain values among attributes, such as dropout's `p`; a tensor among them stands for itself."""
+    """The plain values among attributes, such as dropout's `p`, alone or in lists; a tensor stands for itself."""
     return tuple(
-        (name, _Same(value) if isinstance(value, Tensor) else value)
-        for name, value in attributes.items()
-        if isinstance(value, (*PLAIN, Tensor))
+        (name, _plain(value)) for name, value in attributes.items() if isinstance(value, (*PLAIN, Tensor, list, tuple))
     )
+
+
+def _plain(value: Any) -> Hashable:
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_plain, value))
+    return value if isinstance(value, PLAIN) else _Same(value)
 
 
 class _Draws:
