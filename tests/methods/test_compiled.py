@@ -434,6 +434,7 @@ class Block(nn.Module):
         super().__init__()
         self.a, self.n, self.b, self.c = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 4)
         self.between, self.numbers, self.flag = between, [1.0], torch.tensor(True)
+        self.act, self.options = torch.relu, {"scale": 1.0}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.c(self.between(self, self.b(self.n(self.a(x))), x))
@@ -448,12 +449,20 @@ def scale_by_a_count(model: Block, h: Tensor, x: Tensor) -> Tensor:
     return h * (x > 0).nonzero().shape[0]
 
 
-def write_some_rows(model: Block, h: Tensor, x: Tensor) -> Tensor:
+def scale_by_a_length(model: Block, h: Tensor, x: Tensor) -> Tensor:
     return h * x[x > 0].numel()
 
 
 def scale_by_a_list(model: Block, h: Tensor, x: Tensor) -> Tensor:
     return h * model.numbers[0]
+
+
+def scale_by_an_option(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    return h * model.options["scale"]
+
+
+def call_a_function(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    return model.act(h)
 
 
 def look_at_a_flag(model: Block, h: Tensor, x: Tensor) -> Tensor:
@@ -484,8 +493,10 @@ def drop(model: Block, h: Tensor, x: Tensor) -> Tensor:
         (add_in_place, gg.WPerp(k=3), None),
         (product_with_a_vector, gg.WPerp(k=3), None),
         (scale_by_a_list, gg.WPerp(k=3), None),
+        (scale_by_an_option, gg.WPerp(k=3), None),
+        (call_a_function, gg.WPerp(k=3), None),
         (scale_by_a_count, gg.WPerp(k=3), "shape of a tensor"),
-        (write_some_rows, gg.WPerp(k=3), "shape of a tensor"),
+        (scale_by_a_length, gg.WPerp(k=3), "shape of a tensor"),
         (look_at_a_flag, gg.WPerp(k=3), "looks at numbers"),
         (look_at_a_draw, gg.WPerp(k=3), "looks at numbers"),
         (drawn_by_its_own, gg.WPerp(k=3), "tensors are not"),
@@ -505,6 +516,7 @@ def test_what_changes_from_step_to_step(between, method, refused, graphs_alone):
                 model.numbers += [3.0]
                 model.numbers[0] = 2.0
                 model.flag.fill_(False)
+                model.act, model.options["scale"] = torch.tanh, 2.0
             optimiser.zero_grad()
             x, t = torch.randn(8, 6, dtype=torch.float64), torch.randint(0, 4, (8,))
             with warnings.catch_warnings(record=True) as caught:

@@ -162,7 +162,7 @@ def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) ->
 
 def _is_fresh(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Is a constant of the graph one number, which the step itself makes?"""
-    value = getattr(graph, node.target)
+    value = getattr(graph, str(node.target))
     return isinstance(value, Tensor) and value.numel() == 1 and all(user.target in _FRESH for user in node.users)
 
 
