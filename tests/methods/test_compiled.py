@@ -425,3 +425,106 @@ def test_a_model_of_transformers(graphs_alone):
         found.append({name: p.grad for name, p in model.named_parameters()})
     for name, grad in found[0].items():
         torch.testing.assert_close(found[1][name], grad, rtol=1e-9, atol=1e-11)
+
+
+class Block(nn.Module):
+    """Three layers and a norm; what is done between them is given."""
+
+    def __init__(self, between) -> None:
+        super().__init__()
+        self.a, self.n, self.b, self.c = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 4)
+        self.between, self.numbers, self.flag = between, [1.0], torch.tensor(True)
+        self.act, self.options = torch.relu, {"scale": 1.0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.between(self, self.b(self.n(self.a(x))), x))
+
+
+def add_in_place(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    h += x
+    return h.tanh_()
+
+
+def scale_by_a_count(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    return h * (x > 0).nonzero().shape[0]
+
+
+def scale_by_a_length(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    return h * x[x > 0].numel()
+
+
+def scale_by_a_list(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    return h * model.numbers[0]
+
+
+def scale_by_an_option(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    return h * model.options["scale"]
+
+
+def call_a_function(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    return model.act(h)
+
+
+def look_at_a_flag(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    return h.tanh() if model.flag else h
+
+
+def look_at_a_draw(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    drawn = torch.rand((), generator=torch.Generator().manual_seed(len(model.numbers)))
+    return h.tanh() if drawn.item() < 0.5 else h
+
+
+def drawn_by_its_own(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    return h * torch.rand(6, generator=torch.Generator().manual_seed(0), dtype=h.dtype)
+
+
+def product_with_a_vector(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    return h + torch.nn.functional.linear(torch.stack([h, x], 1), model.n.weight + 1).sum(-1, keepdim=True)
+
+
+def drop(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    return torch.nn.functional.dropout(h, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("between", "method", "refused"),
+    [
+        (add_in_place, gg.Feedback(gg.WPerp(k=3)), None),
+        (add_in_place, gg.WPerp(k=3), None),
+        (product_with_a_vector, gg.WPerp(k=3), None),
+        (scale_by_a_list, gg.WPerp(k=3), None),
+        (scale_by_an_option, gg.WPerp(k=3), None),
+        (call_a_function, gg.WPerp(k=3), None),
+        (scale_by_a_count, gg.WPerp(k=3), "shape of a tensor"),
+        (scale_by_a_length, gg.WPerp(k=3), "shape of a tensor"),
+        (look_at_a_flag, gg.WPerp(k=3), "looks at numbers"),
+        (look_at_a_draw, gg.WPerp(k=3), "looks at numbers"),
+        (drawn_by_its_own, gg.WPerp(k=3), "tensors are not"),
+        (drop, gg.Feedback(gg.WPerp(k=3), fraction=0.5), "a pass aside"),
+    ],
+)
+def test_what_changes_from_step_to_step(between, method, refused, graphs_alone):
+    """Other batches, and numbers of the model that its user changes: a graph follows, or steps run uncompiled."""
+    found, said = [], []
+    for compile in (False, True):
+        torch.manual_seed(0)
+        model = Block(between).double()
+        forward = gg.ForwardGradient(model, method, compile=compile)
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(6):
+            if step == 4:
+                model.numbers += [3.0]
+                model.numbers[0] = 2.0
+                model.flag.fill_(False)
+                model.act, model.options["scale"] = torch.tanh, 2.0
+            optimiser.zero_grad()
+            x, t = torch.randn(8, 6, dtype=torch.float64), torch.randint(0, 4, (8,))
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                forward(LOSS, x, t)
+            said += [str(one.message) for one in caught if "compile=True" in str(one.message)]
+            optimiser.step()
+        found.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
+    assert len(said) == (refused is not None)
+    assert refused is None or refused in said[0]

@@ -27,6 +27,8 @@ __all__ = ["Graph", "NotTraceable", "compiled", "draws", "trace", "traced_autogr
 
 Graph = Callable[..., Sequence[Tensor]]
 _LOOKED = "it looks at numbers (`if x.sum() > 0`, `.item()`, `.tolist()`), and may go another way next time"
+_SHAPED = "the shape of a tensor depends on numbers (`x[x > 0]`, `nonzero`, `unique`), and may be another next time"
+_FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # of `torch.tensor(2.0)`
 _LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default, torch.ops.aten.equal.default)
 
 
@@ -46,10 +48,13 @@ class _Made(TorchDispatchMode):
         super().__init__()
         self.by_place: dict[Any, Tensor] = {}  # it holds them, so that no place is used twice
         self.varying = {_memory(t) for t in arguments}  # what depends on the arguments
+        self.steady = {_memory(torch.empty(0))}  # what was made in the trace and does not; a user may write to the rest
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        varies = any(_is_wrapped(t) or _memory(t) in self.varying for t in given)
+        varies = draws(func, args, kwargs or {}) or (func not in _FRESH and not all(map(self._is_steady, given)))
+        if varies and _has_shape_of_numbers(func, args):
+            raise NotTraceable(_SHAPED)
         if func in _LOOKS:
             if varies:
                 raise NotTraceable(_LOOKED)
@@ -61,7 +66,12 @@ class _Made(TorchDispatchMode):
         if varies:
             written = given if func._schema.is_mutable else []
             self.varying |= {_memory(t) for t in (*made, *written) if not _is_wrapped(t)}
+        else:
+            self.steady |= {_memory(t) for t in made}
         return out
+
+    def _is_steady(self, t: Tensor) -> bool:
+        return not _is_wrapped(t) and _memory(t) in self.steady and _memory(t) not in self.varying
 
     def __enter__(self) -> _Made:
         _Made.now = self
@@ -84,8 +94,15 @@ class _OneWay(TorchFunctionMode):
             raise NotTraceable(_LOOKED)
         if func is F.linear and args and args[0].dim() > 2:
             x, *rest = args
-            return func(x.reshape(-1, x.shape[-1]), *rest, **(kwargs or {})).view(*x.shape[:-1], -1)
+            return func(x.reshape(-1, x.shape[-1]), *rest, **(kwargs or {})).unflatten(0, x.shape[:-1])
         return func(*args, **(kwargs or {}))
+
+
+def _has_shape_of_numbers(func: Any, args: Any) -> bool:
+    """Does the shape of what it makes depend on numbers?"""
+    if func is torch.ops.aten.index.Tensor:
+        return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    return torch.Tag.dynamic_output_shape in func.tags
 
 
 def _is_wrapped(t: Tensor) -> bool:
@@ -131,7 +148,7 @@ def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) ->
         if node.target is torch.ops.aten.is_same_size.default and not node.users:  # a check, which has done its work
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
-    baked = [node for node in graph.graph.nodes if node.op == "get_attr" and getattr(graph, node.target).numel() > 1]
+    baked = [node for node in graph.graph.nodes if node.op == "get_attr" and not _is_fresh(graph, node)]
     if baked:
         raise NotTraceable(
             f"{len(baked)} of its tensors are not parameters, buffers, inputs or targets (does the loss have its own?)"
@@ -141,6 +158,12 @@ def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) ->
         raise NotTraceable(f"it draws random numbers by {drawn[0].target} that cannot be drawn beforehand")
     graph.recompile()
     return _merged(graph, arguments)
+
+
+def _is_fresh(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Is a constant of the graph one number, which the step itself makes?"""
+    value = getattr(graph, str(node.target))
+    return isinstance(value, Tensor) and value.numel() == 1 and all(user.target in _FRESH for user in node.users)
 
 
 def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModule:

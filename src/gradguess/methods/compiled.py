@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -124,12 +125,24 @@ def _leaf(leaf: Any) -> Hashable:
 
 
 def _numbers(attributes: Any) -> Hashable:
-    """The plain values among attributes, such as dropout's `p`; a tensor among them stands for itself."""
+    """The plain values among attributes, such as dropout's `p`, alone or in lists and dicts.
+
+    A tensor or a function, such as `self.act = F.relu`, stands for itself. What PyTorch keeps in dicts is no number.
+    """
+    kinds = (*PLAIN, Tensor, FunctionType, BuiltinFunctionType, list, tuple)
     return tuple(
-        (name, _Same(value) if isinstance(value, Tensor) else value)
+        (name, _plain(value))
         for name, value in attributes.items()
-        if isinstance(value, (*PLAIN, Tensor))
+        if isinstance(value, kinds) or (isinstance(value, dict) and not name.startswith("_"))
     )
+
+
+def _plain(value: Any) -> Hashable:
+    if isinstance(value, dict):
+        return tuple((key, _plain(one)) for key, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_plain, value))
+    return value if isinstance(value, PLAIN) else _Same(value)
 
 
 class _Draws:

@@ -70,11 +70,11 @@ class FunctionalPass(ModulePass):
     def __init__(self, task: Task, layout: Layout) -> None:
         super().__init__(task, layout)
         self._first: dict[str, Tensor] | None = None  # the buffers before the first pass
-        self._outputs: dict[str, Tensor] = {}  # of the sites, in the last tangent pass
+        self._outputs: dict[str, tuple[Tensor, int]] = {}  # of the sites, in the last tangent pass, and their versions
 
     def tangent(self, draw: Draw, scale: Scale | None = None) -> Carried:
         def noting(site: Site, x: Any, s: Tensor) -> Tensor | None:
-            self._outputs[site.name] = s.detach()
+            self._outputs[site.name] = s.detach(), s._version
             return draw(site, x, s)
 
         def run() -> tuple[Any, Tensor]:
@@ -116,8 +116,8 @@ class FunctionalPass(ModulePass):
     def graph(self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False) -> tuple[Any, Tensor]:
         def known(site: Site, x: Any, s: Tensor) -> Tensor:
             assert visit is not None
-            value = self._outputs.get(site.name)
-            return visit(site, x, s if value is None else _Value.apply(s, value))
+            value, version = self._outputs.get(site.name, (None, 0))
+            return visit(site, x, s if value is None or value._version != version else _Value.apply(s, value))
 
         with traced_autograd():
             return super().graph(visit and known, fused=fused, twice=twice)

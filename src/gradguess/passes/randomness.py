@@ -83,6 +83,11 @@ class Watched(TorchDispatchMode):
                 self.draws.append(_Draw(func, args, kwargs))
         return func(*args, **kwargs)
 
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if RandomState.everywhere().fingerprint() in self._states:
+            self.refused = "a pass aside, such as that of Feedback(fraction), which leaves the random state as it was"
+
 
 class Given(TorchDispatchMode):
     """While open, operations that draw take the numbers that are given; each pass starts with the first of them."""
