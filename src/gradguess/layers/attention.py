@@ -9,10 +9,13 @@ import torch
 import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradguess.backends.attention import attention
 from gradguess.backends.policy import full_precision
-from gradguess.layers.entry import Layer, is_constant, unpack
+from gradguess.layers.entry import Known, Layer, is_constant, unpack
+
+_WITH_GRAPH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def tangent(
@@ -36,11 +39,16 @@ def tangent(
         return None
     rest = attn_mask, is_causal, scale
     with full_precision(q.device):
-        if all(t is None for _, t in duals):
-            return attention(q, k, v, None, *rest)[0]
+        still = all(t is None for _, t in duals)
         moved = zip((q, k, v), duals, strict=True)
         dq, dk, dv = (torch.zeros_like(p) if t is None else t.to(p.dtype) for p, (_, t) in moved)
-        return fwAD.make_dual(*attention(q, k, v, (dq, dk, dv), *rest))
+        with torch.no_grad():
+            out, *dout = attention(q, k, v, None if still else (dq, dk, dv), *rest)
+        if torch.is_grad_enabled():  # our operation has no reverse graph, PyTorch's has
+            with sdpa_kernel(_WITH_GRAPH):
+                graph = function(q, k, v, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+            out = Known.apply(graph, out)
+        return out if still else fwAD.make_dual(out, *dout)
 
 
 def _usable(mask: Tensor | None, causal: bool) -> bool:

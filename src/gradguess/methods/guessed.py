@@ -26,7 +26,7 @@ class Guessed(Method):
 
     def run(self, step: Step) -> tuple[Estimate, State]:
         drawing = Drawing(step, self.guess)
-        seen = measure(drawing)
+        seen = measure(drawing, keep_pieces=True)
         share = 1 / len(seen.losses)  # of a sample in the mean loss
 
         def cotangent(site: Site, s: Tensor | None) -> Tensor:
@@ -39,7 +39,7 @@ class Guessed(Method):
 
         if not step.keeps:
             step.noise.rewind()
-        grads = pull_back(step, cotangent, seen.records)
+        grads = pull_back(step, cotangent, seen.records, seen.pieces, seen.tail)
         result = Estimate(seen.losses.mean(), grads, seen.jvp, losses=seen.losses)
         if step.detail:
             for site in step.layout.sites:

@@ -17,6 +17,7 @@ from gradguess.model.task import Task
 
 Observe = Callable[[Site, Any, Tensor], Any]  # (site, input x, output s)
 Draw = Callable[[Site, Any, Tensor], Tensor | None]  # (site, input x, output s) -> direction y, or None
+Piece = Callable[[Site, Tensor], None]  # (site, output s with the graph of its own piece)
 Scale = Callable[[Site, Tensor, Tensor | None], Tensor]  # (site, y, tangent that arrives from below) -> what is added
 
 
@@ -28,6 +29,7 @@ class Carried:
     jvp: Tensor  # (batch,): the directional derivative c_b = Σ_i <y_i, g_i> of each sample's own loss
     outputs: Any  # of the model, without tangents
     output_tangents: list[Tensor]  # of the floating-point tensors among the outputs
+    tail: Tensor | None = None  # the losses with the graph above the last sites, where pieces were asked for
 
 
 class Pass(ABC):
@@ -38,17 +40,20 @@ class Pass(ABC):
 
     task: Task
     layout: Layout
+    gives_pieces = False  # can a tangent pass record the graph of every piece?
 
     @abstractmethod
     def plain(self, observe: Observe) -> Any:
         """A pass without gradients; `observe` sees every site. Returns the outputs."""
 
     @abstractmethod
-    def tangent(self, draw: Draw, scale: Scale | None = None) -> Carried:
+    def tangent(self, draw: Draw, scale: Scale | None = None, piece: Piece | None = None) -> Carried:
         """A pass that carries directions to the losses.
 
         `draw` is called once for every site, in call order. Its direction is added to the tangent that arrives from
         below, after `scale` has seen both. Where an earlier tangent pass was kept, `draw` sees None in place of `s`.
+        `piece` sees the output of every site with a reverse graph that starts at the sites below it; only where the
+        pass `gives_pieces`.
         """
 
     @abstractmethod

@@ -30,7 +30,7 @@ from gradguess.errors import InputError
 from gradguess.model.hooks import Visit
 from gradguess.model.site import LayoutChanged, Site, at_least_float32
 from gradguess.model.task import Task, tensors
-from gradguess.passes.base import Carried, Draw, Observe, Pass, Scale
+from gradguess.passes.base import Carried, Draw, Observe, Pass, Piece, Scale
 from gradguess.passes.forward_mode import forward_mode, is_missing_formula
 from gradguess.passes.module_pass import ModulePass
 
@@ -79,7 +79,7 @@ class FinitePass(Pass):
     def aside(self, task: Task | None = None) -> FinitePass:
         return FinitePass(self.inner.aside(task), self.keep, self.mixes)
 
-    def tangent(self, draw: Draw, scale: Scale | None = None) -> Carried:
+    def tangent(self, draw: Draw, scale: Scale | None = None, piece: Piece | None = None) -> Carried:
         if scale is not None and not self.keep:
             raise InputError(
                 "memory='replay' with derivative='finite' cannot balance directions, as Feedback and balance=True do: "

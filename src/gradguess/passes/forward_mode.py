@@ -1,6 +1,6 @@
 """Forward mode: dual numbers on kernels that have a formula for them, and clear errors where there is none.
 
-No reverse graph is ever recorded: a stray one costs more memory than backpropagation itself.
+No reverse graph is recorded unless it is asked for: a stray one costs more memory than backpropagation itself.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import ForwardModeError, InputError
 from gradguess.layers.tangents import TangentRules
@@ -21,13 +22,15 @@ from gradguess.model.task import Task
 
 
 @contextmanager
-def forward_mode(model: nn.Module) -> Iterator[None]:
-    """Dual numbers under `no_grad`, on kernels that have a forward-mode formula."""
+def forward_mode(model: nn.Module, *, graph: bool = False) -> Iterator[None]:
+    """Dual numbers on kernels that have a forward-mode formula; with `graph`, a reverse graph of the values alone."""
     with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.set_grad_enabled(graph))
         stack.enter_context(formula_kernels(model))
         stack.enter_context(dual_numbers())
         stack.enter_context(tangent_rules(model))
+        if graph:
+            stack.enter_context(_NoGraphOfTangents())
         yield
 
 
@@ -53,6 +56,22 @@ def unpack_dual(t: Tensor) -> tuple[Tensor, Tensor]:
     """Value and tangent of a dual number; the tangent is zero where none arrived."""
     primal, tangent = fwAD.unpack_dual(t)
     return primal, torch.zeros_like(primal) if tangent is None else tangent
+
+
+class _NoGraphOfTangents(TorchFunctionMode):
+    """Cuts every tangent off the reverse graph, which would hold all that tangents were made of."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return tree_map_only(Tensor, _cut, func(*args, **(kwargs or {})))
+
+
+def _cut(t: Tensor) -> Tensor:
+    if not (t.requires_grad and t.is_floating_point()):
+        return t
+    primal, tangent = fwAD.unpack_dual(t)
+    return t if tangent is None or not tangent.requires_grad else fwAD.make_dual(primal, tangent.detach())
 
 
 class _TangentsKeepDtype(TorchFunctionMode):

@@ -14,10 +14,11 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradguess.backends.tracing import traced_autograd
+from gradguess.layers.entry import Known
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import Task
-from gradguess.passes.base import Carried, Draw, Scale
+from gradguess.passes.base import Carried, Draw, Piece, Scale
 from gradguess.passes.forward_mode import formula_kernels, named_failures, tangent_rules
 from gradguess.passes.module_pass import ModulePass
 
@@ -48,18 +49,6 @@ def _written(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-class _Value(torch.autograd.Function):
-    """A value that is known, with the graph of the tensor that has it up to rounding."""
-
-    @staticmethod
-    def forward(ctx: Any, s: Tensor, value: Tensor) -> Tensor:
-        return value.detach()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return g, None
-
-
 class FunctionalPass(ModulePass):
     """The passes of `ModulePass`, with the buffers of the model as arguments and results of the transform.
 
@@ -67,12 +56,14 @@ class FunctionalPass(ModulePass):
     compute: other kernels may have made them.
     """
 
+    gives_pieces = False  # a trace merges the second pass with the first
+
     def __init__(self, task: Task, layout: Layout) -> None:
         super().__init__(task, layout)
         self._first: dict[str, Tensor] | None = None  # the buffers before the first pass
         self._outputs: dict[str, tuple[Tensor, int]] = {}  # of the sites, in the last tangent pass, and their versions
 
-    def tangent(self, draw: Draw, scale: Scale | None = None) -> Carried:
+    def tangent(self, draw: Draw, scale: Scale | None = None, piece: Piece | None = None) -> Carried:
         def noting(site: Site, x: Any, s: Tensor) -> Tensor | None:
             self._outputs[site.name] = s.detach(), s._version
             return draw(site, x, s)
@@ -117,7 +108,7 @@ class FunctionalPass(ModulePass):
         def known(site: Site, x: Any, s: Tensor) -> Tensor:
             assert visit is not None
             value, version = self._outputs.get(site.name, (None, 0))
-            return visit(site, x, s if value is None or value._version != version else _Value.apply(s, value))
+            return visit(site, x, s if value is None or value._version != version else Known.apply(s, value))
 
         with traced_autograd():
             return super().graph(visit and known, fused=fused, twice=twice)

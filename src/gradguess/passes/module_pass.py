@@ -17,7 +17,7 @@ from gradguess.model.hooks import SiteHooks, Visit
 from gradguess.model.side_effects import Snapshot, untouched
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import Task, tensors
-from gradguess.passes.base import Carried, Draw, Observe, Pass, Scale
+from gradguess.passes.base import Carried, Draw, Observe, Pass, Piece, Scale
 from gradguess.passes.forward_mode import formula_kernels, forward_mode, lost_tangent, named_failures, unpack_dual
 
 LOSS = "the loss"  # where a tangent must arrive, besides the sites
@@ -25,6 +25,8 @@ LOSS = "the loss"  # where a tangent must arrive, besides the sites
 
 class ModulePass(Pass):
     """Calls the model, with hooks at its sites."""
+
+    gives_pieces = True
 
     def __init__(self, task: Task, layout: Layout) -> None:
         self.task, self.layout = task, layout
@@ -39,38 +41,48 @@ class ModulePass(Pass):
             return self._run(visit)  # by the kernels of a tangent pass, so that both see the same numbers
 
     @staticmethod
-    def _injecting(draw: Draw, scale: Scale | None, expected: set[str]) -> Visit:
+    def _injecting(draw: Draw, scale: Scale | None, expected: set[str], piece: Piece | None = None) -> Visit:
         """Adds the direction of each site to the tangent that arrives there, and notes where one must arrive."""
 
         def inject(site: Site, x: Any, s: Tensor) -> Tensor:
             with torch._C.DisableTorchFunction():  # no rules of tangents are needed here
                 primal, tangent = fwAD.unpack_dual(s)
-                if isinstance(x, Tensor):
-                    x = x.detach()  # not the primal view: that would keep the tangent alive
-                if tangent is None and site.name in expected:
-                    raise lost_tangent(repr(site.name))
-                y = draw(site, x, primal)
-                if tangent is not None or y is not None:
-                    expected.update(site.above, [LOSS] if site.reaches_output else [])
-                if y is None:
-                    return s
-                if scale is not None:
-                    y = scale(site, y, tangent)
-                # the dual number owns its tangent: an in-place activation writes to it, and y may be kept
-                return fwAD.make_dual(primal, y.clone() if tangent is None else y + tangent)
+                if piece is not None:
+                    piece(site, primal)
+                    primal = primal.detach()
+                    s = primal if tangent is None else fwAD.make_dual(primal, tangent)
+                with torch.no_grad():
+                    return add(site, x, s, primal, tangent)
+
+        def add(site: Site, x: Any, s: Tensor, primal: Tensor, tangent: Tensor | None) -> Tensor:
+            if isinstance(x, Tensor):
+                x = x.detach()  # not the primal view: that would keep the tangent alive
+            if tangent is None and site.name in expected:
+                raise lost_tangent(repr(site.name))
+            y = draw(site, x, primal)
+            if tangent is not None or y is not None:
+                expected.update(site.above, [LOSS] if site.reaches_output else [])
+            if y is None:
+                return s
+            if scale is not None:
+                y = scale(site, y, tangent)
+            # the dual number owns its tangent: an in-place activation writes to it, and y may be kept
+            return fwAD.make_dual(primal, y.clone() if tangent is None else y + tangent)
 
         return inject
 
-    def tangent(self, draw: Draw, scale: Scale | None = None) -> Carried:
-        with self._one_pass(), named_failures(self.task), forward_mode(self.task.model):
+    def tangent(self, draw: Draw, scale: Scale | None = None, piece: Piece | None = None) -> Carried:
+        graph = piece is not None
+        with self._one_pass(), named_failures(self.task), forward_mode(self.task.model, graph=graph):
             expected: set[str] = set()
-            outputs = self._run(self._injecting(draw, scale, expected))
+            outputs = self._run(self._injecting(draw, scale, expected, piece))
             losses = self.task.losses(outputs)
             if LOSS in expected and fwAD.unpack_dual(losses).tangent is None:
                 raise lost_tangent(LOSS)
             losses, jvp = unpack_dual(losses)
             tangents = [unpack_dual(out)[1] for out in tensors(outputs)]
-            return Carried(losses, jvp, tree_map_only(Tensor, lambda t: unpack_dual(t)[0], outputs), tangents)
+            outputs = tree_map_only(Tensor, lambda t: unpack_dual(t)[0].detach(), outputs)
+            return Carried(losses.detach(), jvp.detach(), outputs, tangents, losses if graph else None)
 
     def parameter_tangent(self, directions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         with self._one_pass(), named_failures(self.task), forward_mode(self.task.model):
@@ -87,7 +99,9 @@ class ModulePass(Pass):
     def graph(self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False) -> tuple[Any, Tensor]:
         all_pairs = twice or self.layout.stochastic  # fused attention draws other masks of dropout
         kernels = nullcontext() if fused else formula_kernels(self.task.model, attention=all_pairs)
-        with self._one_pass(), torch.enable_grad(), kernels:
+        same = self.gives_pieces and not fused and not all_pairs  # the numbers of a tangent pass
+        rules = TangentRules(few=True) if same else nullcontext()
+        with self._one_pass(), torch.enable_grad(), kernels, rules:
             outputs = self._run(visit)
             return outputs, self.task.losses(outputs)
 

@@ -29,7 +29,7 @@ from gradguess.layers.elementwise import mask
 from gradguess.layers.tangents import TangentRules
 from gradguess.model.site import Layout, LayoutChanged, Site
 from gradguess.model.task import Task, tensors
-from gradguess.passes.base import Carried, Draw, Observe, Scale
+from gradguess.passes.base import Carried, Draw, Observe, Piece, Scale
 from gradguess.passes.forward_mode import dual_numbers, named_failures
 from gradguess.passes.module_pass import ModulePass
 
@@ -57,7 +57,7 @@ class ReluChainPass(ModulePass):
     def plain(self, observe: Observe) -> Any:
         return self._walk(observe)[1]
 
-    def tangent(self, draw: Draw, scale: Scale | None = None) -> Carried:
+    def tangent(self, draw: Draw, scale: Scale | None = None, piece: Piece | None = None) -> Carried:
         moving = _Tangent(scale)
         if not self.keep:
             _, outputs = self._walk(lambda site, x, s: moving.advance(site, x, draw(site, x, s)))

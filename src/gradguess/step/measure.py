@@ -50,6 +50,8 @@ class Measurement:
     output_tangents: list[list[Tensor]]  # per pass
     passes: list[tuple[int, str | None]]  # per pass: the tangent, and the one site it was for (None: all)
     scales: dict[str, list[Tensor]]  # per site and tangent: the σ by which the direction was scaled, if any
+    pieces: dict[str, Tensor]  # the outputs of sites with their graphs, where these were recorded
+    tail: Tensor | None  # with them: the losses with theirs
 
     def rows(self, site: Site) -> list[int]:
         """The passes that carried the directions of a site."""
@@ -95,11 +97,13 @@ def measure(
     *,
     balance: bool = False,
     keep_outputs: bool = False,
+    keep_pieces: bool = False,
     watch: Watch | None = None,
 ) -> Measurement:
     """Draw directions at the sites for which `only` holds, and carry them to the losses.
 
-    With `keep_outputs` the records hold every site's output and gate as well. With `balance` every site's direction is
+    With `keep_outputs` the records hold every site's output and gate as well. With `keep_pieces` the first pass records
+    the graph of every piece, if gradients have no closed form, and if it can. With `balance` every site's direction is
     scaled (one number for the batch) so that it weighs as much in the derivative as those of the sites below; `watch`
     sees each direction that is so carried, with its σ.
     """
@@ -107,15 +111,20 @@ def measure(
     passes = _schedule(step, only)
     meter = _Meter(drawing, only, keep_outputs or step.detail, watch)
     balance = balance or step.options.balance
+    recorded = keep_pieces and step.keeps and step.passes.gives_pieces and not step.layout.has_closed_gradients
+    pieces: dict[str, Tensor] = {}
     seen = []
     for number, (tangent, chosen) in enumerate(passes):
         if not step.keeps:
             step.noise.rewind()
         draw = partial(meter.draw, tangent, chosen)
-        seen.append(step.passes.tangent(draw, partial(meter.scale, number, tangent) if balance else None))
+        scale = partial(meter.scale, number, tangent) if balance else None
+        keep = (lambda site, s: pieces.update({site.name: s})) if recorded and number == 0 else None
+        seen.append(step.passes.tangent(draw, scale, keep))
     jvp = torch.stack([one.jvp for one in seen]) if len(seen) > 1 else seen[0].jvp[None]
     first, tangents = seen[0], [one.output_tangents for one in seen]
-    return Measurement(first.losses, jvp, meter.records, first.outputs, tangents, passes, meter.scales)
+    scales = meter.scales
+    return Measurement(first.losses, jvp, meter.records, first.outputs, tangents, passes, scales, pieces, first.tail)
 
 
 def _schedule(step: Step, only: Callable[[Site], bool]) -> list[tuple[int, str | None]]:

@@ -18,17 +18,25 @@ from gradguess.step.measure import Record, Records
 Cotangent = Callable[[Site, Tensor | None], Tensor]  # (site, output s if it is known) -> estimate at the site
 
 
-def pull_back(step: Step, cotangent: Cotangent, records: Records) -> dict[str, Tensor]:
+def pull_back(
+    step: Step,
+    cotangent: Cotangent,
+    records: Records,
+    pieces: dict[str, Tensor] | None = None,
+    tail: Tensor | None = None,
+) -> dict[str, Tensor]:
     """Parameter gradients from `cotangent(site, s)`, the estimate at each site (of the batch's mean loss).
 
-    With `records` and closed forms no further pass is needed. Otherwise the pass is run again, and each site's
-    own piece of the graph is differentiated as soon as it is complete, then freed.
+    With `records` and closed forms no further pass is needed, nor with the graphs of `pieces` and `tail`. Otherwise the
+    pass is run again, and each site's own piece of the graph is differentiated as soon as it is complete, then freed.
     """
     gradients = Gradients(step.layout)
     if records and step.layout.has_closed_gradients:
         _from_records(step, cotangent, records, gradients)
     elif step.layout.has_closed_gradients:
         step.passes.plain(lambda site, x, s: gradients.add_closed(site, x, cotangent(site, s)))
+    elif tail is not None:
+        _from_recorded(step, cotangent, gradients, pieces or {}, tail)
     else:
         _from_pieces(step, cotangent, gradients)
     return gradients.by_name
@@ -61,6 +69,17 @@ def _closed(site: Site, x: Any, g: Tensor) -> dict[str, Tensor]:
     assert site.gradient is not None
     dtype = next(parameter.dtype for parameter in site.module._parameters.values() if parameter is not None)
     return site.gradient(site.module, x.to(dtype) if x.is_floating_point() else x, g.to(dtype))
+
+
+def _from_recorded(
+    step: Step, cotangent: Cotangent, gradients: Gradients, pieces: dict[str, Tensor], tail: Tensor
+) -> None:
+    for site in step.layout.sites:
+        s = pieces.pop(site.name)  # freed with its graph
+        with torch.no_grad():
+            g = cotangent(site, s.detach())
+        gradients.add_vjp(site.parameters, s, g)
+    gradients.add_tail(tail)
 
 
 def _from_pieces(step: Step, cotangent: Cotangent, gradients: Gradients) -> None:

@@ -1,0 +1,69 @@
+"""With `memory="store"` the model is called once: values with a reverse graph, cut at the sites, and their tangents."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import gradguess as gg
+from asserts import assert_same
+from models import ZOO, make
+
+
+def step(case, memory: str, guess=None, **options) -> tuple[int, dict[str, torch.Tensor], gg.ForwardGradient]:
+    """How often the model was called in the second step, and its gradients."""
+    model = copy.deepcopy(case.model)
+    forward = gg.ForwardGradient(model, guess or gg.WTranspose(), memory=memory, **options)
+    calls: list[int] = []
+    model.register_forward_pre_hook(lambda module, args: calls.append(1))
+    torch.manual_seed(0)
+    forward(case.loss_fn, case.inputs, case.targets)  # it finds the sites
+    calls.clear()
+    model.zero_grad()
+    torch.manual_seed(1)
+    forward(case.loss_fn, case.inputs, case.targets)
+    return len(calls), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, forward
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_one_call_of_the_model(name):
+    """The gradients are those of `memory="replay"`, which calls it twice."""
+    case = make(name)
+    guess = gg.ActivationPerturbation()  # reads no Jacobian, so that nothing else calls the model
+    once, kept, forward = step(case, "store", guess)
+    _, again, _ = step(case, "replay", guess)
+    assert once == (1 if forward.layout.sites else once)
+    assert_same(kept, again)
+
+
+def test_several_tangents_record_one_graph():
+    case = make("residual")
+    calls, kept, _ = step(case, "store", gg.ActivationPerturbation(), tangents=3)
+    assert calls == 3
+    assert_same(kept, step(case, "replay", gg.ActivationPerturbation(), tangents=3)[1])
+
+
+def test_tangents_are_not_in_the_graph():
+    """A graph of tangents would hold all that they were made of."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6))
+    seen = []
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branch, self.head = model, nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.branch(x)
+            seen.append(torch.autograd.forward_ad.unpack_dual(h).tangent)
+            return self.head(h + h.tanh())
+
+    x, t = torch.randn(5, 4), torch.randint(0, 3, (5,))
+    loss_fn = nn.CrossEntropyLoss(reduction="none")
+    gg.ForwardGradient(Residual(), gg.WTranspose(), sites=["branch"])(loss_fn, x, t)
+    tangents = [t for t in seen if t is not None]
+    assert tangents
+    assert not any(t.requires_grad for t in tangents)
