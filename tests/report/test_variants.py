@@ -123,7 +123,7 @@ def test_figures_over_training_have_the_paper_s_values_as_lines():
     assert set(figures) == {f"over-training-{name}" for name in ("variance", "bias", "gradient-norm")}
     shown = figures["over-training-bias"]
     assert {tuple(curve.y) for curve in shown.curves if curve.dashed} == {(v, v) for v in (2.75e-4, 2.83e-4, 2.86e-5)}
-    assert shown.x_names == tuple(map(str, EPOCHS))
+    assert shown.x_names == tuple("" if epoch == 200 else str(epoch) for epoch in EPOCHS)  # too close to 300
     assert shown.x_ticks[0] > 0  # the axis is logarithmic
     assert shown.log_x
     assert shown.log_y
