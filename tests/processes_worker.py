@@ -100,8 +100,8 @@ def main(directory: Path) -> int:
     ranks = [multiprocessing.get_context("fork").Process(target=be, args=(rank, directory)) for rank in range(4)]
     for rank in ranks:
         rank.start()
-    while any(rank.is_alive() for rank in ranks):
-        connection.wait([rank.sentinel for rank in ranks if rank.is_alive()])
+    while alive := [rank.sentinel for rank in ranks if rank.is_alive()]:  # to wait for none would never end
+        connection.wait(alive)
         if any(rank.exitcode for rank in ranks):  # the others would wait for it
             for rank in ranks:
                 rank.terminate()
