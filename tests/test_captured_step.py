@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -112,6 +114,37 @@ def test_its_steps_are_those_made_one_by_one_in_the_same_memory(method, monkeypa
     assert_same(dict(case.model.named_parameters()), dict(other.model.named_parameters()))
 
 
+def test_a_search_that_is_replayed_draws_what_it_would_draw_by_itself(monkeypatch):
+    """In place of a recording its function is called; as in a graph, no generator is seeded and nothing counted."""
+    case, other = make("transformer"), make("transformer")
+    method = gg.WPerp(k=3, refresh=2)
+    forward, plain = gg.ForwardGradient(case.model, method), gg.ForwardGradient(other.model, method)
+    step, optimiser = captured(forward, monkeypatch), torch.optim.SGD(other.model.parameters(), lr=0.05)
+    step.loss_fn = case.loss_fn
+
+    class Called:
+        def __init__(self, function, *generators):
+            self.function = function
+            assert generators == (forward.generator, forward.plan.sketching)
+
+        def replay(self):
+            with pytest.MonkeyPatch.context() as inside:
+                inside.setattr("gradguess.noise.recording", lambda: True)
+                loss = self.function()
+            step.state = forward.state = replace(forward.state, count=forward.state.count - 1)
+            return loss
+
+    monkeypatch.setattr(captured_step, "WARM_UP", 1)
+    monkeypatch.setattr(captured_step, "Recording", Called)
+    for _ in range(8):
+        optimiser.zero_grad()
+        expected = plain(*other.args)
+        optimiser.step()
+        assert torch.equal(step(case.inputs, case.targets), expected)
+        assert_same({**forward.kept}, {**plain.kept})
+    assert {key[0] for key in step.captured} == {"refresh", "step"}
+
+
 class Recorded(Exception):
     """In place of a recording."""
 
@@ -124,13 +157,13 @@ SOFTMAX = nn.Sequential(nn.Linear(6, 8), nn.Softmax(-1), nn.Linear(8, 4))
 
 @pytest.mark.parametrize(
     ("model", "recorded"),
-    [(PLAIN, [0, 1, 1]), (SOFTMAX, [0, 1, 0]), (DROPOUT, [0, 0, 0]), (BATCH_NORM, [0, 0, 0])],
+    [(PLAIN, [0, 1, 1]), (SOFTMAX, [0, 1, 1]), (DROPOUT, [0, 0, 0]), (BATCH_NORM, [0, 0, 0])],
     ids=["plain", "sketched", "dropout", "batch norm"],
 )
 def test_what_would_not_be_the_same_again_is_not_recorded(model, recorded, monkeypatch):
     """Nor is the first step, which finds the sites. The third one searches for a basis."""
 
-    def record(function, generator):
+    def record(function, *generators):
         raise Recorded
 
     step = captured(gg.ForwardGradient(model, gg.WPerp(k=3, refresh=2)), monkeypatch)

@@ -19,6 +19,7 @@ from gradguess.estimate import ForwardGradient
 from gradguess.methods.compiled import Compiler
 from gradguess.model.task import LossFn
 from gradguess.step.base import Kept, State
+from gradguess.step.refresh import sketch_seed
 
 WARM_UP = 3  # steps before a recording: libraries set themselves up, optimisers make their state
 
@@ -34,8 +35,8 @@ class CapturedStep:
     """A training step, `forward` and then `optimiser.step()`, replayed from a CUDA graph.
 
     The result is that of the same calls made one by one. The first steps of each kind and shape run by themselves.
-    So do steps that cannot be recorded: those that sketch a basis, those of a guess that is not steady, those with
-    `derivative="finite"`, and, unless `forward` has `compile=True`, those of a model with dropout or batch norm.
+    So do steps that cannot be recorded: those of a guess that is not steady, those with `derivative="finite"`, and, of
+    a model with dropout or batch norm, those that refresh a basis and, unless `forward` has `compile=True`, all others.
     Gradients are set to None before each step. To accumulate or clip gradients, call `forward` and the optimiser
     yourself. It does not look for NaN, since that would wait for the device.
 
@@ -77,21 +78,30 @@ class CapturedStep:
         if key not in self.captured:
             self.captured[key] = self._capture(inputs, targets)
         captured = self.captured[key]
+        if kind == "refresh":
+            self._seed_search()
         tree_map(_copy, (captured.inputs, captured.targets), (inputs, targets))
         loss = captured.recording.replay()
         self._settle(State(self.state.kept, self.state.learned, self.state.count + 1))
         return loss
 
     def _is_fragile(self, kind: str) -> bool:
-        """Must this step run by itself? A sketch of a basis cannot be recorded, nor may unknown kernels be, for which
-        finite differences are. Nor can passes that put random state and buffers back: in a compiled step these enter
-        and leave a graph.
+        """Must this step run by itself? Unknown kernels, for which finite differences are, cannot be recorded. Nor can
+        passes that put random state and buffers back: in a compiled step these enter and leave a graph, but a search
+        is not a part of it.
         """
         layout, plan = self.forward.layout, self.forward.plan
-        pure = isinstance(plan.runner, Compiler) and not plan.runner.refused
-        if layout is None or plan.options.finite or (layout.sites and layout.leaves_traces and not pure):
+        if layout is None or plan.options.finite:
             return True
-        return kind == "refresh" and any(site.linear is None for site in layout.guessed)
+        pure = isinstance(plan.runner, Compiler) and not plan.runner.refused and kind != "refresh"
+        return bool(layout.sites) and layout.leaves_traces and not pure
+
+    def _seed_search(self) -> None:
+        """The noise of a search that is replayed, as one that is not would draw it."""
+        plan = self.forward.plan
+        drawn = plan.method.draws(self.forward.steps)
+        if drawn is not None and plan.sketching is not None:
+            plan.sketching.manual_seed(sketch_seed(drawn.count))
 
     def _step(self, inputs: Any, targets: Any) -> Tensor:
         self.optimiser.zero_grad(set_to_none=True)
@@ -108,7 +118,9 @@ class CapturedStep:
     def _capture(self, inputs: Any, targets: Any) -> _Captured:
         inputs, targets = tree_map(_own, (inputs, targets))
         before = self.state
-        recording = Recording(lambda: self._step(inputs, targets), self.forward.generator)
+        sketching = self.forward.plan.sketching
+        generators = [g for g in (self.forward.generator, sketching) if g is not None]
+        recording = Recording(lambda: self._step(inputs, targets), *generators)
         self.state = self.forward.state = before  # recording computes nothing
         return _Captured(recording, inputs, targets)
 

@@ -158,8 +158,10 @@ class ForwardGradient:
         options = Options(tangents, isolate, memory, coupling, balance, derivative)
         self.model, self.guess, self.nonfinite = model, guess, nonfinite
         runner = Compiler() if compile else run_plain
-        self.plan = Plan(method, sites, options, chunk=chunk, pool=pool_of(group, model), runner=runner)
-        self.generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
+        device = next(model.parameters()).device
+        pool, sketching = pool_of(group, model), torch.Generator(device)
+        self.plan = Plan(method, sites, options, chunk=chunk, pool=pool, runner=runner, sketching=sketching)
+        self.generator = torch.Generator(device).manual_seed(seed)
         self.state = State()
         self.skipped = 0
         self.layout: Layout | None = None

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gradguess.backends.cuda_graphs import recording
 from gradguess.backends.random import generator_state
 
 
@@ -47,12 +48,17 @@ class Noise:
 
 
 class SketchNoise(Noise):
-    """Noise with a seed of its own, for what is done now and then; its generator is made when it is drawn from."""
+    """Noise with a seed of its own, for what is done now and then.
 
-    def __init__(self, device: torch.device, seed: int) -> None:
-        self.device, self.seed = device, seed
+    `source`, a generator or a device on which one is made, is seeded when it is first drawn from. While a graph is
+    recorded no generator can be seeded: whoever replays the graph does it.
+    """
+
+    def __init__(self, source: torch.Generator | torch.device, seed: int) -> None:
+        self.source, self.seed = source, seed
         self.rows = self.total = None
 
     @cached_property
     def generator(self) -> torch.Generator:  # type: ignore[override]
-        return torch.Generator(self.device).manual_seed(self.seed)
+        source = self.source if isinstance(self.source, torch.Generator) else torch.Generator(self.source)
+        return source if recording() else source.manual_seed(self.seed)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from gradguess.linalg import (
     batched_top_subspace,
+    followed_basis,
     largest_singular,
     orthonormal_columns,
     top_right_singular_vectors,
@@ -154,3 +155,30 @@ def test_subspace_from_a_converged_start() -> None:
     V = top_right_singular_vectors(A, 3)
     again, _ = batched_top_subspace(lambda X: A.mT @ (A @ X), V[None], 3, 3)
     torch.testing.assert_close(projector(again[0]), projector(V), rtol=0, atol=1e-9)
+
+
+def test_a_basis_that_is_followed_is_the_exact_one_where_there_is_a_gap() -> None:
+    """Three iterations from a basis of a matrix that has moved a little: the error falls as the sixth power."""
+    generator = torch.Generator().manual_seed(3)
+    U, V = (torch.linalg.qr(torch.randn(n, 12, generator=generator, dtype=F64))[0] for n in (60, 40))
+    values = torch.tensor([1.0] * 4 + [0.3] * 8, dtype=F64)
+    A = U * values @ V.mT
+    start = torch.linalg.qr(V[:, :4] + 0.3 * torch.randn(40, 4, generator=generator, dtype=F64) / 40**0.5)[0]
+    before = projector(start) - projector(V[:, :4])
+    after = projector(followed_basis(A, 4, start)) - projector(V[:, :4])
+    assert torch.linalg.matrix_norm(after, 2) < 1.5 * 0.3**6 * torch.linalg.matrix_norm(before, 2)
+
+
+@pytest.mark.parametrize("k", [4, 21], ids=["lacks a direction", "half as large as the matrix"])
+def test_a_basis_that_cannot_be_followed_is_found_anew(k: int) -> None:
+    generator = torch.Generator().manual_seed(4)
+    A = torch.randn(60, 40, generator=generator, dtype=F64)
+    warm = torch.linalg.qr(torch.randn(40, k, generator=generator, dtype=F64))[0]
+    warm[:, -1] *= k > 4
+    torch.testing.assert_close(projector(followed_basis(A, k, warm)), top_projector(A, k))
+
+
+@pytest.mark.parametrize("warm", [None, torch.zeros(40, 3, dtype=F64)], ids=["none", "of another size"])
+def test_without_a_basis_to_follow_it_is_found(warm: Tensor | None) -> None:
+    A = torch.randn(60, 40, generator=torch.Generator().manual_seed(5), dtype=F64)
+    torch.testing.assert_close(projector(followed_basis(A, 4, warm)), top_projector(A, 4))

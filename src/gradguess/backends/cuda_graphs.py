@@ -46,13 +46,14 @@ class Recording(Generic[T]):
 
     While it is recorded nothing is computed: call `replay` for the first result. The function must not wait for the
     device, and must have run before (`on_side_stream`), so that libraries and optimisers have set themselves up. It may
-    draw from `generator`: every replay draws new numbers, the same as calls one by one would. It reads its inputs from
-    tensors that the caller keeps and overwrites between replays.
+    draw from the `generators`: every replay draws new numbers, the same as calls one by one would. It reads its inputs
+    from tensors that the caller keeps and overwrites between replays.
     """
 
-    def __init__(self, function: Callable[[], T], generator: torch.Generator) -> None:
+    def __init__(self, function: Callable[[], T], *generators: torch.Generator) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        self._graph.register_generator_state(generator)
+        for generator in generators:
+            self._graph.register_generator_state(generator)
         with torch.cuda.graph(self._graph):
             self._result = function()
 

@@ -86,6 +86,8 @@ class Guess(ABC):
     Attributes:
         reads: when the guess looks at the Jacobian `view.W`: "never", in "search" alone, or in "frame".
         searches: whether the guess implements `search`.
+        multiplies: whether `search` asks `view.W` for products `W̃ v`. Where it does not, attention above needs no
+            matrix of all pairs of positions.
         refresh: steps between two searches.
         steady: whether every step does the same operations on the same shapes, whatever the numbers are. Such steps
             can be recorded once and replayed.
@@ -93,6 +95,7 @@ class Guess(ABC):
 
     reads: ClassVar[Literal["never", "search", "frame"]] = "frame"
     searches: ClassVar[bool] = False
+    multiplies: ClassVar[bool] = True
     steady: ClassVar[bool] = True
     refresh: int = 1
 

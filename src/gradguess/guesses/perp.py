@@ -70,6 +70,8 @@ class WPerp(Guess):
     refresh: int = 50
     end: Literal["top", "bottom"] = "top"
 
+    multiplies = False
+
     def __post_init__(self) -> None:
         check_count("WPerp(k)", self.k)
         check_count("WPerp(refresh)", self.refresh)

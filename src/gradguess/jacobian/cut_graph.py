@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradguess.jacobian.base import Jacobian
-from gradguess.linalg import top_right_singular_vectors
+from gradguess.linalg import followed_basis
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, Site, at_least_float32
 from gradguess.model.task import tensors
@@ -116,4 +116,4 @@ class GraphJacobian(Jacobian):
 
     def shared_basis(self, k: int, noise: Noise, warm: Tensor | None = None) -> Tensor:
         count = max(SKETCH, -(-2 * k // self.batch))
-        return top_right_singular_vectors(self.graph.sketch(self.site, count, noise), k)
+        return followed_basis(self.graph.sketch(self.site, count, noise), k, warm)

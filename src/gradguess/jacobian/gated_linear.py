@@ -6,12 +6,9 @@ from functools import cached_property
 
 from torch import Tensor
 
-from gradguess.backends.cuda_graphs import recording
 from gradguess.jacobian.base import Jacobian
-from gradguess.linalg import orthonormal_columns, top_right_singular_vectors
+from gradguess.linalg import followed_basis, orthonormal_columns
 from gradguess.noise import Noise
-
-WARM = 3  # subspace iterations that bring a basis up to date
 
 
 class GatedLinear(Jacobian):
@@ -62,10 +59,4 @@ class GatedLinear(Jacobian):
         weight = self.of_batch()
         if k == self.m < self.d:
             return orthonormal_columns(weight.t())  # the whole row space
-        if warm is None or warm.shape[1] != k:
-            return top_right_singular_vectors(weight, k)
-        if not recording() and (2 * k > min(self.m, self.d) or not bool(warm.any(0).all())):
-            return top_right_singular_vectors(weight, k)  # an iteration would lose weak directions, and gains none
-        for _ in range(WARM):  # only the span matters, so there is no Rayleigh–Ritz step
-            warm = orthonormal_columns(weight.t() @ (weight @ warm))
-        return warm
+        return followed_basis(weight, k, warm)

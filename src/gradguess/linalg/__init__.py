@@ -16,6 +16,7 @@ from gradguess.linalg.chebyshev import chebyshev_top_subspace, steady_top_subspa
 from gradguess.linalg.newton_schulz import newton_schulz, polynomial
 from gradguess.linalg.subspaces import (
     batched_top_subspace,
+    followed_basis,
     is_full,
     largest_singular,
     top_right_singular_vectors,
@@ -24,6 +25,7 @@ from gradguess.linalg.subspaces import (
 __all__ = [
     "batched_top_subspace",
     "chebyshev_top_subspace",
+    "followed_basis",
     "is_full",
     "largest_singular",
     "newton_schulz",

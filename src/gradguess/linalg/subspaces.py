@@ -9,7 +9,9 @@ from gradguess.backends import largest_eigenvalue, orthonormal_columns, orthonor
 from gradguess.backends.cuda_graphs import recording
 from gradguess.linalg.ritz import Product, pad_columns, ritz_pairs
 
-__all__ = ["batched_top_subspace", "is_full", "largest_singular", "top_right_singular_vectors"]
+__all__ = ["batched_top_subspace", "followed_basis", "is_full", "largest_singular", "top_right_singular_vectors"]
+
+WARM = 3  # subspace iterations that bring a basis up to date
 
 
 def top_right_singular_vectors(A: Tensor, k: int) -> Tensor:
@@ -41,6 +43,30 @@ def top_right_singular_vectors(A: Tensor, k: int) -> Tensor:
     top = values.flip(-1)[:k]
     V = V * (top > rtol**2 * top[0])
     return pad_columns(V, k).to(A.dtype)
+
+
+def followed_basis(A: Tensor, k: int, warm: Tensor | None) -> Tensor:
+    """`top_right_singular_vectors`, or the span of an earlier basis brought up to date by three subspace iterations.
+
+    They do not wait for the device, and only the span is found: there is no Rayleigh–Ritz step. An earlier basis that
+    lacks directions, or is half as large as the matrix, is not followed: weak directions would be lost, and no time
+    gained. While a graph is recorded nothing can be looked up, and it is followed.
+
+    Args:
+        A: (m, d).
+        k: how many directions, at least 1.
+        warm: (d, k), the basis of an earlier search; None if there is none.
+
+    Returns:
+        V: (d, k).
+    """
+    if warm is None or warm.shape[1] != k:
+        return top_right_singular_vectors(A, k)
+    if not recording() and (2 * k > min(A.shape) or not is_full(warm)):
+        return top_right_singular_vectors(A, k)
+    for _ in range(WARM):
+        warm = orthonormal_columns(A.t() @ (A @ warm))
+    return warm
 
 
 def is_full(V: Tensor) -> bool:

@@ -46,6 +46,7 @@ class Plan:
     chunk: int | None = None
     pool: Pool = ALONE
     runner: Runner = run_plain
+    sketching: torch.Generator | None = None  # of the searches' noise, seeded by each; None: each makes one
 
 
 def find_layout(plan: Plan, task: Task, *, full_batch: bool = False) -> Layout:
@@ -167,7 +168,7 @@ def refreshed(
         parts=[first_rows(part, drawn.fraction) for part in parts],
         probe=lambda: first_samples(task, layout, plan.pool, PROBE_ROWS),
         mixes=plan.options.coupling == "batch",
-        device=device,
+        source=plan.sketching or device,
     )
     return replace(state, kept=refresh(search, layout, state.kept, plan.pool, missing_only=missing_only))
 

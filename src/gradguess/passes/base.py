@@ -72,6 +72,6 @@ class Pass(ABC):
     def aside(self, task: Task | None = None) -> Pass:
         """Passes over this batch, or over another, that leave no trace in random state and buffers."""
 
-    def cut(self) -> CutGraph:
-        """A pass with a reverse graph that is cut at every site."""
-        return CutGraph(self.layout, partial(self.graph, twice=True))
+    def cut(self, *, twice: bool = True) -> CutGraph:
+        """A pass with a reverse graph that is cut at every site; `twice` as in `graph`, for products `W̃ v`."""
+        return CutGraph(self.layout, partial(self.graph, twice=twice))

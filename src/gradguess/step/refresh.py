@@ -25,6 +25,11 @@ from gradguess.step.processes import Pool
 PROBE_ROWS = 32  # samples that a search sees, and on which the basis of a site without closed form is sketched
 
 
+def sketch_seed(count: int) -> int:
+    """The seed of the search in step `count`."""
+    return SEED + count
+
+
 @dataclass(frozen=True)
 class Search:
     """What a search needs to know.
@@ -41,7 +46,7 @@ class Search:
     parts: Sequence[Task]
     probe: Callable[[], Task]
     mixes: bool
-    device: torch.device  # of the noise
+    source: torch.Generator | torch.device  # of the noise
 
 
 def refresh(search: Search, layout: Layout, kept: Kept, pool: Pool, *, missing_only: bool = False) -> Kept:
@@ -61,7 +66,7 @@ def refresh(search: Search, layout: Layout, kept: Kept, pool: Pool, *, missing_o
 def _search(
     search: Search, site: Site, s: Tensor, gate: Tensor | None, kept: Kept, jacobian: Callable[[], Jacobian]
 ) -> dict[str, Tensor]:
-    noise = SketchNoise(search.device, SEED + search.count)
+    noise = SketchNoise(search.source, sketch_seed(search.count))
     old = kept.get(site.name, {})
     warm = in_dtype(old, s.dtype) if fits(old, s.shape[1]) else {}
     view = SiteView(site.name, s, gate, site.gate is mask, warm, noise, jacobian)
@@ -121,7 +126,7 @@ def _below_others(search: Search, layout: Layout, sites: list[Site], kept: Kept)
     task = search.probe()
     if layout.sliceable and not search.mixes:
         task = task.rows(min(PROBE_ROWS, task.batch), task.batch)
-    graph = choose_pass(task, layout).aside().cut()
+    graph = choose_pass(task, layout).aside().cut(twice=search.guess.multiplies)
     found = {}
     for site in sites:
         s = graph.above[site.name].detach()
