@@ -99,7 +99,7 @@ def digest(arrays: Arrays) -> str:
     for name in NAMES:
         array = np.ascontiguousarray(arrays[name])
         found.update(f"{name} {array.dtype.str} {array.shape};".encode())
-        found.update(array)
+        found.update(array.data)
     return found.hexdigest()
 
 

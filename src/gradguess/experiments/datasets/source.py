@@ -27,7 +27,7 @@ DATA_EXTRA = "pip install 'gradguess[data]'"
 class Source:
     """How a data set is made, and by what it is recognised.
 
-    `fingerprint` holds numbers, compared with a tolerance, or the digest of bytes (see `data.fingerprint`, `data.digest`).
+    `fingerprint` holds numbers that are compared with a tolerance (`data.fingerprint`), or a `data.digest` of bytes.
     `scale` holds mean and standard deviation of an image's pixels in [0, 1], one of each or one for each channel.
     """
 
