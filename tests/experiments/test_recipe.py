@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from gradguess.experiments.methods import METHODS
 from gradguess.experiments.models import MODELS
 from gradguess.experiments.optimiser import as_weights, build_optimiser, learning_rate
 from gradguess.experiments.recipes import RECIPES
+from gradguess.experiments.tables.runs import command
 from gradguess.experiments.train import _Run, train
 
 
@@ -182,6 +184,30 @@ def test_older_results_keep_their_keys_and_are_recognised():
     assert {name: BEFORE[name] for name in added} == {name: getattr(TrainConfig(), name) for name in added}
     assert differences(TrainConfig(threshold="placed"), stored) == []
     assert TrainConfig(schedule="cosine", lr=3e-3).key == "wperp-w128-s0-lr0.003-schedulecosine"
+
+
+def test_a_long_key_is_cut_and_stays_unique():
+    recipe = dataclasses.replace(RECIPES["resnet18-cifar10"], method="feedback-chained", sites="8", device="cuda")
+    keys = {dataclasses.replace(recipe, lr=lr, eval_every=7, diagnose="0,1,10", every=4).key for lr in (0.1, 0.2)}
+    assert [len(key) for key in keys] == [200, 200]
+    ends = {dataclasses.replace(recipe, eval_every=7, diagnose=days, every=4, fraction=0.25).key for days in ("1", "2")}
+    assert len({key[:-8] for key in ends}) == 1  # what differs is cut off
+    assert len(ends) == 2
+
+
+def test_a_run_learns_from_smoothed_targets(tiny: TrainConfig):
+    outputs, targets = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
+    expected = F.cross_entropy(outputs, targets, reduction="none", label_smoothing=0.1)
+    run = _Run(tiny, None)
+    assert torch.equal(run.loss(outputs, targets), expected)
+    run.forward = lambda loss_fn, x, y, place: loss_fn(outputs, targets)  # which loss a step differentiates
+    assert torch.equal(run.step(outputs, targets), expected)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_page_has_the_commands(name: str):
+    text = (Path(__file__).parents[2] / "docs" / "cifar10.md").read_text(encoding="utf-8")
+    assert command(RECIPES[name].as_dict()) in re.sub(r"\s*\\\n\s*", " ", text)
 
 
 # --- whole runs ----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ BEFORE: dict[str, Any] = {
     "autocast": False,
     "channels_last": False,
 }
+LONGEST = 200  # characters in a key, which is a directory's name; a longer one ends in its digest
 AT_LEAST_ONE = ("width", "depth", "epochs", "batch", "refresh", "every", "eval_every", "steps", "sweeps", "tangents")
 AT_LEAST_ZERO = ("samples", "seed", "weight_decay", "rate", "sigma", "bootstrap")
 
@@ -137,7 +139,10 @@ class TrainConfig:
                 parts.append(
                     f"{item.name.replace('_', '')}{value:g}" if isinstance(value, float) else f"{item.name}{value}"
                 )
-        return "-".join(parts).replace("/", "_").replace(":", "").replace(",", "+")
+        whole = "-".join(parts).replace("/", "_").replace(":", "").replace(",", "+")
+        if len(whole) <= LONGEST:
+            return whole
+        return f"{whole[: LONGEST - 9]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
     def diagnosed(self, epoch: int) -> bool:
         """Is the guess diagnosed after this epoch?
