@@ -29,10 +29,12 @@ from gradguess.experiments.train import _Run, train
 
 
 def colours() -> Arrays:
-    """48 + 16 colour images of 8 × 8 pixels, in which the brightest channel is the class."""
+    """48 + 16 colour images of 16 × 16 pixels, in which the brightest channel is the class.
+
+    Not smaller: in bfloat16 on a CPU, PyTorch 2.13 returns wrong gradients of a strided convolution of 1 × 1 pixels."""
     draw = np.random.default_rng(0)
     y = draw.integers(0, 3, 64, "uint8")
-    x = draw.integers(0, 156, (64, 3, 8, 8), "uint8")
+    x = draw.integers(0, 156, (64, 3, 16, 16), "uint8")
     x[np.arange(64), y] += 99
     return named(x[:48], y[:48], x[48:], y[48:])
 
