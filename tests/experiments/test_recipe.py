@@ -26,6 +26,7 @@ from gradguess.experiments.optimiser import as_weights, build_optimiser, learnin
 from gradguess.experiments.recipes import RECIPES
 from gradguess.experiments.tables.runs import command
 from gradguess.experiments.train import _Run, train
+from gradguess.experiments.world import World
 
 
 def colours() -> Arrays:
@@ -110,6 +111,21 @@ def test_each_image_moves_once_in_an_epoch_however_batches_are_cut(tiny: TrainCo
     assert torch.equal(images, seen(7))
     first, second = (part[part.flatten(1).double().sum(1).argsort()] for part in images.split(48))
     assert not torch.equal(first, second)
+
+
+def test_processes_share_the_moved_images_of_one(tiny: TrainConfig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(World, "total", lambda self, number: number)
+
+    def seen(ranks: World) -> list[torch.Tensor]:
+        run = _Run(dataclasses.replace(tiny, eval_every=3), None, ranks)
+        parts: list[torch.Tensor] = []
+        run.step = lambda x, y: (parts.append(x), torch.zeros(()))[1]
+        run.run_epoch()
+        return parts
+
+    first, second = seen(World(0, 2)), seen(World(1, 2))
+    together = [torch.cat(pair) for pair in zip(first, second, strict=True)]
+    assert torch.equal(torch.cat(together), torch.cat(seen(World())))
 
 
 def test_runs_without_moved_images_draw_nothing_for_them(tiny: TrainConfig, monkeypatch: pytest.MonkeyPatch):
