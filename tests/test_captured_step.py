@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -240,3 +241,14 @@ def test_what_cannot_be_captured_is_refused(options, capturable, message, monkey
     optimiser = torch.optim.AdamW(case.model.parameters(), capturable=capturable)
     with pytest.raises(gg.InputError, match=message):
         gg.CapturedStep(gg.ForwardGradient(case.model, gg.WPerp(k=3), **options), optimiser, case.loss_fn)
+
+
+@pytest.mark.parametrize(("fused", "tensor", "fine"), [(True, True, True), (True, False, False), (False, True, False)])
+def test_sgd_is_captured_if_its_rate_can_change_on_the_device(fused: bool, tensor: bool, fine: bool, monkeypatch):
+    """A rate that is a number would be recorded as it is."""
+    monkeypatch.setattr(captured_step, "require", lambda device, what: None)
+    case = make("relu-bias")
+    lr = torch.tensor(0.1) if tensor else 0.1
+    optimiser = torch.optim.SGD(case.model.parameters(), lr, foreach=False, fused=fused)
+    with nullcontext() if fine else pytest.raises(gg.InputError, match="fused=True and a tensor as lr"):
+        gg.CapturedStep(gg.ForwardGradient(case.model, gg.WPerp(k=3)), optimiser, case.loss_fn)

@@ -517,3 +517,22 @@ def test_what_is_cached_lies_in_memory_as_a_checkpoint_would_put_it(guess):
     forward = gg.ForwardGradient(case.model, SITE_GUESSES[guess])
     forward(*case.args)
     assert all(value.is_contiguous() for value in forward.state_dict().values())
+
+
+@pytest.mark.parametrize("method", ["backprop", "WPerp", "feedback-chained"])
+def test_gradients_lie_in_memory_as_their_parameters(method: str):
+    """As after backward(). Fused optimisers read both in the order of the memory, and would mix up the entries."""
+    guess = gg.WPerp(k=3) if method == "WPerp" else METHODS[method]
+    generated = torch.Generator().manual_seed(0)
+    x, t = torch.randn(BATCH, 3, 6, 6, generator=generated), torch.arange(BATCH) % 4
+    layers = nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(20, 4)
+    model = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+    model[5].weight = nn.Parameter(torch.randn(20, 4, generator=generated).T)
+    forward = gg.ForwardGradient(model, guess)
+    forward(nn.CrossEntropyLoss(reduction="none"), x, t)
+    first = grads(model)
+    assert {name for name, p in model.named_parameters() if p.stride() != p.grad.stride()} == set()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    torch.optim.SGD(model.parameters(), lr=0.1, fused=True).step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name] - 0.1 * first[name])

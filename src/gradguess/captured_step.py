@@ -42,7 +42,8 @@ class CapturedStep:
 
     Args:
         forward: a `ForwardGradient` of a model on CUDA, with `memory="store"`, one process and no `chunk`.
-        optimiser: an optimiser of the same parameters, made with `capturable=True`.
+        optimiser: an optimiser of the same parameters, made with `capturable=True`; SGD with `fused=True` and a tensor
+            as its learning rate.
         loss_fn: `loss_fn(outputs, targets)` returns one loss per sample.
     """
 
@@ -52,8 +53,11 @@ class CapturedStep:
             raise InputError("CapturedStep needs memory='store': a replayed pass cannot be captured.")
         if forward.plan.pool.size > 1 or forward.plan.chunk is not None:
             raise InputError("CapturedStep needs one process and chunk=None: parts of a batch cannot be captured.")
-        if not all(group.get("capturable", False) for group in optimiser.param_groups):
-            raise InputError("CapturedStep needs an optimiser made with capturable=True.")
+        if not all(map(_is_capturable, optimiser.param_groups)):
+            raise InputError(
+                "CapturedStep needs an optimiser made with capturable=True, or, where it has no such option (SGD), "
+                "with fused=True and a tensor as lr."
+            )
         self.forward, self.optimiser, self.loss_fn = forward, optimiser, loss_fn
         self.captured: dict[Hashable, _Captured] = {}
         self.seen: dict[Hashable, int] = {}
@@ -123,6 +127,11 @@ class CapturedStep:
         recording = Recording(lambda: self._step(inputs, targets), *generators)
         self.state = self.forward.state = before  # recording computes nothing
         return _Captured(recording, inputs, targets)
+
+
+def _is_capturable(group: Mapping[str, Any]) -> bool:
+    """Whether a step of these parameters leaves nothing to Python: a number would be recorded as it is now."""
+    return bool(group.get("capturable", group.get("fused") and isinstance(group["lr"], Tensor)))
 
 
 def _write_into(old: Kept, new: Kept) -> Kept:

@@ -12,7 +12,7 @@ import gradguess as gg
 from gradguess.experiments import checkpoint, compiled_backprop
 from gradguess.experiments.compiled_backprop import CompiledBackprop, losses
 from gradguess.experiments.config import TrainConfig, differences
-from gradguess.experiments.loss import per_sample_loss
+from gradguess.experiments.loss import per_sample_loss, smoothed_loss
 from gradguess.experiments.models import mlp
 from gradguess.experiments.train import build_forward, train
 from gradguess.methods import compiled
@@ -78,10 +78,12 @@ def test_backprop_is_compiled_as_anyone_would(small: TrainConfig):
     assert isinstance(build_forward(dataclasses.replace(small, compile=True), model).plan.runner, compiled.Compiler)
 
 
-def test_compiled_backprop_is_backprop():
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_compiled_backprop_is_backprop(smoothing: float):
+    loss = smoothed_loss(smoothing)
     model, (x, y) = mlp(40, 8, 2, 10).double(), batch()
     model.register_parameter("unused", torch.nn.Parameter(torch.zeros(2)))
-    found = [gg.estimate(model, method, per_sample_loss, x, y) for method in (gg.Backprop(), CompiledBackprop(losses))]
+    found = [gg.estimate(model, method, loss, x, y) for method in (gg.Backprop(), CompiledBackprop(losses))]
     torch.testing.assert_close(found[0].loss, found[1].loss)
     torch.testing.assert_close(found[0].losses, found[1].losses)
     torch.testing.assert_close(found[0].grads, found[1].grads)

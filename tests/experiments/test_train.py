@@ -21,7 +21,8 @@ from gradguess.experiments import train as train_module
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.data import Dataset
 from gradguess.experiments.files import exclusive, write_atomic
-from gradguess.experiments.train import _Run, learning_rate, train
+from gradguess.experiments.optimiser import learning_rate
+from gradguess.experiments.train import _Run, train
 
 pytest.importorskip("mnist1d")
 pytest.importorskip("safetensors")

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.experiments.loss import per_sample_loss
 from gradguess.methods.base import Estimate, Method
+from gradguess.model.task import LossFn
 from gradguess.step.base import State, Step
 
-Losses = Callable[[nn.Module, Tensor, Tensor], Tensor]
+Losses = Callable[[nn.Module, LossFn, Tensor, Tensor], Tensor]
 
 
-def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def losses(model: nn.Module, loss_fn: LossFn, x: Tensor, y: Tensor) -> Tensor:
     """One loss per sample."""
-    return per_sample_loss(model(x), y)
+    return loss_fn(model(x), y)
 
 
 def compiled_losses() -> Losses:
@@ -39,7 +39,7 @@ class CompiledBackprop(Method):
 
     def run(self, step: Step) -> tuple[Estimate, State]:
         task = step.task
-        found = self._losses(task.model, task.inputs, task.targets)
+        found = self._losses(task.model, task.loss_fn, task.inputs, task.targets)
         if found is None:
             return gg.Backprop().run(replace(step, detail=False))
         own = {name: p for name, p in step.layout.members.parameters.items() if p.requires_grad}
@@ -49,12 +49,12 @@ class CompiledBackprop(Method):
         grads = {name: g for name, g in every if g is not None}
         return Estimate(loss.detach(), grads, found.new_zeros(0, len(found)), losses=found.detach()), step.state
 
-    def _losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor | None:
+    def _losses(self, model: nn.Module, loss_fn: LossFn, x: Tensor, y: Tensor) -> Tensor | None:
         if self.compiled is None:
             return None
         try:
             with torch.enable_grad():
-                return self.compiled(model, x, y)
+                return self.compiled(model, loss_fn, x, y)
         except Exception as error:  # no compiler on this machine, for instance
             self.compiled = None
             why = (str(error).splitlines() or [""])[0][:200]

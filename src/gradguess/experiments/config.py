@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,14 +31,27 @@ CHOICES: dict[str, Iterable[str]] = {
     "memory": get_args(Memory),
     "derivative": get_args(Derivative),
     "dtype": ("float32", "float64", "bfloat16"),
-    "schedule": ("constant", "cosine"),
+    "optimiser": ("adamw", "sgd"),
+    "schedule": ("constant", "cosine", "linear"),
     "learn": LEARN,
     "start": STARTS,
     "matmul": ("highest", "high"),
     "teacher": ("wperp", "wt", "activation"),
 }
 # what runs did that do not know these options
-BEFORE: dict[str, Any] = {"script": "", "threshold": "nearest", "derivative": "dual", "compile": False}
+BEFORE: dict[str, Any] = {
+    "script": "",
+    "threshold": "nearest",
+    "derivative": "dual",
+    "compile": False,
+    "augment": False,
+    "optimiser": "adamw",
+    "warmup": 0.0,
+    "smoothing": 0.0,
+    "autocast": False,
+    "channels_last": False,
+}
+LONGEST = 200  # characters in a key, which is a directory's name; a longer one ends in its digest
 AT_LEAST_ONE = ("width", "depth", "epochs", "batch", "refresh", "every", "eval_every", "steps", "sweeps", "tangents")
 AT_LEAST_ZERO = ("samples", "seed", "weight_decay", "rate", "sigma", "bootstrap")
 
@@ -67,9 +81,13 @@ class TrainConfig:
     activation: str = option("relu", "elementwise function: {activation}")
     bias: bool = option(False, "give the layers of an mlp biases")
     epochs: int = option(300, "passes over the training data")
-    lr: float = option(1e-4, "learning rate of AdamW")
-    weight_decay: float = option(0.01, "weight decay of AdamW")
+    augment: bool = option(False, "move training images by up to 4 pixels and mirror half of them, anew in each epoch")
+    optimiser: str = option("adamw", "optimiser: {optimiser} (Nesterov's, momentum 0.9)")
+    lr: float = option(1e-4, "learning rate, the largest")
+    weight_decay: float = option(0.01, "weight decay of the optimiser")
     schedule: str = option("constant", "learning rate over time: {schedule}")
+    warmup: float = option(0.0, "part of all steps over which the learning rate rises to --lr, before the schedule")
+    smoothing: float = option(0.0, "label smoothing: part of a target's weight that all classes share, in training")
     batch: int = option(512, "samples per step")
     seed: int = option(0, "seed of initialisation, shuffling and guesses")
     k: int | str = option(10, "dimension of the guessing space, or 'rank'")
@@ -95,6 +113,8 @@ class TrainConfig:
     teacher: str = option("wperp", "guess that teaches the feedback: {teacher}")
     balance: bool = option(False, "scale each site's directions to the tangent from below")
     dtype: str = option("float32", "number format: {dtype}")
+    autocast: bool = option(False, "compute in bfloat16 under autocast; weights and their updates keep --dtype")
+    channels_last: bool = option(False, "lay out images and convolutions with channels last, faster on some GPUs")
     matmul: str = option("highest", "precision of float32 products on a GPU: highest, or high (TF32)")
     device: str = option("cpu", "device of PyTorch, such as cpu or cuda")
     compile: bool = option(False, "compile the steps: seconds to minutes at the start, which pay in long runs")
@@ -119,7 +139,10 @@ class TrainConfig:
                 parts.append(
                     f"{item.name.replace('_', '')}{value:g}" if isinstance(value, float) else f"{item.name}{value}"
                 )
-        return "-".join(parts).replace("/", "_").replace(":", "").replace(",", "+")
+        whole = "-".join(parts).replace("/", "_").replace(":", "").replace(",", "+")
+        if len(whole) <= LONGEST:
+            return whole
+        return f"{whole[: LONGEST - 9]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
     def diagnosed(self, epoch: int) -> bool:
         """Is the guess diagnosed after this epoch?
@@ -201,5 +224,8 @@ def _check(config: TrainConfig) -> None:
         raise InputError(f"lr must be positive and finite, found {config.lr!r}.")
     if not (0 < config.fraction <= 1):
         raise InputError(f"fraction must lie in (0, 1], found {config.fraction!r}.")
+    for name in ("warmup", "smoothing"):
+        if not (0 <= getattr(config, name) < 1):
+            raise InputError(f"{name} must lie in [0, 1), found {getattr(config, name)!r}.")
     if config.k != "rank" and not (isinstance(config.k, int) and config.k >= 1):
         raise InputError(f"k must be at least 1, or 'rank', found {config.k!r}.")

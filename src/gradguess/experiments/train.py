@@ -6,7 +6,6 @@ Compiled runs are equal up to rounding: in each process the first step of each k
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -19,16 +18,18 @@ from torch import Tensor, nn
 import gradguess as gg
 from gradguess.errors import GradguessError
 from gradguess.experiments import checkpoint, environment, interrupts
+from gradguess.experiments.augment import check_augment, draw_moves, moved
 from gradguess.experiments.compiled_backprop import CompiledBackprop
 from gradguess.experiments.config import TrainConfig, differences
 from gradguess.experiments.data import Dataset, load
 from gradguess.experiments.evaluation import batch_accuracy, evaluate
 from gradguess.experiments.files import exclusive, read_json, write_json
 from gradguess.experiments.inspection import inspect_epoch
-from gradguess.experiments.loss import per_sample_loss
+from gradguess.experiments.loss import smoothed_loss
 from gradguess.experiments.methods import guess_for
 from gradguess.experiments.metrics import MetricsLog
 from gradguess.experiments.models import MODELS
+from gradguess.experiments.optimiser import as_weights, build_optimiser, set_rate
 from gradguess.experiments.scripts import prepare_model, scripted
 from gradguess.experiments.world import ONE, World, world
 
@@ -88,7 +89,8 @@ def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
     """The network of `config`, drawn on the CPU so that every device starts from the same weights."""
     generator = torch.Generator().manual_seed(config.seed)
     model = MODELS[config.model](data.shape, config.width, config.depth, config.bias, config.activation, generator)
-    return prepare_model(config.script, model).to(config.device, getattr(torch, config.dtype))
+    model = prepare_model(config.script, model).to(config.device, getattr(torch, config.dtype))
+    return model.to(memory_format=torch.channels_last) if config.channels_last else model  # type: ignore[call-overload]
 
 
 def build_method(config: TrainConfig, model: nn.Module) -> Any:
@@ -113,9 +115,9 @@ def build_forward(config: TrainConfig, model: nn.Module) -> gg.ForwardGradient:
     )
 
 
-def learning_rate(config: TrainConfig, progress: float) -> float:
-    """The rate when the part `progress` of all steps is done."""
-    return config.lr if config.schedule == "constant" else config.lr * (1 + math.cos(math.pi * progress)) / 2
+def autocast(config: TrainConfig) -> torch.autocast:
+    """The precision in which the network of `config` computes."""
+    return torch.autocast(torch.device(config.device).type, torch.bfloat16, enabled=config.autocast)
 
 
 class _Run:
@@ -130,22 +132,17 @@ class _Run:
         if config.compile:
             torch.compiler.reset()  # what earlier runs of this process compiled counts against a limit
         self.data = load(config.data).first(config.samples).to(config.device, getattr(torch, config.dtype))
+        if config.augment:
+            check_augment(self.data.shape)
         ranks.check_batches(len(self.data.x_train), config.batch)
         self.place: tuple[int, int] | None = None  # where this rank's samples lie in the batch
         self.model = build_model(config, self.data)
         self.guess = build_method(config, self.model)
         self.forward = build_forward(config, self.model)
-        cuda = config.device.startswith("cuda")
-        self.optimiser = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=torch.tensor(config.lr, device=config.device) if cuda else config.lr,
-            weight_decay=config.weight_decay,
-            fused=True,
-            capturable=cuda,
-        )
+        self.loss, self.optimiser = smoothed_loss(config.smoothing), build_optimiser(config, self.model)
         self.step: Callable[[Tensor, Tensor], Tensor] = self.plain_step
-        if cuda and config.memory == "store" and ranks.size == 1:
-            self.step = gg.CapturedStep(self.forward, self.optimiser, per_sample_loss)
+        if config.device.startswith("cuda") and config.memory == "store" and ranks.size == 1:
+            self.step = gg.CapturedStep(self.forward, self.optimiser, self.loss)
         self.shuffle = torch.Generator().manual_seed(config.seed)
         self.log = MetricsLog(self.directory / "metrics.jsonl" if self.directory else None)
         self.epoch, self.peak_mb = 0, 0.0
@@ -174,14 +171,17 @@ class _Run:
         config, x, y = self.config, self.data.x_train, self.data.y_train
         order = torch.randperm(len(x), generator=self.shuffle).to(x.device)
         batches = order.split(config.batch)
+        moves = draw_moves(len(x), self.shuffle).to(x.device) if config.augment else None
         total = torch.zeros((), dtype=torch.float64, device=x.device)
         before = self.before_epoch()
         start = time.perf_counter()
         for step, batch in enumerate(batches):
             interrupts.check()
-            self.set_rate((self.epoch + step / len(batches)) / config.epochs)
+            set_rate(self.optimiser, config, (self.epoch + step / len(batches)) / config.epochs)
             own, self.place = self.ranks.own(batch)
-            loss = self.step(x[own], y[own])
+            inputs = x[own] if moves is None else moved(x, own, moves[own])
+            with autocast(config):
+                loss = self.step(inputs, y[own])
             total += loss.detach() * len(own)
         loss_sum = self.ranks.total(total.item())  # waits for the device, so the clock is right
         seconds = time.perf_counter() - start
@@ -193,7 +193,7 @@ class _Run:
 
     def plain_step(self, x: Tensor, y: Tensor) -> Tensor:
         self.optimiser.zero_grad()
-        loss = self.forward(per_sample_loss, x, y, place=self.place)
+        loss = self.forward(self.loss, x, y, place=self.place)
         self.optimiser.step()
         return loss
 
@@ -205,7 +205,8 @@ class _Run:
         if self.epoch == 0 and self.config.diagnosed(0):
             row["diagnostics_at_start"] = self.diagnosis()
         if self.epoch == self.config.epochs - 1:
-            row["train_accuracy_before_last"] = batch_accuracy(self.model, self.data, self.config.batch)
+            with autocast(self.config):
+                row["train_accuracy_before_last"] = batch_accuracy(self.model, self.data, self.config.batch)
         return row
 
     def diagnosis(self) -> Row:
@@ -217,19 +218,11 @@ class _Run:
         if self.ranks.rank > 0:
             return row
         if last or self.epoch % self.config.eval_every == 0:
-            row.update(evaluate(self.model, self.data))
+            with autocast(self.config):
+                row.update(evaluate(self.model, self.data))
         if self.config.diagnosed(self.epoch):
             row["diagnostics"] = self.diagnosis()
         return row
-
-    def set_rate(self, progress: float) -> None:
-        if self.config.schedule != "constant":
-            rate = learning_rate(self.config, progress)
-            for group in self.optimiser.param_groups:
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(rate)
-                else:
-                    group["lr"] = rate
 
     def save(self) -> None:
         if self.directory is None:
@@ -273,6 +266,7 @@ class _Run:
         slots = {int(number): values for number, values in checkpoint.by_part(parts.get("optimiser", {})).items()}
         self.model.load_state_dict(parts["model"])
         self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": slots})
+        as_weights(self.optimiser)
         self.forward.load_state_dict(parts.get("forward", {}))
         self.shuffle.set_state(parts["generator"]["shuffle"])
 

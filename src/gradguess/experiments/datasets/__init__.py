@@ -1,6 +1,6 @@
 """The registry of data sets. To add one, write a file here with its `SOURCE` and add one line to `DATASETS`."""
 
-from gradguess.experiments.datasets import digits, fashion_mnist, mnist, mnist1d, mnist5k, shakespeare
+from gradguess.experiments.datasets import cifar10, digits, fashion_mnist, mnist, mnist1d, mnist5k, shakespeare
 from gradguess.experiments.datasets.source import Source
 
 DATASETS: dict[str, Source] = {
@@ -9,6 +9,7 @@ DATASETS: dict[str, Source] = {
     "mnist5k": mnist5k.SOURCE,
     "mnist": mnist.SOURCE,
     "fashion-mnist": fashion_mnist.SOURCE,
+    "cifar10": cifar10.SOURCE,
     "shakespeare": shakespeare.SOURCE,
 }
 

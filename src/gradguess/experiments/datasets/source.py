@@ -6,6 +6,7 @@ Images are kept as bytes and text as character numbers: `gradguess.experiments.d
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +18,24 @@ from gradguess.errors import GradguessError
 
 Arrays = dict[str, np.ndarray]
 Kind = Literal["signal", "image", "text"]
+Level = float | tuple[float, ...]
 NAMES = ("x_train", "y_train", "x_test", "y_test")
 DATA_EXTRA = "pip install 'gradguess[data]'"
 
 
 @dataclass(frozen=True)
 class Source:
-    """How a data set is made, and the numbers by which it is recognised (see `data.fingerprint`)."""
+    """How a data set is made, and by what it is recognised.
+
+    `fingerprint` holds numbers that are compared with a tolerance (`data.fingerprint`), or a `data.digest` of bytes.
+    `scale` holds mean and standard deviation of an image's pixels in [0, 1], one of each or one for each channel.
+    """
 
     make: Callable[[], Arrays]
     classes: int
-    fingerprint: tuple[float, ...] | None = None
+    fingerprint: tuple[float, ...] | str | None = None
     kind: Kind = "signal"
-    scale: tuple[float, float] = (0.0, 1.0)  # mean and standard deviation of an image's pixels in [0, 1]
+    scale: tuple[Level, Level] = (0.0, 1.0)
 
 
 def missing(name: str, needs: str, command: str = DATA_EXTRA) -> GradguessError:
@@ -37,6 +43,14 @@ def missing(name: str, needs: str, command: str = DATA_EXTRA) -> GradguessError:
     return GradguessError(
         f"{name} needs {needs}: {command}, or put {name}.npz in the directory named by GRADGUESS_DATA."
     )
+
+
+def cache_directory() -> Path:
+    """Where generated data is kept: `GRADGUESS_CACHE`, else `gradguess` in the user's cache directory."""
+    if explicit := os.environ.get("GRADGUESS_CACHE"):
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "gradguess"
 
 
 def package_file(package: str, path: str) -> Path | None:

@@ -13,6 +13,7 @@ from gradguess.experiments.models.mixer import mixer
 from gradguess.experiments.models.mlp import mlp, mlp_on
 from gradguess.experiments.models.residual import residual
 from gradguess.experiments.models.resnet import resnet
+from gradguess.experiments.models.resnet18 import resnet18
 from gradguess.experiments.models.transformer import charformer, vit
 
 # name -> (shape of a sample, width, depth, bias, activation, generator) -> network
@@ -21,6 +22,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "residual": residual,
     "cnn": cnn,
     "resnet": resnet,
+    "resnet18": resnet18,
     "mixer": mixer,
     "vit": vit,
     "charformer": charformer,
