@@ -176,7 +176,7 @@ def main() -> None:
             key: row[key] for key in ("step_ms", "median_ms", "start_s", "peak_mb", "notes", "failed") if key in row
         }
         print(way, shown, [round(loss, 3) for loss in row.get("losses", [])[:: max(1, options.steps // 5)]], flush=True)
-        keep(make_record("gpt2", rows, options.device, 0.0), options.out, name)
+        keep(make_record("gpt2", rows, options.device, 0.0) | {"growth": []}, options.out, name)
         torch.compiler.reset()
         if options.device == "cuda":
             torch.cuda.empty_cache()

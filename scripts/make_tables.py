@@ -189,6 +189,20 @@ def attention_table() -> str:
     return "\n".join(lines)
 
 
+def gpt2_table() -> str:
+    """A network of GPT-2's shape: each way to train it."""
+    head = ("", "steps", "step", "median", "peak", "loss, first and last")
+    lines = [line(head), "|---" * len(head) + "|"]
+    for row in bench_record("gpt2-cuda.json")["rows"]:
+        if "failed" in row:
+            lines.append(line([row["way"], str(row["steps"]), row["failed"].partition(":")[0], "", "", ""]))
+            continue
+        times = [f"{row[key]:.1f} ms" for key in ("step_ms", "median_ms")]
+        losses = f"{row['losses'][0]:.2f}, {row['losses'][-1]:.2f}"
+        lines.append(line([row["way"], str(row["steps"]), *times, f"{row['peak_mb'] / 1024:.1f} GiB", losses]))
+    return "\n".join(lines)
+
+
 def tasks_table() -> str:
     """Ratio of a step to backpropagation's, by real network and variant."""
     rows = bench_record("tasks-cpu.json")["rows"]
@@ -289,6 +303,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "bench-memory": memory_table(),
         "bench-tasks": tasks_table(),
         "attention": attention_table(),
+        "gpt": gpt2_table(),
         **compiled_tables(),
         "finite": finite_table(),
         "finite-runs": finite_runs_table(),

@@ -6,6 +6,7 @@ Most tests stop at the graph, which is exact and quick; one goes through the com
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 
 import pytest
@@ -528,3 +529,21 @@ def test_what_changes_from_step_to_step(between, method, refused, graphs_alone):
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
     assert len(said) == (refused is not None)
     assert refused is None or refused in said[0]
+
+
+def test_a_trace_keeps_nothing_of_the_step_that_it_followed(graphs_alone):
+    """Reverse graphs of a trace and what notes its tensors held each other, and all that a step computes."""
+
+    def alive() -> int:
+        gc.collect()
+        found = [o for o in gc.get_objects() if type(o) in (Tensor, nn.Parameter)]
+        return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in found}.values())
+
+    model, x, t = networks()["attention"]
+    forward = gg.ForwardGradient(model, gg.WPerp(k=3), compile=True)
+    sizes = []
+    for _ in range(3):
+        forward(LOSS, x, t)
+        sizes.append(alive())
+    assert forward.plan.runner._graphs
+    assert sizes[2] <= sizes[0] + 2**10

@@ -80,6 +80,7 @@ class _Made(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         _Made.now = None
+        self.by_place.clear()  # reverse graphs among them hold this object, and would keep all of them
         super().__exit__(*error)
 
 
@@ -127,12 +128,13 @@ def tracing() -> bool:
 def traced_autograd() -> AbstractContextManager[Any]:
     """Where a reverse graph is recorded inside a trace: what it saves stays what the trace knows.
 
-    A node that saves its own output saves a copy, which a trace would take for a constant.
+    A node that saves its own output saves a copy, which a trace would take for a constant. What is saved in its place
+    is detached: a node must not hold what holds the node.
     """
     made = _Made.now
     if made is None:
         return nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(lambda t: made.by_place.get(_place(t), t), lambda t: t)
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: made.by_place.get(_place(t), t).detach(), lambda t: t)
 
 
 def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> fx.GraphModule:
