@@ -39,16 +39,21 @@ def tangent(
         return None
     rest = attn_mask, is_causal, scale
     with full_precision(q.device):
-        still = all(t is None for _, t in duals)
-        moved = zip((q, k, v), duals, strict=True)
-        dq, dk, dv = (torch.zeros_like(p) if t is None else t.to(p.dtype) for p, (_, t) in moved)
+        dq, dk, dv = (t for _, t in duals)
+        still = dq is None and dk is None and dv is None
+        moved = None if still else (_tangent(q, dq), _tangent(k, dk), _tangent(v, dv))
         with torch.no_grad():
-            out, *dout = attention(q, k, v, None if still else (dq, dk, dv), *rest)
-        if torch.is_grad_enabled():  # our operation has no reverse graph, PyTorch's has
+            out, *dout = attention(q, k, v, moved, *rest)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):  # our operation has no reverse graph
             with sdpa_kernel(_WITH_GRAPH):
                 graph = function(q, k, v, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
             out = Known.apply(graph, out)
         return out if still else fwAD.make_dual(out, *dout)
+
+
+def _tangent(primal: Tensor, tangent: Tensor | None) -> Tensor:
+    """In the dtype of its primal; zero where there is none."""
+    return torch.zeros_like(primal) if tangent is None else tangent.to(primal.dtype)
 
 
 def _usable(mask: Tensor | None, causal: bool) -> bool:

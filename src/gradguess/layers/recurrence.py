@@ -36,26 +36,34 @@ def layers(function: Any, *args: Any, **options: Any) -> tuple[Tensor, ...] | No
     return x, *(torch.cat(part) for part in zip(*states, strict=True))
 
 
-def gru_cell(
-    function: Any, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None = None, b_h: Tensor | None = None
-) -> Tensor | None:
-    if is_constant(x, h, w_x, w_h, b_x, b_h):
-        return None
+def gru(x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None) -> Tensor:
+    """The new state of a GRU cell."""
     gates, recurrent = F.linear(x, w_x, b_x).chunk(3, 1), F.linear(h, w_h, b_h).chunk(3, 1)
     reset, update = (torch.sigmoid(gates[i] + recurrent[i]) for i in (0, 1))
     new = torch.tanh(gates[2] + reset * recurrent[2])
     return new + update * (h - new)
 
 
-def lstm_cell(
-    function: Any, x: Tensor, state: Any, w_x: Tensor, w_h: Tensor, b_x: Tensor | None = None, b_h: Tensor | None = None
-) -> tuple[Tensor, Tensor] | None:
+def lstm(
+    x: Tensor, state: tuple[Tensor, Tensor], w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The new state (h, c) of an LSTM cell."""
     h, c = state
-    if is_constant(x, h, c, w_x, w_h, b_x, b_h):
-        return None
     into, keep, new, show = (F.linear(x, w_x, b_x) + F.linear(h, w_h, b_h)).chunk(4, 1)
     c = torch.sigmoid(keep) * c + torch.sigmoid(into) * torch.tanh(new)
     return torch.sigmoid(show) * torch.tanh(c), c
+
+
+def gru_cell(
+    function: Any, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None = None, b_h: Tensor | None = None
+) -> Tensor | None:
+    return None if is_constant(x, h, w_x, w_h, b_x, b_h) else gru(x, h, w_x, w_h, b_x, b_h)
+
+
+def lstm_cell(
+    function: Any, x: Tensor, state: Any, w_x: Tensor, w_h: Tensor, b_x: Tensor | None = None, b_h: Tensor | None = None
+) -> tuple[Tensor, Tensor] | None:
+    return None if is_constant(x, *state, w_x, w_h, b_x, b_h) else lstm(x, state, w_x, w_h, b_x, b_h)
 
 
 LAYERS = (

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from gradguess.errors import InputError
+from gradguess.layers.recurrence import gru, lstm
 
 
 class Recurrent(nn.Module):
@@ -83,20 +84,12 @@ def _rnn(cell: Any, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gru(cell: Any, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    xr, xz, xn = linear(x, cell.weight_ih, cell.bias_ih).chunk(3, 1)
-    hr, hz, hn = linear(h, cell.weight_hh, cell.bias_hh).chunk(3, 1)
-    r, z = torch.sigmoid(xr + hr), torch.sigmoid(xz + hz)
-    n = torch.tanh(xn + r * hn)
-    h = n + z * (h - n)
+    h = gru(x, h, cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
     return h, h
 
 
 def _lstm(cell: Any, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    h, c = state
-    s = linear(x, cell.weight_ih, cell.bias_ih) + linear(h, cell.weight_hh, cell.bias_hh)
-    i, f, g, o = s.chunk(4, 1)
-    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    h = torch.sigmoid(o) * torch.tanh(c)
+    h, c = lstm(x, state, cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
     return h, (h, c)
 
 
