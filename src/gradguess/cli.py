@@ -230,7 +230,7 @@ def bench(
     method: Annotated[list[str] | None, typer.Option(help=f"Only this method; may be repeated: {_METHODS}.")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Measure memory over the depth instead of time.")] = False,
     task: Annotated[
-        list[str] | None, typer.Option(help="Time this real network instead, or 'all' of them; may be repeated.")
+        list[str] | None, typer.Option(help="Time this network (cnn-mnist, paper-512) or 'all' real ones instead.")
     ] = None,
     compile: Annotated[bool, typer.Option("--compile", help="With --task: also compiled, on a GPU captured.")] = False,
     starts: Annotated[bool, typer.Option("--starts", help="With --task: time the start of compiled runs.")] = False,

@@ -34,6 +34,7 @@ SMALL = TrainConfig(model="residual", data="mnist1d", width=8, depth=2, batch=16
 def small(monkeypatch):
     """Two small tasks in place of the eight."""
     monkeypatch.setattr(real_networks, "TASKS", {"small": SMALL, "smaller": dataclasses.replace(SMALL, depth=1)})
+    monkeypatch.setattr(real_networks, "REAL", {"small": SMALL, "smaller": dataclasses.replace(SMALL, depth=1)})
 
 
 @pytest.fixture
@@ -193,6 +194,7 @@ def test_peak_memory_of_each_loop_in_a_process():
 def test_processes_take_turns_and_one_that_fails_is_named(tmp_path: Path, monkeypatch):
     broken = dataclasses.replace(SMALL, data="shakespeare")
     monkeypatch.setattr(real_networks, "TASKS", {"broken": broken, "small": SMALL})
+    monkeypatch.setattr(real_networks, "REAL", {"broken": broken, "small": SMALL})
     said: list[str] = []
     with pytest.raises(GradguessError, match=r"^timing broken failed: .*reads numbers, not text"):
         bench_tasks(seconds=0.0, methods=["wt"], jobs=2, out=tmp_path, say=said.append)

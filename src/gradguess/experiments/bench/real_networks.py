@@ -16,8 +16,10 @@ from gradguess.experiments.bench.tasks import Job, default_methods
 from gradguess.experiments.bench.turns import failed, in_turns
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.names import lookup
-from gradguess.experiments.real import TASKS
+from gradguess.experiments.real import TASKS as REAL
 
+PAPER = {f"paper-{width}": TrainConfig(width=width) for width in (64, 128, 512, 1024)}  # the paper's network
+TASKS = REAL | PAPER
 STARTED = (BACKPROP, "wperp", "feedback-chained-rare")
 
 
@@ -37,7 +39,7 @@ def bench_tasks(
     What `out` holds of the same code, machine and settings is not measured again.
 
     Args:
-        names: of tasks, all by default.
+        names: of tasks, by default all real networks. `paper-512` is the paper's network of that width.
         methods: beside backpropagation. By default those of the study of real networks, or with `compile` a few.
         seconds: of timing for each loop.
         compile: run each method compiled as well, on a GPU also captured.
@@ -93,7 +95,7 @@ def bench_starts(
 
 
 def _tasks(names: Sequence[str], device: str) -> dict[str, TrainConfig]:
-    return {name: dataclasses.replace(lookup(TASKS, name, "task"), device=device) for name in names or TASKS}
+    return {name: dataclasses.replace(lookup(TASKS, name, "task"), device=device) for name in names or REAL}
 
 
 class _Results:
