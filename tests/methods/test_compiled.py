@@ -547,3 +547,29 @@ def test_a_trace_keeps_nothing_of_the_step_that_it_followed(graphs_alone):
         sizes.append(alive())
     assert forward.plan.runner._graphs
     assert sizes[2] <= sizes[0] + 2**10
+
+
+class Written(nn.Module):
+    """Writes to a part of what a layer gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 5)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.layers[0](x)
+        first[:, 1:].add_(1.0)
+        first = torch.relu(first)
+        second = self.layers[1](first)
+        second[:, 1:].add_(first[:, :-1])
+        return self.layers[2](second)
+
+
+@pytest.mark.parametrize("method", ["wperp", "direct", "chained", "corrected"])
+def test_parts_that_are_written_in_place(method, graphs_alone):
+    _, x, t = networks()["chain"]
+    torch.manual_seed(0)
+    model = Written().double()
+    plain, graph = (trained(model, METHODS[method], x, t, compile=on) for on in (False, True))
+    for name, value in plain.items():
+        torch.testing.assert_close(graph[name], value, rtol=1e-9, atol=1e-12)
