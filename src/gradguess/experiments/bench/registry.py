@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from gradguess.experiments.bench.anchors import MeZOLoop, recomputed
 from gradguess.experiments.bench.cases import Setting
 from gradguess.experiments.bench.loops import GuessedLoop, Loop
 from gradguess.experiments.methods import settings_of
@@ -36,11 +35,9 @@ def make_loop(name: str, case: Setting, compiled: bool = False) -> Loop:
     model, (x, y) = case.network(), case.data()
     if name == BACKPROP:
         return Loop(model, x, y, compiled)
-    if name == "mezo":
-        return MeZOLoop(model, x, y, compiled)
-    if name in STRIDES:
-        return Loop(recomputed(model, STRIDES[name](case.depth)), x, y, compiled)
     settings = settings_of(name) | {"compile": compiled}
+    if name in STRIDES:
+        settings["sites"] = str(max(2, math.ceil(case.depth / STRIDES[name](case.depth))))
     if name == "pieces-replay":
         settings["sites"] = str(max(2, math.isqrt(case.depth)))
     return GuessedLoop(case.config(settings), model, x, y)

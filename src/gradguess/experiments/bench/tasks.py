@@ -20,9 +20,10 @@ import torch
 from gradguess.experiments.bench.cases import RealCase
 from gradguess.experiments.bench.loops import Loop, Replayed
 from gradguess.experiments.bench.memory import EXACT, peak_here, run_apart
-from gradguess.experiments.bench.registry import BACKPROP, STRIDES, make_loop
+from gradguess.experiments.bench.registry import BACKPROP, make_loop
 from gradguess.experiments.bench.timing import first_rounds, measure
 from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.methods import settings_of
 from gradguess.experiments.real import STUDIED
 
 Row = dict[str, Any]
@@ -59,7 +60,9 @@ def make_loops(case: RealCase, methods: Sequence[str], wanted: Sequence[str]) ->
         made: dict[bool, Loop] = {}
         for mode in wanted:
             compiled, captured = MODES[mode]
-            if compiled and method in STRIDES:  # the compiler chooses by itself what is recomputed
+            if (
+                compiled and settings_of(method)["method"] == "checkpointed"
+            ):  # the compiler chooses by itself what is recomputed
                 continue
             if compiled not in made:
                 made[compiled] = make_loop(method, case, compiled)
