@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
+from gradguess.errors import InputError
 from gradguess.methods.backprop import Backprop
 from gradguess.methods.base import Estimate, Method
 from gradguess.model.side_effects import Snapshot
 from gradguess.model.site import Layout
+from gradguess.model.task import tensors
 from gradguess.step.base import State, Step
 
 Run = Callable[..., Any]  # from the arguments of a module to its output
@@ -100,15 +103,27 @@ class _Recomputed:
 
     def _again(self, module: nn.Module, run: Run, *args: Any, **kwargs: Any) -> Any:
         """Run, and keep the arguments alone. A single layer keeps no more than these by itself."""
-        layers = sum(not list(inner.children()) for inner in module.modules())
-        if self.passed or layers < 2:
+        layers = [inner for inner in module.modules() if not list(inner.children())]
+        if self.passed or len(layers) < 2:
             out = run(*args, **kwargs)
         else:
             before = Snapshot(module, random=False) if self.layout.mutates else None
             contexts, masks = partial(_contexts, before, module), self.layout.stochastic
-            out = checkpoint(run, *args, use_reentrant=False, preserve_rng_state=masks, context_fn=contexts, **kwargs)
+            own = partial(_on_copies, run) if getattr(layers[0], "inplace", False) else run
+            versions = [x._version for x in tensors((args, kwargs))]
+            out = checkpoint(own, *args, use_reentrant=False, preserve_rng_state=masks, context_fn=contexts, **kwargs)
+            if versions != [x._version for x in tensors((args, kwargs))]:
+                raise InputError(
+                    "Checkpointed: a piece changes its input in place, which is then not there to compute the piece "
+                    "again. Write x = x + y instead of x += y, or cut the model at another place."
+                )
         self.passed = self.passed or any(inner is self.last for inner in module.modules())
         return out
+
+
+def _on_copies(run: Run, *args: Any, **kwargs: Any) -> Any:
+    """For a piece that starts with an in-place layer."""
+    return run(*tree_map_only(Tensor, Tensor.clone, args), **kwargs)
 
 
 def _is_sequence(module: nn.Module) -> bool:

@@ -62,12 +62,12 @@ def task_table(task: dict[str, Any], grid: Sequence[float]) -> Table:
     what = "Bits per character (less is better)" if task["quantity"] == "bits" else "Accuracy"
     rates = ", ".join(f"{rate:g}" for rate in grid)
     caption = (
-        f"Width {config['width']}, depth {config['depth']}. {what}, mean ± standard deviation over seeds, after "
-        f"{config['epochs']} epochs with batches of {config['batch']} and a cosine schedule. Learning rates out of {rates}, chosen by the test set after "
-        f"{task['short']} epochs with another seed, for all methods alike. Time and peak memory of a training step "
-        f"over backpropagation's, timed in turns in one process on {config['device']}. Cosine with the true gradient: "
-        f"of the parameters below the lowest cut of {task['pieces']} pieces, at the end of the first seed's run. "
-        "Sent back: through how much of the network a signal travels from the loss."
+        f"Width {config['width']}, depth {config['depth']}, {config['epochs']} epochs, batches of {config['batch']}, a "
+        f"cosine schedule. {what}, mean ± standard deviation over seeds. Learning rates out of {rates}, chosen by the "
+        f"test set after {task['short']} epochs with another seed, for all methods alike. Time and peak memory of a "
+        f"training step over backpropagation's, timed in turns in one process on {config['device']}. Cosine with the "
+        f"true gradient: of the parameters below the lowest cut of {task['pieces']} pieces, at the end of the first "
+        "seed's run. Sent back: through how much of the network a signal travels from the loss."
     )
     return Table(f"compare-{task['name']}", task["title"], COLUMNS, rows, caption)
 
