@@ -107,11 +107,12 @@ class _Recomputed:
         if self.passed or len(layers) < 2:
             out = run(*args, **kwargs)
         else:
-            before = Snapshot(module, random=False) if self.layout.mutates else None
-            contexts, masks = partial(_contexts, before, module), self.layout.stochastic
+            options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": self.layout.stochastic}
+            if self.layout.mutates:
+                options["context_fn"] = partial(_contexts, Snapshot(module, random=False), module)
             own = partial(_on_copies, run) if getattr(layers[0], "inplace", False) else run
             versions = [x._version for x in tensors((args, kwargs))]
-            out = checkpoint(own, *args, use_reentrant=False, preserve_rng_state=masks, context_fn=contexts, **kwargs)
+            out = checkpoint(own, *args, **options, **kwargs)
             if versions != [x._version for x in tensors((args, kwargs))]:
                 raise InputError(
                     "Checkpointed: a piece changes its input in place, which is then not there to compute the piece "
@@ -130,9 +131,9 @@ def _is_sequence(module: nn.Module) -> bool:
     return type(module).forward is nn.Sequential.forward and "forward" not in module.__dict__
 
 
-def _contexts(before: Snapshot | None, module: nn.Module) -> tuple[Context, Context]:
+def _contexts(before: Snapshot, module: nn.Module) -> tuple[Context, Context]:
     """Around the first run and the second: buffers are as they were when it is run once more, and are put back."""
-    return nullcontext(), nullcontext() if before is None else _buffers_of(before, module)
+    return nullcontext(), _buffers_of(before, module)
 
 
 @contextmanager
