@@ -353,7 +353,7 @@ def test_the_page(record, tmp_path):
     assert "Lower part frozen (control)" in page
     assert page.count("<figure") == 2
     assert "The paper" not in page
-    assert (tmp_path / "report" / "tables" / "compare-mlp-mnist1d.csv").read_text().startswith("Method,Learning rate")
+    assert (tmp_path / "report" / "tables" / "compare-mlp-mnist1d.csv").read_text().startswith("Method,Rate")
 
 
 def test_a_file_that_is_no_comparison_is_refused(tmp_path):
