@@ -90,6 +90,7 @@ def test_runs_that_tune_are_short_and_have_another_seed():
     assert [(c.lr, c.seed, c.epochs) for c in reported] == [(1e-2, 0, 4), (1e-2, 1, 4)]
     assert {(c.width, c.samples, c.schedule) for c in (*tuning, *reported)} == {(8, 200, "cosine")}
     assert dataclasses.replace(SMALL, grid=(3e-3,)).tuning(entry) == []
+    assert [c.lr for c in dataclasses.replace(SMALL, grid=()).tuning(entry)] == list(TASKS["mlp-mnist1d"].grid)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +100,7 @@ def test_runs_that_tune_are_short_and_have_another_seed():
         ({"methods": ["dfaa"]}, "unknown method 'dfaa'. Did you mean 'dfa'"),
         ({"seeds": 0}, "seeds: expected a whole number of at least 1"),
         ({"epochs": -1}, "epochs: expected a whole number of at least 0"),
-        ({"grid": ()}, "grid: expected one or more positive learning rates"),
-        ({"grid": (1e-3, -1.0)}, "grid: expected one or more positive learning rates"),
+        ({"grid": (1e-3, -1.0)}, "grid: expected positive learning rates"),
     ],
 )
 def test_what_cannot_be_run_is_refused(changed, message):
@@ -330,8 +330,8 @@ def test_the_table(record):
     assert one.table.rows[2][9].note == "1 diverged"
     assert shown[3][1:9] == ["–", "–", "–", "–", "–", "–", "–", "nothing"]
     assert one.table.rows[3][0].note == "PredSim needs classes"
-    assert "Width 8, depth 3, 4 epochs" in one.table.caption
-    assert "chosen by the test set after 1 epochs with another seed" in one.table.caption
+    assert "Width 8, depth 3, 4 epochs, batches of 128" in one.table.caption
+    assert "out of 0.001, 0.01, chosen by the test set after 1 epochs with another seed" in one.table.caption
 
 
 def test_the_figures(record):

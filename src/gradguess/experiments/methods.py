@@ -90,25 +90,21 @@ _ENTRIES = (
     MethodEntry(
         "feedback-corrected", "Feedback, corrected", "#7d8000", "#c9cc4a", "h", _FEEDBACK, _feedback("corrected")
     ),
-    MethodEntry("dfa", "DFA", "#9c4f96", "#d59ad0", "d", _NONE, lambda c: rivals.DFA(seed=c.seed)),
-    MethodEntry("fdfa", "FDFA", "#c2185b", "#ff80ab", "p", _NONE, lambda c: rivals.FDFA()),
-    MethodEntry("mezo", "MeZO", "#558b2f", "#aed581", "8", _NONE, lambda c: rivals.MeZO()),
-    MethodEntry(
-        "local-linear", "Local loss, linear", "#0277bd", "#81d4fa", "H", _NONE, lambda c: rivals.LocalLinear(lr=c.lr)
-    ),
-    MethodEntry(
-        "local-predsim", "Local loss, predsim", "#283593", "#9fa8da", "s", _NONE, lambda c: rivals.PredSim(lr=c.lr)
-    ),
+    MethodEntry("dfa", "DFA", "#9c4f96", "#d59ad0", "1", _NONE, lambda c: rivals.DFA(seed=c.seed)),
+    MethodEntry("fdfa", "FDFA", "#c2185b", "#ff80ab", "2", _NONE, lambda c: rivals.FDFA()),
+    MethodEntry("mezo", "MeZO", "#558b2f", "#aed581", "3", _NONE, lambda c: rivals.MeZO()),
+    MethodEntry("local-linear", "Local loss, linear", "#0277bd", "#81d4fa", "8", _NONE, lambda c: rivals.LocalLinear()),
+    MethodEntry("local-predsim", "Local loss, predsim", "#283593", "#9fa8da", "_", _NONE, lambda c: rivals.PredSim()),
     MethodEntry(
         "checkpointed",
         "Backpropagation, checkpoints",
         "#455a64",
         "#b0bec5",
-        "D",
+        "|",
         _NONE,
         lambda c: rivals.Checkpointed(),
     ),
-    MethodEntry("frozen", "Lower part frozen", "#8d6e63", "#bcaaa4", "v", _NONE, lambda c: rivals.Frozen()),
+    MethodEntry("frozen", "Lower part frozen", "#8d6e63", "#bcaaa4", "4", _NONE, lambda c: rivals.Frozen()),
 )
 METHODS: dict[str, MethodEntry] = {entry.name: entry for entry in _ENTRIES}
 OPTIONS = frozenset().union(*(entry.options for entry in _ENTRIES))  # the options that only some methods read

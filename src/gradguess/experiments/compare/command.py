@@ -10,7 +10,7 @@ import typer
 
 from gradguess.errors import InputError
 from gradguess.experiments.compare.contenders import CONTENDERS
-from gradguess.experiments.compare.plan import GRID, SEEDS, Comparison
+from gradguess.experiments.compare.plan import SEEDS, Comparison
 from gradguess.experiments.compare.tasks import TASKS
 from gradguess.experiments.terminal import emit, interruptible, notes, print_tables, runs_bar
 
@@ -23,7 +23,7 @@ def compare_command(write_page: Callable[[Path], Path]) -> Callable[..., None]:
         methods: Annotated[str, typer.Option(help=f"Methods, likewise: {', '.join(CONTENDERS)}. All.")] = "",
         epochs: Annotated[int, typer.Option(help="Epochs of the runs that are reported; 0: each task's own.")] = 0,
         seeds: Annotated[int, typer.Option(help="Seeds at the chosen learning rate.")] = SEEDS,
-        grid: Annotated[str, typer.Option(help="Learning rates, with commas between them.")] = ",".join(map(str, GRID)),
+        grid: Annotated[str, typer.Option(help="Learning rates, with commas between them; each task's own.")] = "",
         width: Annotated[int, typer.Option(help="Another width of the networks.")] = 0,
         samples: Annotated[int, typer.Option(help="Train on this many samples; 0: on all.")] = 0,
         device: Annotated[str, typer.Option(help="Device of PyTorch.")] = "cpu",
@@ -62,7 +62,8 @@ def compare_command(write_page: Callable[[Path], Path]) -> Callable[..., None]:
 def _listed(plan: Comparison, entry: tuple[str, str]) -> str:
     """The runs of one method on one task, in words."""
     config, short = plan.config(entry), plan.short(entry[0])
-    tuning = f"{len(plan.grid)} runs of {short} epochs, then " if len(plan.grid) > 1 else ""
+    rates = plan.rates(entry[0])
+    tuning = f"{len(rates)} runs of {short} epochs, then " if len(rates) > 1 else ""
     return f"{tuning}{plan.seeds} of {config.epochs} epochs, sites {config.sites}, on {config.device}"
 
 

@@ -22,7 +22,6 @@ from gradguess.experiments.methods import settings_of
 from gradguess.experiments.names import lookup
 from gradguess.experiments.run_many import is_finished, run_directory
 
-GRID = (3e-4, 1e-3, 3e-3)
 SEEDS = 3
 TUNING_SEED = 100
 Entry = tuple[str, str]  # task, method
@@ -30,13 +29,13 @@ Entry = tuple[str, str]  # task, method
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was asked for. `epochs` and `samples` of 0 are each task's own."""
+    """What was asked for. An empty grid is each task's own, as are an `epochs`, `width` and `samples` of 0."""
 
     tasks: Sequence[str] = ()
     methods: Sequence[str] = ()
     epochs: int = 0
     seeds: int = SEEDS
-    grid: Sequence[float] = GRID
+    grid: Sequence[float] = ()
     device: str = "cpu"
     width: int = 0
     samples: int = 0
@@ -49,8 +48,8 @@ class Comparison:
         check_count("seeds", self.seeds)
         for name in ("epochs", "width", "samples"):
             check_count(name, getattr(self, name), least=0)
-        if not self.grid or not all(0 < rate < math.inf for rate in self.grid):
-            raise InputError(f"grid: expected one or more positive learning rates, found {list(self.grid)!r}.")
+        if not all(0 < rate < math.inf for rate in self.grid):
+            raise InputError(f"grid: expected positive learning rates, found {list(self.grid)!r}.")
 
     @property
     def entries(self) -> list[Entry]:
@@ -63,6 +62,10 @@ class Comparison:
         changed = {key: getattr(self, key) for key in ("epochs", "width", "samples") if getattr(self, key)}
         return dataclasses.replace(own, device=self.device, **changed)
 
+    def rates(self, name: str) -> Sequence[float]:
+        """The grid of a task."""
+        return self.grid or TASKS[name].grid
+
     def short(self, name: str) -> int:
         """Epochs of a run that chooses a learning rate."""
         return max(1, self.task(name).epochs // SHORT)
@@ -73,10 +76,11 @@ class Comparison:
 
     def tuning(self, entry: Entry) -> list[TrainConfig]:
         """The short runs; none where there is nothing to choose."""
-        if len(self.grid) == 1:
+        rates = self.rates(entry[0])
+        if len(rates) == 1:
             return []
         base = dataclasses.replace(self.config(entry), epochs=self.short(entry[0]), seed=TUNING_SEED)
-        return [dataclasses.replace(base, lr=rate) for rate in self.grid]
+        return [dataclasses.replace(base, lr=rate) for rate in rates]
 
     def reported(self, entry: Entry, rate: float) -> list[TrainConfig]:
         return [dataclasses.replace(self.config(entry), lr=rate, seed=seed) for seed in range(self.seeds)]
@@ -91,8 +95,9 @@ class Comparison:
 
     def best_rate(self, out: Path, entry: Entry) -> float | None:
         """The rate that served a method best in its short runs; None if none of them ended."""
-        if len(self.grid) == 1:
-            return self.grid[0]
+        rates = self.rates(entry[0])
+        if len(rates) == 1:
+            return rates[0]
         return best(self.scores(out, entry), less=is_text(entry[0]))
 
 

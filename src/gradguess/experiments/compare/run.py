@@ -110,12 +110,12 @@ def _record(plan: Comparison, rows: dict[Entry, Row]) -> Row:
         "schema": SCHEMA,
         "kind": "comparison",
         "environment": environment.describe(plan.device),
-        "grid": list(plan.grid),
         "tasks": [
             {
                 "name": task,
                 "title": TASKS[task].title,
                 "pieces": TASKS[task].pieces,
+                "grid": list(plan.rates(task)),
                 "quantity": quantity(task).removeprefix("test_"),
                 "short": plan.short(task),
                 "config": plan.task(task).as_dict(),

@@ -48,26 +48,26 @@ def compared(record: dict[str, Any]) -> list[Compared]:
         Compared(
             task["name"],
             task["title"],
-            task_table(task, record["grid"]),
+            task_table(task),
             tuple(f for cost in COSTS if (f := figure(task, cost)) is not None),
         )
         for task in record["tasks"]
     ]
 
 
-def task_table(task: dict[str, Any], grid: Sequence[float]) -> Table:
+def task_table(task: dict[str, Any]) -> Table:
     """One line for each method, controls at the end."""
     base = _summary(next((row["test"] for row in task["rows"] if row["method"] == BASE), []))
     rows = tuple(_line(row, base) for row in task["rows"])
     config = task["config"]
     what = "Bits per character (less is better)" if task["quantity"] == "bits" else "Accuracy"
-    rates = ", ".join(f"{rate:g}" for rate in grid)
+    rates = ", ".join(f"{rate:g}" for rate in task["grid"])
     caption = (
-        f"Width {config['width']}, depth {config['depth']}, {config['epochs']} epochs, batches of {config['batch']}, a "
-        f"cosine schedule. {what}, mean ± standard deviation over seeds; the difference is to backpropagation's test "
-        f"result. Learning rates out of {rates}, chosen by the test set after {task['short']} epochs with another "
-        "seed, for all methods alike. Time and peak memory of a training step over backpropagation's, timed in turns "
-        f"in one process on {config['device']}. Cosine with the true gradient: of the parameters below the lowest cut of "
+        f"Width {config['width']}, depth {config['depth']}, {config['epochs']} epochs, batches of {config['batch']}. "
+        f"{what}, mean ± standard deviation over seeds; the difference is to backpropagation's test result. Learning "
+        f"rates out of {rates}, chosen by the test set after {task['short']} epochs with another seed, for all methods "
+        "alike. Time and peak memory of a training step over backpropagation's, timed in turns in one process on "
+        f"{config['device']}. Cosine with the true gradient: of the parameters below the lowest cut of "
         f"{task['pieces']} pieces, at the end of the first seed's run. Sent back: through how much of the network a "
         "signal travels from the loss."
     )

@@ -11,6 +11,7 @@ from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.datasets import DATASETS
 from gradguess.experiments.models import MODELS
 
+GRID = (3e-4, 1e-3, 3e-3)  # learning rates of AdamW
 SHORT = 4  # a run that chooses a learning rate has this part of the epochs
 _COMMON: dict[str, Any] = {"schedule": "cosine", "rate": 0.1, "eval_every": 1}
 
@@ -23,11 +24,13 @@ class Task:
         title: in tables and figures.
         settings: fields of `TrainConfig`.
         pieces: into how many the network is cut, for methods that work in pieces.
+        grid: learning rates that every method is tried with.
     """
 
     title: str
     settings: Mapping[str, Any]
     pieces: int
+    grid: tuple[float, ...] = GRID
 
     @property
     def known(self) -> bool:
@@ -39,8 +42,19 @@ class Task:
         return TrainConfig(**{**_COMMON, **self.settings})
 
 
-def _task(title: str, pieces: int, **settings: Any) -> Task:
-    return Task(title, settings, pieces)
+def _task(title: str, pieces: int, grid: tuple[float, ...] = GRID, **settings: Any) -> Task:
+    return Task(title, settings, pieces, grid)
+
+
+_CIFAR10: dict[str, Any] = {
+    "data": "cifar10",
+    "batch": 512,
+    "warmup": 0.2,
+    "smoothing": 0.1,
+    "matmul": "high",
+    "augment": True,
+    "autocast": True,
+}
 
 
 _ALL: dict[str, Task] = {
@@ -62,11 +76,12 @@ _ALL: dict[str, Task] = {
     ),
     "resnet18-cifar10": _task(
         "ResNet-18 on CIFAR-10",
-        pieces=4, data="cifar10", model="resnet18", width=64, epochs=30, batch=128,
+        pieces=4, grid=(0.1, 0.2, 0.4), **_CIFAR10, model="resnet18", width=64, epochs=30,
+        optimiser="sgd", weight_decay=5e-4, schedule="linear", channels_last=True,
     ),
     "vit-cifar10": _task(
-        "ViT on CIFAR-10",
-        pieces=4, data="cifar10", model="vit", width=192, depth=8, activation="gelu", epochs=30, batch=128,
+        "Vision transformer on CIFAR-10",
+        pieces=4, **_CIFAR10, model="vit", width=288, depth=8, activation="gelu", epochs=60, weight_decay=0.05,
     ),
 }  # fmt: skip
 TASKS: dict[str, Task] = {name: task for name, task in _ALL.items() if task.known}
