@@ -33,7 +33,7 @@ RIVALS = {
     "dfa": gg.baselines.DFA(),
     "fdfa": gg.baselines.FDFA(momentum=0.5),
     "mezo": gg.baselines.MeZO(),
-    "local": gg.baselines.LocalLinear(),
+    "local-linear": gg.baselines.LocalLinear(),
     "checkpointed": gg.baselines.Checkpointed(),
 }
 METHODS = {**GUESSES, **FEEDBACK, **RIVALS, "backprop": gg.Backprop()}

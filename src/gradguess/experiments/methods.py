@@ -93,7 +93,7 @@ _ENTRIES = (
     MethodEntry("dfa", "DFA", "#9c4f96", "#d59ad0", "1", _NONE, lambda c: rivals.DFA(seed=c.seed)),
     MethodEntry("fdfa", "FDFA", "#c2185b", "#ff80ab", "2", _NONE, lambda c: rivals.FDFA()),
     MethodEntry("mezo", "MeZO", "#558b2f", "#aed581", "3", _NONE, lambda c: rivals.MeZO()),
-    MethodEntry("local-linear", "Local loss, linear", "#0277bd", "#81d4fa", "8", _NONE, lambda c: rivals.LocalLinear()),
+    MethodEntry("local-linear", "Local loss, linear", "#0277bd", "#81d4fa", ".", _NONE, lambda c: rivals.LocalLinear()),
     MethodEntry("local-predsim", "Local loss, predsim", "#283593", "#9fa8da", "_", _NONE, lambda c: rivals.PredSim()),
     MethodEntry(
         "checkpointed",
