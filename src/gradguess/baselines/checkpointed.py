@@ -56,7 +56,7 @@ class _Recomputed:
     """While open, the pieces of a model between the cuts of a layout are checkpoints, all but the last."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        self.layout = layout
+        self.layout, self.cuts = layout, set(layout.modules)
         self.changed = dict(self._forwards(model))
         self.last = layout.guessed[-1].module if layout.guessed else None
         self.passed = self.last is None  # the last piece is differentiated at once: it need not be computed again
@@ -84,7 +84,7 @@ class _Recomputed:
         ends = [module]
         while _is_sequence(ends[-1]) and list(ends[-1].children()):
             ends.append(list(ends[-1].children())[-1])
-        return any(inner in self.layout.modules for inner in module.modules() if inner not in ends)
+        return any(inner in self.cuts for inner in module.modules() if inner not in ends)
 
     def _in_parts(self, sequence: nn.Module, x: Any) -> Any:
         """A sequence whose layers between two cuts are one checkpoint."""
@@ -93,7 +93,7 @@ class _Recomputed:
             whole = not self._cut_inside(layer)
             if whole:
                 part.append(layer)
-            if not whole or any(inner in self.layout.modules for inner in layer.modules()):
+            if not whole or not self.cuts.isdisjoint(layer.modules()):
                 x, part = self._chain(part, x), []
             x = x if whole else layer(x)
         return self._chain(part, x)

@@ -61,12 +61,13 @@ def task_table(task: dict[str, Any]) -> Table:
     rows = tuple(_line(row, base) for row in task["rows"])
     config = task["config"]
     what = "Bits per character (less is better)" if task["quantity"] == "bits" else "Accuracy"
-    rates = ", ".join(f"{rate:g}" for rate in task["grid"])
+    tried = ", ".join(f"{rate:g}" for rate in task["grid"])
+    chosen = f"chosen by the test set after {task['short']} epochs with another seed, for all methods alike"
+    rates = f"Learning rates out of {tried}, {chosen}." if len(task["grid"]) > 1 else f"Learning rate {tried}."
     caption = (
         f"Width {config['width']}, depth {config['depth']}, {config['epochs']} epochs, batches of {config['batch']}. "
-        f"{what}, mean ± standard deviation over seeds; the difference is to backpropagation's test result. Learning "
-        f"rates out of {rates}, chosen by the test set after {task['short']} epochs with another seed, for all methods "
-        "alike. Time and peak memory of a training step over backpropagation's, timed in turns in one process on "
+        f"{what}, mean ± standard deviation over seeds; the difference is to backpropagation's test result. {rates} "
+        "Time and peak memory of a training step over backpropagation's, timed in turns in one process on "
         f"{config['device']}. Cosine with the true gradient: of the parameters below the lowest cut of "
         f"{task['pieces']} pieces, at the end of the first seed's run. Sent back: through how much of the network a "
         "signal travels from the loss."
