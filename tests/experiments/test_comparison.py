@@ -272,22 +272,26 @@ def test_timing_that_fails_says_so(tmp_path, monkeypatch):
 
 
 def test_the_cosine_is_with_what_the_method_has_learned(tmp_path, small):
-    """DFA's matrices are those of the checkpoint; against the same by hand."""
-    config = dataclasses.replace(small, method="dfa", seed=3, samples=100, batch=100)
+    """The heads of a local loss are those of the checkpoint; against the same by hand."""
+    config = dataclasses.replace(small, method="local-linear", sites="3", seed=3, samples=100, batch=100, lr=0.01)
     training.train(config, tmp_path)
     found = measure.cosine(config, 3, tmp_path)
     stored = measure.checkpoint.by_part(measure.checkpoint.load(tmp_path)[0])
     data = measure.load(config.data).first(100)
     model = training.build_model(config, data)
     model.load_state_dict(stored["model"])
-    outputs = model(data.x_train)
-    e = outputs.softmax(1).detach() - torch.nn.functional.one_hot(data.y_train, 10)
-    g = (model[0](data.x_train) > 0) * (e @ stored["forward"]["learned/0/B"].t())
-    ours = (g.t() @ data.x_train / 100).flatten().detach()
-    torch.nn.functional.cross_entropy(outputs, data.y_train).backward()
-    true = model[0].weight.grad.flatten()
+    gradients = []
+    for outputs in (head(model, stored["forward"], data.x_train), model(data.x_train)):
+        loss = torch.nn.functional.cross_entropy(outputs, data.y_train)
+        gradients.append(torch.autograd.grad(loss, model[0].weight)[0].flatten())
+    ours, true = gradients
     assert found == pytest.approx(float(ours @ true / ours.norm() / true.norm()), rel=1e-5)
+    assert 0 < found < 0.999
     assert measure.cosine(config, 3, tmp_path / "nowhere") is None
+
+
+def head(model: torch.nn.Sequential, forward: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(model[0](x)) @ forward["learned/0/W"].t() + forward["learned/0/b"]
 
 
 # --- what is shown -------------------------------------------------------------------------------------------------
