@@ -360,6 +360,17 @@ def test_the_page(record, tmp_path):
     assert (tmp_path / "report" / "tables" / "compare-mlp-mnist1d.csv").read_text().startswith("Method,Rate")
 
 
+def test_the_command_report_makes_the_page_again(record, tmp_path):
+    from typer.testing import CliRunner
+
+    from gradguess.cli import app
+
+    write_json(tmp_path / "compare.json", record)
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.stdout.strip() == str(tmp_path / "report" / "compare.html")
+    assert (tmp_path / "report" / "compare.html").exists()
+
+
 def test_a_file_that_is_no_comparison_is_refused(tmp_path):
     write_json(tmp_path / "compare.json", {"kind": "time"})
     with pytest.raises(GradguessError, match="expected a comparison of schema 1"):

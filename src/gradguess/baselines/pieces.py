@@ -37,7 +37,8 @@ def run_pieces(step: Step, at_site: AtSite) -> Estimate:
 
     _, losses = step.passes.graph(visit, fused=True)
     if tops:
-        exact = torch.autograd.grad(losses.sum(), list(tops.values()), retain_graph=True, allow_unused=True)
+        ends, ones = list(tops.values()), torch.ones_like(losses)
+        exact = torch.autograd.grad(losses, ends, ones, retain_graph=True, allow_unused=True)
         pairs = zip(tops.items(), exact, strict=True)
         found |= {name: torch.zeros_like(s) if g is None else g for (name, s), g in pairs}
     gradients.add_vjp(names, losses, torch.full_like(losses, 1 / len(losses)))

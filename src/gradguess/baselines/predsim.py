@@ -71,7 +71,7 @@ class PredSim(LocalLoss):
 
     def loss(self, step: Step, site: Site, s: Tensor, head: Head) -> Tensor:
         x = _channels_first(site, features(site, s))
-        classes = F.one_hot(step.task.targets, len(head["b"])).to(x.dtype)
+        classes = (step.task.targets[:, None] == torch.arange(len(head["b"]), device=x.device)).to(x.dtype)
         apart = F.mse_loss(cosines(_compared(x, head["S"])), cosines(classes))
         return (1 - self.beta) * predicted(step, site, s, head).sum() + self.beta * len(x) * apart
 
