@@ -145,6 +145,15 @@ def test_a_norm_that_two_pieces_share_counts_both_calls():
     assert ran["0.0"] == ran["1.0"] == 2
 
 
+@pytest.mark.parametrize("sites", [2, 3])
+def test_a_layer_that_comes_twice_in_a_sequence_runs_twice(sites):
+    act, twice = nn.Tanh(), nn.Linear(5, 5)
+    layers = [nn.Linear(6, 5), act, nn.Linear(5, 5), act, twice, act, twice, act, nn.Linear(5, 3)]
+    case = Case(nn.Sequential(*layers).double(), torch.randn(8, 6).double(), torch.randint(3, (8,)))
+    ran = assert_backprop(case, sites=sites)
+    assert ran["1"] > 4
+
+
 def test_a_weight_that_depends_on_buffers_is_computed_from_the_same():
     """Spectral norm in its training mode moves its buffers before it reads them."""
     spectral = [nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)) for _ in range(4)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
@@ -82,14 +82,14 @@ class _Recomputed:
     def _cut_inside(self, module: nn.Module) -> bool:
         """Is there a cut in a module, at another place than its end?"""
         ends = [module]
-        while _is_sequence(ends[-1]) and list(ends[-1].children()):
-            ends.append(list(ends[-1].children())[-1])
+        while layers := _layers(ends[-1]):
+            ends.append(layers[-1])
         return any(inner in self.cuts for inner in module.modules() if inner not in ends)
 
-    def _in_parts(self, sequence: nn.Module, x: Any) -> Any:
+    def _in_parts(self, sequence: nn.Sequential, x: Any) -> Any:
         """A sequence whose layers between two cuts are one checkpoint."""
         part: list[nn.Module] = []
-        for layer in sequence.children():
+        for layer in sequence:
             whole = not self._cut_inside(layer)
             if whole:
                 part.append(layer)
@@ -127,8 +127,13 @@ def _on_copies(run: Run, *args: Any, **kwargs: Any) -> Any:
     return run(*tree_map_only(Tensor, Tensor.clone, args), **kwargs)
 
 
-def _is_sequence(module: nn.Module) -> bool:
+def _is_sequence(module: nn.Module) -> TypeGuard[nn.Sequential]:
     return type(module).forward is nn.Sequential.forward and "forward" not in module.__dict__
+
+
+def _layers(module: nn.Module) -> list[nn.Module]:
+    """Those of a sequence in order, one that comes twice too."""
+    return list(module) if _is_sequence(module) else []
 
 
 def _contexts(before: Snapshot, module: nn.Module) -> tuple[Context, Context]:
