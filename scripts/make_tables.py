@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gradguess.experiments.compare.tables import Compared, compared, read_record
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.methods import method_label, settings_of
 from gradguess.experiments.paper_numbers import SCALING, WIDTHS
@@ -61,6 +62,7 @@ PAGES = (
     "docs/real.md",
     "docs/gpu.md",
     "docs/finite.md",
+    "docs/compare.md",
 )
 # tables that may have no run
 OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost", "projector")
@@ -143,7 +145,7 @@ def overview_figure(runs: Sequence[Run]) -> Figure:
 def figures(runs: Sequence[Run]) -> list[Figure]:
     """The figures of the docs."""
     made = [overview_figure(runs), scaling_figure(runs), *overlap_figures(runs), *over_training_figures(runs)]
-    return [figure for figure in made if figure is not None]
+    return [figure for figure in made if figure is not None] + [f for one in comparison() for f in one.figures]
 
 
 def bench_record(name: str, folder: str = "bench") -> dict[str, Any]:
@@ -230,6 +232,21 @@ def compiled_tables() -> dict[str, str]:
     return made
 
 
+def comparison() -> list[Compared]:
+    """The tasks that were compared; none before there are results."""
+    stored = ROOT / "results" / "compare" / "compare.json"
+    return compared(read_record(stored)) if stored.exists() else []
+
+
+def comparison_block() -> str:
+    """Every task with its table, its caption and its figures."""
+    parts = []
+    for one in comparison():
+        drawn = [f"![{figure.title}](figures/{figure.slug}.png)" for figure in one.figures]
+        parts.append("\n\n".join([f"### {one.title}", markdown(one.table), one.table.caption, *drawn]))
+    return "\n\n".join(parts) or "Not run yet: there are no results in `results/compare`."
+
+
 def memory_table() -> str:
     """Peak memory without the parameters' gradients, and time over backpropagation's, by method and depth."""
     rows = bench_record("memory-cpu.json")["rows"]
@@ -304,6 +321,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "bench-tasks": tasks_table(),
         "attention": attention_table(),
         "gpt": gpt2_table(),
+        "compare": comparison_block(),
         **compiled_tables(),
         "finite": finite_table(),
         "finite-runs": finite_runs_table(),

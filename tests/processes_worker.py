@@ -25,7 +25,14 @@ OPTIONS = {
     "boot": gg.Feedback(gg.WPerp(k=3), bootstrap=0.5),
     "part": gg.Feedback(gg.WPerp(k=3), fraction=0.99),  # rounds to all
 }
-METHODS = {**GUESSES, **FORMS, **OPTIONS, "backprop": gg.Backprop()}
+RIVALS = {
+    "dfa": gg.baselines.DFA(),
+    "fdfa": gg.baselines.FDFA(momentum=0.5),
+    "mezo": gg.baselines.MeZO(),
+    "local-linear": gg.baselines.LocalLinear(),
+    "checkpointed": gg.baselines.Checkpointed(),
+}
+METHODS = {**GUESSES, **FORMS, **OPTIONS, **RIVALS, "backprop": gg.Backprop()}
 SCENARIOS: dict[str, tuple[str, str, dict[str, Any]]] = {
     # not: W⊥-NS fits to the first samples of rank 0; the basis of a null space turns with the rounding of the weights
     **{f"{m}/mlp": (m, "relu-bias", {}) for m in METHODS if not m.startswith("ns") and m != "svd-bottom"},

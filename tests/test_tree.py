@@ -23,6 +23,7 @@ ORDER = [
     {"passes"},
     {"step"},
     {"methods"},
+    {"baselines"},
     {"estimate"},
     {"captured_step"},
     {"diagnose"},

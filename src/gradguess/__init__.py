@@ -1,6 +1,6 @@
 """Train PyTorch networks without backpropagation: gradients guessed from one forward pass."""
 
-from gradguess import online
+from gradguess import baselines, online
 from gradguess.captured_step import CapturedStep
 from gradguess.diagnose import SiteReport, diagnose
 from gradguess.errors import ForwardModeError, GradguessError, InputError, NonFiniteError
@@ -35,6 +35,7 @@ __all__ = [
     "WPreconditioned",
     "WTranspose",
     "WeightPerturbation",
+    "baselines",
     "diagnose",
     "estimate",
     "online",

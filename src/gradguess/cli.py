@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +13,9 @@ from typing import Annotated, Any
 try:
     import typer
 
+    from gradguess.experiments.compare.command import compare_command
     from gradguess.experiments.options import with_config_options
-    from gradguess.experiments.terminal import emit, epoch_bar, notes, print_sites, print_tables, runs_bar
+    from gradguess.experiments.terminal import emit, epoch_bar, interruptible, notes, print_sites, print_tables
 except ModuleNotFoundError as error:
     raise SystemExit(f"gradguess: the package {error.name} is missing: pip install 'gradguess[cli]'") from None
 
@@ -73,7 +73,7 @@ def train(
         torch.set_num_threads(threads)
     first = launched_rank() == 0
     with (
-        _interruptible(),
+        interruptible(),
         epoch_bar(config, first) as show,
         logs(config, out, tensorboard and first, wandb and first) as log,
     ):
@@ -116,6 +116,7 @@ def reproduce(
     from gradguess.experiments.files import write_json
     from gradguess.experiments.reproduce import read_configs
     from gradguess.experiments.reproduce import reproduce as run
+    from gradguess.experiments.terminal import runs_bar
     from gradguess.report import write_report
 
     runs = read_configs(configs) if configs else plan.plan(preset, only or (), seeds, solver, device)
@@ -125,7 +126,7 @@ def reproduce(
         return
     if preset == "quick" and not only and not configs:
         notes.print("quick leaves out W⊥-NS (an hour per run on a CPU): add --only newton-schulz or --preset paper.")
-    with _interruptible(), runs_bar() as show:
+    with interruptible(), runs_bar() as show:
         records, failures = run(runs, out, jobs, show, backend, address)  # type: ignore[arg-type]
     page = write_report(out)
     results = {record["key"]: record["metrics"] for record in records}
@@ -145,7 +146,7 @@ def _reproduce_streams(preset: str, seeds: int | None, jobs: int, out: Path, dev
 
     groups = chosen(lookup(PRESETS, preset, "preset"), device, seeds or 0)
     out = out / "streams"
-    with _interruptible():
+    with interruptible():
         failures = sweep(groups.values(), out, jobs, say=lambda words: notes.print(words, markup=False))
     write_atomic(out / "streams.md", page(out, groups))
     _plots([figure for name, group in groups.items() for figure in figures(out, name, group)], out)
@@ -167,9 +168,7 @@ def _check_results(directory: Path, json: bool) -> None:
 @app.command()
 def report(directory: Annotated[Path, typer.Argument(help="A directory with results.")], json: Json = False) -> None:
     """Write the report of the results in a directory: one HTML page, and CSV, LaTeX, PNG and SVG."""
-    from gradguess.report import write_report
-
-    page = str(write_report(directory))
+    page = str(_write_page(directory))
     emit({"report": page}, json, [page])
 
 
@@ -210,7 +209,7 @@ def stream(
 
     if threads:
         torch.set_num_threads(threads)
-    with _interruptible(), notes.status(config.key) as status:
+    with interruptible(), notes.status(config.key) as status:
         record = run(config, lambda point: status.update(f"{config.key}: step {point['step']}, error {point['error']}"))
     if out is not None:
         write_json(out, record)
@@ -256,7 +255,7 @@ def bench(
     if threads:
         torch.set_num_threads(threads)
     batch, k, dtype = batch or [512], k or [10], dtype or ["float32"]
-    with _interruptible(), notes.status("measuring") as status:
+    with interruptible(), notes.status("measuring") as status:
         say = lambda words: status.update(words)  # noqa: E731
         if memory:
             case = Case((width or [64])[0], 1, batch[0], k[0], dtype[0], device)
@@ -277,6 +276,16 @@ def bench(
     emit({**record, "plots": plots}, json, plots)
 
 
+app.command()(compare_command(lambda directory: _write_page(directory)))
+
+
+def _write_page(directory: Path) -> Path:
+    """The page of the comparison in a directory, or else the report of its results."""
+    from gradguess.report import write_comparison, write_report
+
+    return write_comparison(directory) if (directory / "compare.json").exists() else write_report(directory)
+
+
 def _plots(figures: Sequence[Any], out: Path) -> list[str]:
     """One PNG for each figure, if matplotlib is installed."""
     from gradguess.report.plot import save_figures
@@ -286,13 +295,3 @@ def _plots(figures: Sequence[Any], out: Path) -> list[str]:
     except GradguessError as error:
         notes.print(str(error))
         return []
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C end the command, and say what is kept."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        notes.print("Interrupted. What is in the --out directory is kept: the same command continues from there.")
-        raise typer.Exit(interrupts.INTERRUPTED) from None

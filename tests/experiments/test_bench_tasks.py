@@ -1,4 +1,4 @@
-"""The benchmark on real networks: compiled loops, anchors, processes that take turns, and what is measured once."""
+"""The benchmark on real networks: compiled loops, processes that take turns, and what is measured once."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from gradguess.errors import GradguessError
 from gradguess.experiments import environment
 from gradguess.experiments.bench import bench_starts, bench_tasks, loops, real_networks, tasks, timing, turns
-from gradguess.experiments.bench.anchors import MeZOLoop, recomputed
-from gradguess.experiments.bench.cases import Case, RealCase
+from gradguess.experiments.bench.cases import RealCase
 from gradguess.experiments.bench.memory import EXACT, run_apart
 from gradguess.experiments.bench.registry import make_loop
 from gradguess.experiments.bench.tasks import Job, make_loops, modes, time_task
 from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.data import Shape
-from gradguess.experiments.models import MODELS
 from gradguess.experiments.real import STUDIED, TASKS
 from gradguess.experiments.tables.bench import bench_figures, bench_tables
 from gradguess.experiments.tables.compiled import memory_matrix, times_matrix
@@ -78,7 +74,7 @@ def test_a_captured_loop_shares_the_network_of_its_twin():
     assert next(iter(made)) == ("backprop", "eager")
 
 
-@pytest.mark.parametrize("method", ["backprop", "mezo", "wperp", "feedback-chained-rare"])
+@pytest.mark.parametrize("method", ["backprop", "wperp", "feedback-chained-rare"])
 def test_compiled_loops_make_the_same_steps(method, graphs_alone):
     case = RealCase(dataclasses.replace(SMALL, dtype="float64"))
     found = []
@@ -107,53 +103,6 @@ def test_a_refusal_is_noted(graphs_alone):
     found = timing.measure({"loop": loop}, 0.0, "cpu")["loop"]
     assert ["memory='replay'" in note for note in found.notes] == [True]
     assert found.start > 0
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_recomputed_networks_have_the_same_gradients(name):
-    task = TASKS[name]
-    size = {"mnist1d": (40,), "shakespeare": (6,)}.get(task.data, (1, 8, 8))
-    shape = Shape({"mnist1d": "signal", "shakespeare": "text"}.get(task.data, "image"), size, 10)
-
-    def network() -> nn.Module:
-        return MODELS[task.model](shape, 16, 2, False, task.activation, torch.Generator().manual_seed(0)).double()
-
-    source = torch.Generator().manual_seed(1)
-    x = torch.randint(10, (3, *size), generator=source)
-    y = torch.randint(10, (3, 6) if shape.kind == "text" else (3,), generator=source)
-    plain, again, ran = network(), network(), []
-    sequence = again if isinstance(again, nn.Sequential) else again.blocks
-    for block in sequence:
-        if any(True for _ in block.parameters()):
-            block.register_forward_pre_hook(lambda module, inputs: ran.append(module))
-    for model in (plain, recomputed(again)):
-        loops.mean_loss(model, x if shape.kind == "text" else x.double(), y).backward()
-    assert all(ran.count(module) == 2 for module in ran)
-    for a, b in zip(plain.parameters(), again.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
-
-
-def test_mezo_moves_along_one_direction_by_what_two_passes_say():
-    """Against the same step with the direction kept in memory."""
-    loop = make_loop("mezo", Case(width=8, depth=2, batch=6, dtype="float64"))
-    assert isinstance(loop, MeZOLoop)
-    loop.lr = 0.3
-    source = torch.Generator().manual_seed(0)
-    for _ in range(3):
-        before = [p.detach().clone() for p in loop.model.parameters()]
-        z = [torch.randn(p.shape, generator=source, dtype=p.dtype) for p in before]
-        sides = []
-        for sign in (1, -1):
-            moved = make_loop("backprop", Case(width=8, depth=2, batch=6, dtype="float64"))
-            for p, old, direction in zip(moved.model.parameters(), before, z, strict=True):
-                p.data = old + sign * loop.distance * direction
-            sides.append(moved.mean_loss().item())
-        slope = (sides[0] - sides[1]) / (2 * loop.distance)
-        assert loop.step().item() == pytest.approx(sum(sides) / 2)
-        for p, old, direction in zip(loop.model.parameters(), before, z, strict=True):
-            torch.testing.assert_close(p.detach(), old - 0.3 * slope * direction, rtol=1e-6, atol=1e-9)
-    assert not loop.optimiser.state
-    assert all(p.grad is None for p in loop.model.parameters())
 
 
 # --- one task ------------------------------------------------------------------------------------------------------

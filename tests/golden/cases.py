@@ -205,6 +205,15 @@ def _feedback(guess: Any) -> dict[str, Any]:
 GUESSES = _guesses()
 FEEDBACK = _feedback(gg.WPerp(k=3, refresh=2))
 METHODS = {**GUESSES, **FEEDBACK}
+RIVALS = {
+    "dfa": gg.baselines.DFA(),
+    "fdfa": gg.baselines.FDFA(momentum=0.3),
+    "mezo": gg.baselines.MeZO(),
+    "local-linear": gg.baselines.LocalLinear(),
+    "local-predsim": gg.baselines.PredSim(),
+    "checkpointed": gg.baselines.Checkpointed(),
+    "frozen": gg.baselines.Frozen(),
+}
 
 
 # --- what is written down ------------------------------------------------------------------------------------
@@ -529,10 +538,15 @@ def _reports() -> Iterator[Listed]:
             yield f"diagnose/{model}/{name}", partial(diagnosed, model=model, guess=guess)
 
 
+def _rivals() -> Iterator[Listed]:
+    for model, (name, method) in itertools.product(("chain", "residual", "norm-batch", "zoo:cnn"), RIVALS.items()):
+        yield f"rivals/{model}/{name}", partial(stepped, model=model, guess=method, sites=2)
+
+
 def _all() -> Iterator[Listed]:
     yield "processes", processes
     parts: Iterable[Callable[[], Iterator[Listed]]]
-    parts = (_runs, _zoo, _own, _options, _replay, _chunks, _coupled, _sites, _reports)
+    parts = (_runs, _zoo, _own, _options, _replay, _chunks, _coupled, _sites, _reports, _rivals)
     for part in parts:
         yield from part()
 

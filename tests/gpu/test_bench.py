@@ -18,7 +18,7 @@ CASE = Case(width=32, depth=3, batch=64, k=4, device="cuda")
 @pytest.mark.parametrize(
     ("name", "compiled"),
     [(name, compiled) for name in ("backprop", "mezo", "wperp") for compiled in (False, True)]
-    + [("checkpoint-all", False)],
+    + [(name, False) for name in ("checkpoint-all", "dfa", "fdfa", "local-linear", "local-predsim", "frozen")],
 )
 def test_replayed_loops_make_the_same_steps(name: str, compiled: bool):
     plain, captured = (make_loop(name, CASE, compiled) for _ in range(2))

@@ -10,7 +10,8 @@ import pytest
 import gradguess as gg
 from models import GUESSES
 
-METHODS = {**GUESSES, "backprop": gg.Backprop(), "feedback": gg.Feedback(gg.WPerp(k=3))}
+RIVALS = {name: getattr(gg.baselines, name)() for name in gg.baselines.__all__}
+METHODS = {**GUESSES, **RIVALS, "backprop": gg.Backprop(), "feedback": gg.Feedback(gg.WPerp(k=3))}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -29,7 +29,14 @@ FEEDBACK = {
     "part": gg.Feedback(gg.WTranspose(), form="direct", fraction=0.6),
     "now and then": gg.Feedback(gg.WPerp(k=3), form="direct", every=2),
 }
-METHODS = {**GUESSES, **FEEDBACK, "backprop": gg.Backprop()}
+RIVALS = {
+    "dfa": gg.baselines.DFA(),
+    "fdfa": gg.baselines.FDFA(momentum=0.5),
+    "mezo": gg.baselines.MeZO(),
+    "local-linear": gg.baselines.LocalLinear(),
+    "checkpointed": gg.baselines.Checkpointed(),
+}
+METHODS = {**GUESSES, **FEEDBACK, **RIVALS, "backprop": gg.Backprop()}
 SEARCH = 50  # the number of a step in which guesses search again
 Made = tuple[Estimate, State, Layout]
 

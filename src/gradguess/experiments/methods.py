@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import gradguess as gg
+from gradguess import baselines as rivals
 from gradguess.experiments.names import lookup, unknown
 from gradguess.experiments.studies import studied_feedback
 
@@ -89,6 +90,21 @@ _ENTRIES = (
     MethodEntry(
         "feedback-corrected", "Feedback, corrected", "#7d8000", "#c9cc4a", "h", _FEEDBACK, _feedback("corrected")
     ),
+    MethodEntry("dfa", "DFA", "#9c4f96", "#d59ad0", "1", _NONE, lambda c: rivals.DFA(seed=c.seed)),
+    MethodEntry("fdfa", "FDFA", "#c2185b", "#ff80ab", "2", _NONE, lambda c: rivals.FDFA()),
+    MethodEntry("mezo", "MeZO", "#558b2f", "#aed581", "3", _NONE, lambda c: rivals.MeZO()),
+    MethodEntry("local-linear", "Local loss, linear", "#0277bd", "#81d4fa", ".", _NONE, lambda c: rivals.LocalLinear()),
+    MethodEntry("local-predsim", "Local loss, predsim", "#283593", "#9fa8da", "_", _NONE, lambda c: rivals.PredSim()),
+    MethodEntry(
+        "checkpointed",
+        "Backpropagation, checkpoints",
+        "#455a64",
+        "#b0bec5",
+        "|",
+        _NONE,
+        lambda c: rivals.Checkpointed(),
+    ),
+    MethodEntry("frozen", "Lower part frozen", "#8d6e63", "#bcaaa4", "4", _NONE, lambda c: rivals.Frozen()),
 )
 METHODS: dict[str, MethodEntry] = {entry.name: entry for entry in _ENTRIES}
 OPTIONS = frozenset().union(*(entry.options for entry in _ENTRIES))  # the options that only some methods read
@@ -112,10 +128,10 @@ VARIANTS: dict[str, MethodVariant] = {
     "feedback-chained-pieces-bootstrap": MethodVariant(
         "Feedback, chained, bootstrap alone, 3 pieces", {**_PIECES, **_BOOTSTRAP}
     ),
-    # loops whose memory is compared; the benchmark adds what depends on the depth, and has its own loop for MeZO
-    "mezo": MethodVariant("Weight perturbation, MeZO", {"method": "weight"}),
-    "checkpoint-all": MethodVariant("Backpropagation, every layer recomputed", {"method": "backprop"}, "layer-1"),
-    "checkpoint-sqrt": MethodVariant("Backpropagation, √depth checkpoints", {"method": "backprop"}, "layer-3"),
+    "pieces-zero": MethodVariant("Pieces, B = 0", {**_CHAINED, "learn": "never"}, "layer-1"),
+    # loops whose memory is compared; the benchmark adds what depends on the depth
+    "checkpoint-all": MethodVariant("Backpropagation, every layer recomputed", {"method": "checkpointed"}, "layer-1"),
+    "checkpoint-sqrt": MethodVariant("Backpropagation, √depth checkpoints", {"method": "checkpointed"}, "layer-3"),
     "store": MethodVariant("W⊥, store", {"method": "wperp"}),
     "replay": MethodVariant("W⊥, replay", {"method": "wperp", "memory": "replay"}, "feedback-direct"),
     "feedback-replay": MethodVariant(

@@ -14,14 +14,14 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import gradguess as gg
+from gradguess.baselines.dfa import random_start
+from gradguess.baselines.fdfa import Momentum
 from gradguess.errors import InputError
 from gradguess.methods.base import Draws
 from gradguess.methods.feedback.error import OutputError
@@ -54,15 +54,6 @@ class FromLoss(Weighted):
         return ((residual * e).sum(1, keepdim=True) * e).reshape(rows, -1)
 
 
-class Momentum(Outputs):
-    """`B` is a running mean of the raw estimates `y uᵀ`, whatever is predicted already: the rule of FDFA."""
-
-    def update(self, lesson: Lesson, site: Site, p: int, phi: Tensor, scale: Tensor, B: Tensor) -> Tensor:
-        u = lesson.tangents[p].reshape(len(phi), -1)
-        raw = lesson.pool.sum(phi.t() @ u) / lesson.rows[site.name] / scale
-        return B.lerp(raw, lesson.rate / lesson.passes_of(site))
-
-
 RULES: dict[str, Rule] = {"weighted": WEIGHTED, "outputs": Outputs(), "loss": FromLoss(), "momentum": Momentum()}
 LEARN = (*RULES, "truth", "never")
 STARTS = ("zero", "random")
@@ -88,7 +79,7 @@ class StudiedFeedback(gg.Feedback):
         return RULES.get(self.learn, WEIGHTED)
 
     def start(self) -> Start:
-        return self._random if self.first == "random" else zeros
+        return random_start(self.seed) if self.first == "random" else zeros
 
     def draws(self, count: int) -> Draws | None:
         return None if self.learn in ("truth", "never") else super().draws(count)
@@ -106,12 +97,6 @@ class StudiedFeedback(gg.Feedback):
         for site in step.layout.guessed:
             g = site.flat(found.site_grads[site.name])
             predictor.regress(site, forward.gate(site), error, g, self.rate)
-
-    def _random(self, site: Site, shape: tuple[int, int], like: Tensor) -> Tensor:
-        """Of the scale of a layer; each site and seed has numbers of its own."""
-        source = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {site.name}".encode()))
-        d = shape[0]
-        return torch.randn(shape, generator=source, dtype=torch.float64).to(like.device, like.dtype) / d**0.5
 
 
 def studied_feedback(

@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: progress bars and tables. Needs the package rich."""
+"""What a person sees in the terminal: progress bars and tables. Needs the packages rich and typer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
+from gradguess.experiments import interrupts
 from gradguess.experiments.inspection import NUMBERS
 from gradguess.experiments.tables.table import Table
 
@@ -25,6 +27,16 @@ notes = Console(stderr=True)  # results alone go to standard output
 def emit(record: dict[str, Any], as_json: bool, lines: list[str]) -> None:
     """Print the result: one JSON object for a program, `lines` for a person."""
     print(json.dumps(record) if as_json else "\n".join(lines), flush=True)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C end the command, and say what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        notes.print("Interrupted. What is in the --out directory is kept: the same command continues from there.")
+        raise typer.Exit(interrupts.INTERRUPTED) from None
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ class WeightPerturbation(Method):
     def run(self, step: Step) -> tuple[Estimate, State]:
         model, count = step.task.model, step.options.tangents
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        padding = _padding_rows(model)
+        padding = padding_rows(model)
         alone = step.pool.size == 1  # else one number is sent for each tangent, and nothing else
         derivatives, means = [], []
         directions: dict[str, list[Tensor]] = {name: [] for name in parameters}
@@ -46,7 +46,7 @@ class WeightPerturbation(Method):
                     drawn[name][row] = 0  # the padding row has no gradient
             losses, derivative = step.passes.parameter_tangent(drawn)
             derivatives.append(derivative)
-            mean = derivative.mean() if alone else step.pool.sum(_or_nan(derivative.mean() * step.share, losses))
+            mean = derivative.mean() if alone else step.pool.sum(or_nan(derivative.mean() * step.share, losses))
             means.append(mean)
             for name, y in drawn.items():
                 grads[name] += mean.to(y.dtype) * y / count
@@ -59,12 +59,13 @@ class WeightPerturbation(Method):
         return result, step.state
 
 
-def _or_nan(mean: Tensor, losses: Tensor) -> Tensor:
+def or_nan(mean: Tensor, losses: Tensor) -> Tensor:
     """NaN where a loss is not finite: the other processes must know."""
     return torch.where(torch.isfinite(losses).all(), mean, torch.nan)
 
 
-def _padding_rows(model: nn.Module) -> dict[str, int]:
+def padding_rows(model: nn.Module) -> dict[str, int]:
+    """The rows of embeddings that are never trained, by the name of the parameter."""
     return {
         f"{name}.weight" if name else "weight": module.padding_idx
         for name, module in model.named_modules()

@@ -48,17 +48,32 @@ class Tile:
     counts: list[tuple[str, int]]
 
 
+@dataclass(frozen=True)
+class Opening:
+    """What a page says before its sections. Without a guide it is that of the paper."""
+
+    title: str
+    lead: str
+    tiles: Sequence[Tile] = ()
+    guide: str = ""
+    rules: Sequence[str] = ()
+
+
 def render(runs: Sequence[Run], sections: Sequence[Section], environments: Table, drawings: Mapping[str, str]) -> str:
-    """The whole page as one string; `drawings` holds the themed SVG of each figure by its slug."""
+    """The page of the paper as one string; `drawings` holds the themed SVG of each figure by its slug."""
+    opening = Opening("The paper, reproduced", lead(runs), _tiles(runs, sections), rules=RULES)
+    return render_page(opening, sections, environments, drawings)
+
+
+def render_page(opening: Opening, sections: Sequence[Section], environments: Table, drawings: Mapping[str, str]) -> str:
+    """A page as one string."""
     markup = require("markupsafe", "report", "the report").Markup
     script = _asset("page.js")
     return _templates().get_template("page").render(
+        opening=opening,
         sections=sections,
         drawings={slug: markup(svg) for slug, svg in drawings.items()},
         environments=environments,
-        tiles=_tiles(runs, sections),
-        lead=_lead(runs),
-        rules=RULES,
         marks=_MARKS,
         css=markup(_asset("page.css") + _colour_variables()),
         script=markup(script),
@@ -113,7 +128,7 @@ def _tiles(runs: Sequence[Run], sections: Sequence[Section]) -> list[Tile]:
     return [Tile(title, [(word, counts[word]) for word in _MARKS if counts[word]]) for title, counts in found.items()]
 
 
-def _lead(runs: Sequence[Run]) -> str:
+def lead(runs: Sequence[Run]) -> str:
     """One sentence on what was run."""
     methods = {run.method for run in runs}
     seeds = {run.config.get("seed") for run in runs}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _SIZE = (4.5, 3.5)  # inches; small, so that the type stays legible on a phone
+LEGEND = 5  # rows for which there is room in a legend
 _SETTINGS: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -77,8 +78,10 @@ def draw(figure: Figure) -> Drawing:
 
 
 def _size(figure: Figure) -> tuple[float, float]:
-    """Wider and taller where the lines have names."""
+    """Wider and taller where the lines have names, taller where the legend is long."""
     width, height = _SIZE
+    rows = sum(bool(curve.label) for curve in figure.curves) / figure.legend_columns
+    height += 0.16 * max(0.0, rows - LEGEND)
     return (width * 1.7, max(height, 1.2 + 0.19 * len(figure.y_names))) if figure.y_names else (width, height)
 
 

@@ -30,10 +30,15 @@ def write_report(results_dir: Path, out: Path | None = None) -> Path:
     runs = load_runs(results_dir, may_be_empty=bool(benchmarks))
     sections = build_sections({"runs": runs, "benchmarks": benchmarks})
     environments = environments_table(runs)
-    _write_tables(page.parent / "tables", [environments, *(table for s in sections for table in s.tables)])
-    drawings = _write_figures(page.parent / "figures", sections)
+    drawings = write_parts(page.parent, environments, sections)
     write_atomic(page, render(runs, sections, environments, drawings))
     return page
+
+
+def write_parts(folder: Path, environments: Table, sections: Sequence[Section]) -> dict[str, str]:
+    """Every table and every figure as files; the drawings for the page."""
+    _write_tables(folder / "tables", [environments, *(table for s in sections for table in s.tables)])
+    return _write_figures(folder / "figures", sections)
 
 
 def _page_path(results_dir: Path, out: Path | None) -> Path:

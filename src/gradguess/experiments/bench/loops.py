@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -28,7 +28,6 @@ class Loop:
     every = 1  # the number of steps after which the work repeats, apart from refreshes
     refresh = 0  # the number of such rounds between two refreshes of what is cached; 0 if nothing is cached
     forward: gg.ForwardGradient | None = None  # what estimates the gradients; None for backpropagation
-    generators: Sequence[torch.Generator] = ()  # those that a step draws from, if it does so by itself
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, compiled: bool = False) -> None:
         self.model, self.x, self.y = model, x, y
@@ -52,8 +51,6 @@ class Loop:
                 self.step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        for generator in self.generators:
-            graph.register_generator_state(generator)
         self.optimiser.zero_grad()
         with torch.cuda.graph(graph):
             self.step()

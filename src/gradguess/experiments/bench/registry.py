@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from gradguess.experiments.bench.anchors import MeZOLoop, recomputed
 from gradguess.experiments.bench.cases import Setting
 from gradguess.experiments.bench.loops import GuessedLoop, Loop
 from gradguess.experiments.methods import settings_of
@@ -31,16 +31,14 @@ def check_methods(names: Sequence[str], default: Sequence[str]) -> Sequence[str]
     return names or default
 
 
-def make_loop(name: str, case: Setting, compiled: bool = False) -> Loop:
-    """The loop that `name` stands for, on the network and the data of `case`."""
+def make_loop(name: str, case: Setting, compiled: bool = False, own: Mapping[str, Any] | None = None) -> Loop:
+    """The loop that `name` stands for, on the network and the data of `case`; `own` are further settings of it."""
     model, (x, y) = case.network(), case.data()
     if name == BACKPROP:
         return Loop(model, x, y, compiled)
-    if name == "mezo":
-        return MeZOLoop(model, x, y, compiled)
+    settings = {**settings_of(name), **(own or {}), "compile": compiled}
     if name in STRIDES:
-        return Loop(recomputed(model, STRIDES[name](case.depth)), x, y, compiled)
-    settings = settings_of(name) | {"compile": compiled}
+        settings["sites"] = str(max(2, math.ceil(case.depth / STRIDES[name](case.depth))))
     if name == "pieces-replay":
         settings["sites"] = str(max(2, math.isqrt(case.depth)))
     return GuessedLoop(case.config(settings), model, x, y)

@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,9 +20,10 @@ import torch
 from gradguess.experiments.bench.cases import RealCase
 from gradguess.experiments.bench.loops import Loop, Replayed
 from gradguess.experiments.bench.memory import EXACT, peak_here, run_apart
-from gradguess.experiments.bench.registry import BACKPROP, STRIDES, make_loop
+from gradguess.experiments.bench.registry import BACKPROP, make_loop
 from gradguess.experiments.bench.timing import first_rounds, measure
 from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.methods import settings_of
 from gradguess.experiments.real import STUDIED
 
 Row = dict[str, Any]
@@ -52,17 +53,27 @@ def modes(compile: bool, captured: bool) -> list[str]:
     return [mode for mode, (_, captures) in MODES.items() if captured or not captures]
 
 
-def make_loops(case: RealCase, methods: Sequence[str], wanted: Sequence[str]) -> dict[tuple[str, str], Loop | Replayed]:
-    """(method, mode) -> loop. A loop and its captured twin share the network and what is compiled."""
+def make_loops(
+    case: RealCase,
+    methods: Sequence[str],
+    wanted: Sequence[str],
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[tuple[str, str], Loop | Replayed]:
+    """(method, mode) -> loop. A loop and its captured twin share the network and what is compiled.
+
+    `own` are settings that methods have on this task alone.
+    """
     loops: dict[tuple[str, str], Loop | Replayed] = {}
     for method in (BACKPROP, *(name for name in methods if name != BACKPROP)):
         made: dict[bool, Loop] = {}
         for mode in wanted:
             compiled, captured = MODES[mode]
-            if compiled and method in STRIDES:  # the compiler chooses by itself what is recomputed
+            if (
+                compiled and settings_of(method)["method"] == "checkpointed"
+            ):  # the compiler chooses by itself what is recomputed
                 continue
             if compiled not in made:
-                made[compiled] = make_loop(method, case, compiled)
+                made[compiled] = make_loop(method, case, compiled, (own or {}).get(method))
             loops[method, mode] = Replayed(made[compiled]) if captured else made[compiled]
     return loops
 
@@ -77,6 +88,7 @@ class Job:
     compile: bool
     seconds: float
     memory: bool = False
+    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings that methods have on this task alone
 
     @property
     def cuda(self) -> bool:
@@ -87,7 +99,7 @@ class Job:
         return modes(self.compile, captured=self.cuda)
 
     def loops(self) -> dict[tuple[str, str], Loop | Replayed]:
-        return make_loops(RealCase(self.task), self.methods, self.modes)
+        return make_loops(RealCase(self.task), self.methods, self.modes, self.own)
 
     def as_json(self) -> str:
         return json.dumps(dataclasses.asdict(self) | {"threads": torch.get_num_threads()})

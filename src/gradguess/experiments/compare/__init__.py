@@ -1,0 +1,1 @@
+"""Methods × tasks at equal epochs: `gradguess compare`."""
