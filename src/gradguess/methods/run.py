@@ -128,7 +128,8 @@ class _Walk:
             tasks, device = [each.task for each in parts], self.generator.device
             self.state = refreshed(plan, self.task, tasks, layout, device, self.state, missing_only=self.refreshed)
             self.refreshed = True
-            step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, part.share)
+            last = part is parts[-1]
+            step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, part.share, last)
             result, self.state = plan.runner(plan.method, step)
         except torch.linalg.LinAlgError:  # a factorisation that failed on NaN gives an estimate that says so
             losses = passes.aside().graph()[1].detach()

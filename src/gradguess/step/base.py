@@ -76,6 +76,7 @@ class Step:
     detail: bool = True  # keep directions and site gradients for the caller
     pool: Pool = ALONE  # adds up what the parts of a batch measured
     share: float = 1.0  # of this part in the whole batch
+    last: bool = True  # does no other part of the batch follow?
 
     @property
     def keeps(self) -> bool:
