@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import gradguess as gg
 from gradguess.experiments.names import lookup, unknown
-from gradguess.experiments.studies import studied_feedback
+from gradguess.experiments.studies import studied_feedback, zero_students
 
 if TYPE_CHECKING:
     from gradguess.experiments.config import TrainConfig
@@ -89,6 +89,20 @@ _ENTRIES = (
     MethodEntry(
         "feedback-corrected", "Feedback, corrected", "#7d8000", "#c9cc4a", "h", _FEEDBACK, _feedback("corrected")
     ),
+    MethodEntry("students", "Students", "#b3002d", "#ff6b8b", "p", _NONE, lambda c: gg.Students()),
+    MethodEntry(
+        "students-chained", "Students, chained", "#9c5a1a", "#d8a35d", "H", _NONE, lambda c: gg.Students(form="chained")
+    ),
+    MethodEntry(
+        "students-error", "Students, error", "#5e35b1", "#a98be8", "d", _NONE, lambda c: gg.Students(signal="error")
+    ),
+    MethodEntry(
+        "students-random", "Students, never trained", "#5f6b76", "#9fadb9", "x", _NONE, lambda c: gg.Students(learn=())
+    ),
+    MethodEntry(
+        "students-zero", "Pieces, zero at the cuts", "#8a8f94", "#c4c9ce", "+", _NONE, lambda c: zero_students()
+    ),
+    MethodEntry("local", "Local guess", "#006d77", "#5fc9d2", "8", _NONE, lambda c: gg.LocalGuess()),
 )
 METHODS: dict[str, MethodEntry] = {entry.name: entry for entry in _ENTRIES}
 OPTIONS = frozenset().union(*(entry.options for entry in _ENTRIES))  # the options that only some methods read

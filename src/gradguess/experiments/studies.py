@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.errors import InputError
@@ -121,3 +121,19 @@ def studied_feedback(
     if learn == "weighted" and start == "zero":
         return gg.Feedback(guess, **options)
     return StudiedFeedback(guess, **options, learn=learn, first=start, seed=seed)
+
+
+class _Nothing(nn.Module):
+    """A student that says the same whatever it sees: its gradient is zero."""
+
+    def __init__(self, outputs: tuple[int, ...]) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, s: Tensor) -> Tensor:
+        return s.new_zeros(len(s), *self.outputs)
+
+
+def zero_students(form: Literal["direct", "chained"] = "direct") -> gg.Students:
+    """Pieces of a model that get nothing from above: what a network learns whose lower part stays as it was drawn."""
+    return gg.Students(lambda shape, outputs: _Nothing(outputs), form=form, learn=())
