@@ -35,7 +35,8 @@ class CapturedStep:
 
     The result is that of the same calls made one by one. The first steps of each kind and shape run by themselves.
     So do steps that cannot be recorded: those that sketch a basis, those of a guess that is not steady, those with
-    `derivative="finite"`, and, unless `forward` has `compile=True`, those of a model with dropout or batch norm.
+    `derivative="finite"`, and, unless `forward` has `compile=True` or the method runs the model once, those of a model
+    with dropout or batch norm.
     Gradients are set to None before each step. To accumulate or clip gradients, call `forward` and the optimiser
     yourself. It does not look for NaN, since that would wait for the device.
 
@@ -85,10 +86,11 @@ class CapturedStep:
     def _is_fragile(self, kind: str) -> bool:
         """Must this step run by itself? A sketch of a basis cannot be recorded, nor may unknown kernels be, for which
         finite differences are. Nor can passes that put random state and buffers back: in a compiled step these enter
-        and leave a graph.
+        and leave a graph, and a method that makes one pass puts nothing back.
         """
         layout, plan = self.forward.layout, self.forward.plan
         pure = isinstance(plan.runner, Compiler) and not plan.runner.refused
+        pure = pure or plan.method.one_pass
         if layout is None or plan.options.finite or (layout.sites and layout.leaves_traces and not pure):
             return True
         return kind == "refresh" and any(site.linear is None for site in layout.guessed)

@@ -98,7 +98,7 @@ class _Walk:
         """The estimate of a part. Where the model makes other calls than the layout has, its sites are found again:
         first on a few samples, then on all of them.
         """
-        before = Snapshot(part.task.model) if self.layout.leaves_traces else None
+        before = Snapshot(part.task.model) if self.layout.leaves_traces and not recording() else None
         state, refreshed = self.state, self.refreshed
         for full_batch in (False, True):
             try:

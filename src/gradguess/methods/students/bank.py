@@ -36,11 +36,15 @@ class Bank:
 
     def student(self, site: Site, s: Tensor, *, twice: bool = False) -> Student:
         """The student of a cut, called with its output `s`. With `twice` its gradients have a graph as well."""
-        like = at_least_float32(s.new_empty(0))
-        blueprint = self._blueprint(site, like)
-        entries = self.entries.setdefault(site.name, {})
-        if "weights" not in entries or entries["weights"].shape != blueprint.start.shape:
-            weights = blueprint.start.clone()
+        like = at_least_float32(s.detach().new_empty(0))
+        kind = site.shape, self.outputs.shape
+        key = self.make, kind, like.dtype, like.device
+        if key not in self.built:
+            self.built[key], _ = build(self.make, *kind, 0, like)
+        blueprint, entries = self.built[key], self.entries.setdefault(site.name, {})
+        if "weights" not in entries or len(entries["weights"]) != blueprint.size:
+            seed = (self.step.noise.generator.initial_seed() + self.step.layout.sites.index(site)) % 2**63
+            _, weights = build(self.make, *kind, seed, like)
             self.step.pool.agree([weights])
             entries.clear()
             entries.update(weights=weights, mean=torch.zeros_like(weights), square=torch.zeros_like(weights))
@@ -48,13 +52,6 @@ class Bank:
         elif entries["weights"].dtype != like.dtype:  # the model has become another dtype
             entries.update({key: value.to(like.dtype) for key, value in entries.items()})
         return Student(self, site, s, blueprint, twice)
-
-    def _blueprint(self, site: Site, like: Tensor) -> Blueprint:
-        seed = (self.step.noise.generator.initial_seed() + self.step.layout.sites.index(site)) % 2**63
-        key = self.make, site.shape, self.outputs.shape, seed, like.dtype, like.device
-        if key not in self.built:
-            self.built[key] = build(self.make, site.shape, self.outputs.shape, seed, like)
-        return self.built[key]
 
     def add(self, site: Site, grad: Tensor) -> None:
         """A part of the gradient of what a student shall minimise: the parts of a batch and the processes add up."""
@@ -102,7 +99,7 @@ class Student:
         found = tuple(self.p.shape) if isinstance(self.p, Tensor) else type(self.p).__name__
         if not isinstance(self.p, Tensor) or (tuple(s.shape[1:]) == site.shape and found != wanted):
             raise InputError(
-                f"Students(make): the student at {site.name!r} must return the shape of the model's outputs, {wanted}, "
+                f"make: the student at {site.name!r} must return the shape of the model's outputs, {wanted}, "
                 f"found {found}."
             )
 

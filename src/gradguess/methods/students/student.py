@@ -27,25 +27,31 @@ class Blueprint:
         module: on the meta device.
         shapes: of the parameters, in the order in which the weights hold them.
         fixed: buffers, and parameters that require no gradient. They start anew at every call.
-        start: the first weights.
     """
 
     module: nn.Module
     shapes: dict[str, torch.Size]
     fixed: dict[str, Tensor]
-    start: Tensor
+
+    @property
+    def size(self) -> int:
+        """The number of weights."""
+        return sum(shape.numel() for shape in self.shapes.values())
 
     def __call__(self, weights: Tensor, s: Tensor) -> Any:
         """`S(s)`."""
         parts = weights.split([shape.numel() for shape in self.shapes.values()])
         own = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
-        fixed = {name: value.clone() for name, value in self.fixed.items()}
+        floats = weights.dtype
+        fixed = {n: v.to(floats, copy=True) if v.is_floating_point() else v.clone() for n, v in self.fixed.items()}
         with _reparametrize_module(self.module, own | fixed, tie_weights=True):
             return self.module(s)
 
 
-def build(make: Make, shape: tuple[int, ...], outputs: tuple[int, ...], seed: int, like: Tensor) -> Blueprint:
-    """Call `make`, with PyTorch's random numbers from `seed`; they are put back afterwards."""
+def build(
+    make: Make, shape: tuple[int, ...], outputs: tuple[int, ...], seed: int, like: Tensor
+) -> tuple[Blueprint, Tensor]:
+    """What `make` returns, and its weights. PyTorch's random numbers come from `seed`, and are put back afterwards."""
     before = RandomState.everywhere()
     try:
         torch.default_generator.manual_seed(seed)
@@ -55,16 +61,15 @@ def build(make: Make, shape: tuple[int, ...], outputs: tuple[int, ...], seed: in
         before.restore()
     if not isinstance(module, nn.Module):
         raise InputError(
-            f"Students(make): expected a function of (shape, outputs) that returns a torch.nn.Module, and for a cut of "
-            f"shape {shape} it returned {type(module).__name__}."
+            f"make: expected a function of (shape, outputs) that returns a torch.nn.Module, and for a cut of shape "
+            f"{shape} it returned {type(module).__name__}."
         )
     named = [(name, p.detach()) for name, p in module.named_parameters() if p.requires_grad]
     named.sort(key=lambda item: item[1].numel() % LINE != 0)  # odd ones last, so that the others start at a line
-    flat = [p.reshape(-1).to(like.device, like.dtype) for _, p in named]
+    weights = torch.cat([like.cpu(), *(p.reshape(-1).to(like.dtype) for _, p in named)]).to(like.device)
     rest = [*module.named_buffers(), *((name, p) for name, p in module.named_parameters() if not p.requires_grad)]
     fixed = {name: value.detach().to(like.device, copy=True) for name, value in rest}
-    start = torch.cat(flat) if flat else like.new_empty(0)
-    return Blueprint(module.train().to("meta"), {name: p.shape for name, p in named}, fixed, start)
+    return Blueprint(module.train().to("meta"), {name: p.shape for name, p in named}, fixed), weights
 
 
 class Outputs:

@@ -10,7 +10,7 @@ import torch
 from gradguess.errors import InputError
 from gradguess.guesses.activation import ActivationPerturbation
 from gradguess.methods.base import Draws, Estimate, Method
-from gradguess.methods.students.bank import Bank, Built
+from gradguess.methods.students.bank import Bank, Built, pull
 from gradguess.methods.students.default import default_student
 from gradguess.methods.students.rules import RULES, Known, carried
 from gradguess.methods.students.student import Make
@@ -64,7 +64,7 @@ class Students(Method):
         if self.form not in FORMS:
             raise InputError(f"Students(form): expected 'direct' or 'chained', found {self.form!r}.")
         learn = self.learn if self.learn is None or isinstance(self.learn, tuple) else (self.learn,)
-        if learn is not None and (any(rule not in RULES for rule in learn) or len(set(learn)) != len(learn)):
+        if learn is not None and (any(rule not in list(RULES) for rule in learn) or len(set(learn)) != len(learn)):
             raise InputError(
                 f"Students(learn): expected one of {', '.join(map(repr, RULES))}, a tuple of several, or None, "
                 f"found {self.learn!r}."
@@ -76,6 +76,10 @@ class Students(Method):
         if self.learn is None:
             return DEFAULTS[self.signal]
         return self.learn if isinstance(self.learn, tuple) else (self.learn,)
+
+    @property
+    def one_pass(self) -> bool:  # type: ignore[override]
+        return "tangents" not in self.rules
 
     def draws(self, count: int) -> Draws | None:
         return Draws(ActivationPerturbation(), count) if "tangents" in self.rules else None
@@ -93,7 +97,7 @@ class Students(Method):
         keep = asks and step.keeps
         walk = Walk(bank, cuts, chained=self.form == "chained", learn=self.rules, known=known, keep=keep)
         once = jvp is None and (keep or not asks)
-        outputs, losses = step.passes.graph(walk.visit, fused=once)
+        outputs, losses = step.passes.graph(walk.visit, fused=once, last=True)
         if keep:
             self._ask(bank, known, outputs)
         walk.settle(losses)
@@ -109,7 +113,7 @@ class Students(Method):
             free = known.output.detach().requires_grad_()
             with torch.enable_grad():
                 losses = bank.step.task.losses(bank.outputs.wrap(free))
-            (known.error,) = torch.autograd.grad(losses.sum(), [free])
+            (known.error,) = pull(losses, [free])
 
 
 def check_students(name: str, make: object, lr: float) -> None:
