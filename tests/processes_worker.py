@@ -25,7 +25,12 @@ OPTIONS = {
     "boot": gg.Feedback(gg.WPerp(k=3), bootstrap=0.5),
     "part": gg.Feedback(gg.WPerp(k=3), fraction=0.99),  # rounds to all
 }
-METHODS = {**GUESSES, **FORMS, **OPTIONS, "backprop": gg.Backprop()}
+STUDENTS = {
+    "students": gg.Students(form="chained", lr=1e-2),
+    "students-error": gg.Students(signal="error", learn=("outputs", "chain", "tangents"), lr=1e-2),
+    "local": gg.LocalGuess(lr=1e-2),
+}
+METHODS = {**GUESSES, **FORMS, **OPTIONS, **STUDENTS, "backprop": gg.Backprop()}
 SCENARIOS: dict[str, tuple[str, str, dict[str, Any]]] = {
     # not: W⊥-NS fits to the first samples of rank 0; the basis of a null space turns with the rounding of the weights
     **{f"{m}/mlp": (m, "relu-bias", {}) for m in METHODS if not m.startswith("ns") and m != "svd-bottom"},
@@ -37,6 +42,8 @@ SCENARIOS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "shared/balance": ("shared", "gelu-bias", {"balance": True}),
     "weight/tangents": ("weight", "relu-bias", {"tangents": 2}),
     "shared/isolate": ("shared", "relu-bias", {"isolate": True}),
+    "students/pieces": ("students", "residual", {"sites": 3}),
+    "students/chunk": ("students", "relu-bias", {"chunk": 2}),
 }
 
 
