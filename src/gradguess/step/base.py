@@ -59,7 +59,7 @@ class State:
     """What lives from step to step. A step returns a new one and never writes to the old one."""
 
     kept: Kept = field(default_factory=dict)  # what guesses keep between two searches
-    learned: Kept = field(default_factory=dict)  # what feedback has learned
+    learned: Kept = field(default_factory=dict)  # what feedback or students have learned
     count: int = 0  # steps that were made
 
 
