@@ -28,6 +28,7 @@ METHODS = {
     "error": gg.Students(signal="error", lr=1e-2),
     "error chained": gg.Students(signal="error", form="chained", lr=1e-2),
     "tangents": gg.Students(signal="error", learn=("outputs", "tangents"), lr=1e-2),
+    "loss, tangents": gg.Students(learn=("loss", "tangents"), lr=1e-2),
     "local": gg.LocalGuess(lr=1e-2),
 }
 
@@ -441,7 +442,10 @@ def test_the_details_of_an_estimate():
     names = list(true.site_grads)
     torch.testing.assert_close(est.site_grads[names[2]], true.site_grads[names[2]])  # one hop from the loss
     assert not torch.allclose(est.site_grads[names[0]], true.site_grads[names[0]])
+    torch.testing.assert_close(est.site_grads[names[3]], true.site_grads[names[3]])
     assert est.jvp.shape == (0, len(x))
+    report = gg.diagnose(model, gg.Students(small), cross_entropy, x, t, sites=4, curve=False)
+    assert list(report) == names
 
 
 def test_nothing_predicted_leaves_the_lower_pieces_alone():

@@ -48,11 +48,15 @@ class Walk:
         self.site_grads: dict[str, Tensor] = {}
         self.kept: list[Cut] = []
         self.last: Cut | None = None
+        self.top: tuple[str, Tensor] | None = None  # the model's output, where its gradient is wanted
 
     def visit(self, site: Site, x: Any, s: Tensor) -> Tensor:
         """Called at each site of a pass with a reverse graph."""
         if site.name not in self.cuts:
-            return s
+            if not self.step.detail:
+                return s
+            self.top = site.name, s.clone()
+            return self.top[1].clone()  # what follows may change its input in place
         leaf = s.detach().requires_grad_(self.linked)
         cut = self.last = Cut(site, s, leaf, self.last if self.linked else None)
         if self.keep:
@@ -68,6 +72,8 @@ class Walk:
         self.kept.clear()
         top, last = self.step.layout.sites[-1], self.last if self.linked else None
         names = self.step.layout.tail if top.name in self.cuts else (*top.parameters, *self.step.layout.tail)
+        if self.top is not None:
+            self.site_grads[self.top[0]] = pull(losses, [self.top[1]], retain_graph=True)[0]
         g = self._pull_piece(losses, torch.ones_like(losses), names, last)
         if last is not None and g is not None and self.chained:
             self._finish(last, g)
