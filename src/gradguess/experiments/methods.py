@@ -102,7 +102,7 @@ _ENTRIES = (
     MethodEntry(
         "students-zero", "Pieces, zero at the cuts", "#8a8f94", "#c4c9ce", "+", _NONE, lambda c: zero_students()
     ),
-    MethodEntry("local", "Local guess", "#006d77", "#5fc9d2", "8", _NONE, lambda c: gg.LocalGuess()),
+    MethodEntry("local-guess", "Local guess", "#006d77", "#5fc9d2", "8", _NONE, lambda c: gg.LocalGuess()),
 )
 METHODS: dict[str, MethodEntry] = {entry.name: entry for entry in _ENTRIES}
 OPTIONS = frozenset().union(*(entry.options for entry in _ENTRIES))  # the options that only some methods read

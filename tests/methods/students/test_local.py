@@ -102,12 +102,6 @@ def test_a_gradient_of_zero_gives_a_direction_of_zero():
     assert all((y == 0).all() for y in est.directions.values())
 
 
-def test_it_refuses_samples_that_mix():
-    forward = gg.ForwardGradient(model_of(), gg.LocalGuess(), sites=4, coupling="batch")
-    with pytest.raises(gg.InputError, match=r"a sign for each sample: coupling='batch' would mix them"):
-        forward(cross_entropy, *batch_of())
-
-
 def test_what_it_is_made_from_is_checked():
     with pytest.raises(gg.InputError, match=r"LocalGuess\(make\): expected a function"):
         gg.LocalGuess(make=3)

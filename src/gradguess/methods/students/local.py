@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from gradguess.errors import InputError
 from gradguess.guesses.frames import Frame
 from gradguess.methods.base import Estimate, Method
 from gradguess.methods.guessed import spend
@@ -62,8 +61,6 @@ class _LocalDrawing(Drawing):
     """Draws along the gradients of the students' losses. A student learns when its site is met first."""
 
     def __init__(self, step: Step, bank: Bank) -> None:
-        if step.options.coupling == "batch":
-            raise InputError("LocalGuess draws a sign for each sample: coupling='batch' would mix them. Use 'sample'.")
         self.step, self.bank, self.met = step, bank, set[str]()
 
     def frame(self, site: Site, s: Tensor, gate: Tensor | None) -> Frame:
