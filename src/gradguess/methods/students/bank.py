@@ -18,7 +18,7 @@ from gradguess.step.base import Kept, Step
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
 
-Built = dict[Any, Blueprint]  # students that were made, by all that they depend on
+Built = dict[Any, Blueprint]  # what one `make` returned, by all that it depends on
 
 
 class Bank:
@@ -38,7 +38,7 @@ class Bank:
         """The student of a cut, called with its output `s`. With `twice` its gradients have a graph as well."""
         like = at_least_float32(s.detach().new_empty(0))
         kind = site.shape, self.outputs.shape
-        key = self.make, kind, like.dtype, like.device
+        key = kind, like.dtype, like.device
         if key not in self.built:
             self.built[key], _ = build(self.make, *kind, 0, like)
         blueprint, entries = self.built[key], self.entries.setdefault(site.name, {})

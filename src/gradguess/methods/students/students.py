@@ -151,7 +151,7 @@ def check_cut(name: str, site: Site) -> None:
         )
     if site.batch_dim != 0 or not site.shape:
         raise InputError(
-            f"{name} need cuts that give a tensor (batch, ...), with one row for each sample. The output of "
+            f"{name}: expected cuts that give a tensor (batch, ...), with one row for each sample. The output of "
             f"{site.name!r} is not one: its batch is {'missing' if site.batch_dim is None else 'dimension 1'}, or it "
             "has one number for each sample. Name other modules with sites=[...]."
         )
