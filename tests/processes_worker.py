@@ -32,7 +32,12 @@ RIVALS = {
     "local-linear": gg.baselines.LocalLinear(),
     "checkpointed": gg.baselines.Checkpointed(),
 }
-METHODS = {**GUESSES, **FORMS, **OPTIONS, **RIVALS, "backprop": gg.Backprop()}
+STUDENTS = {
+    "students": gg.Students(form="chained", lr=1e-2),
+    "students-error": gg.Students(signal="error", learn=("outputs", "chain", "tangents"), lr=1e-2),
+    "local": gg.LocalGuess(lr=1e-2),
+}
+METHODS = {**GUESSES, **FORMS, **OPTIONS, **RIVALS, **STUDENTS, "backprop": gg.Backprop()}
 SCENARIOS: dict[str, tuple[str, str, dict[str, Any]]] = {
     # not: W⊥-NS fits to the first samples of rank 0; the basis of a null space turns with the rounding of the weights
     **{f"{m}/mlp": (m, "relu-bias", {}) for m in METHODS if not m.startswith("ns") and m != "svd-bottom"},
@@ -44,6 +49,8 @@ SCENARIOS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "shared/balance": ("shared", "gelu-bias", {"balance": True}),
     "weight/tangents": ("weight", "relu-bias", {"tangents": 2}),
     "shared/isolate": ("shared", "relu-bias", {"isolate": True}),
+    "students/pieces": ("students", "residual", {"sites": 3}),
+    "students/chunk": ("students", "relu-bias", {"chunk": 2}),
 }
 
 

@@ -13,7 +13,7 @@ from gradguess.guesses import (
     WPreconditioned,
     WTranspose,
 )
-from gradguess.methods import Backprop, Estimate, Feedback, WeightPerturbation
+from gradguess.methods import Backprop, Estimate, Feedback, LocalGuess, Students, WeightPerturbation
 
 __version__ = "0.1.0"
 
@@ -28,8 +28,10 @@ __all__ = [
     "GradguessError",
     "Guess",
     "InputError",
+    "LocalGuess",
     "NonFiniteError",
     "SiteReport",
+    "Students",
     "WPerp",
     "WPerpNS",
     "WPreconditioned",

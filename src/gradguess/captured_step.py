@@ -36,7 +36,8 @@ class CapturedStep:
 
     The result is that of the same calls made one by one. The first steps of each kind and shape run by themselves.
     So do steps that cannot be recorded: those of a guess that is not steady, those with `derivative="finite"`, and, of
-    a model with dropout or batch norm, those that refresh a basis and, unless `forward` has `compile=True`, all others.
+    a model with dropout or batch norm, those that refresh a basis, and all others unless `forward` has `compile=True`
+    or the method runs the model once.
     Gradients are set to None before each step. To accumulate or clip gradients, call `forward` and the optimiser
     yourself. It does not look for NaN, since that would wait for the device.
 
@@ -92,12 +93,13 @@ class CapturedStep:
     def _is_fragile(self, kind: str) -> bool:
         """Must this step run by itself? Unknown kernels, for which finite differences are, cannot be recorded. Nor can
         passes that put random state and buffers back: in a compiled step these enter and leave a graph, but a search
-        is not a part of it.
+        is not a part of it; and a method that makes one pass puts nothing back.
         """
         layout, plan = self.forward.layout, self.forward.plan
         if layout is None or plan.options.finite:
             return True
-        pure = isinstance(plan.runner, Compiler) and not plan.runner.refused and kind != "refresh"
+        compiled = isinstance(plan.runner, Compiler) and not plan.runner.refused and kind != "refresh"
+        pure = compiled or plan.method.one_pass
         return bool(layout.sites) and layout.leaves_traces and not pure
 
     def _seed_search(self) -> None:

@@ -87,8 +87,8 @@ def estimate(
 class ForwardGradient:
     """Adds estimated gradients to `.grad`, as `loss.backward()` would; any optimiser can follow.
 
-    It owns what lives from step to step: the random generator, what guesses keep (`kept`), what feedback has learned
-    (`learned`), and the number of steps (`steps`).
+    It owns what lives from step to step: the random generator, what guesses keep (`kept`), what feedback or students
+    have learned (`learned`), and the number of steps (`steps`).
 
     Args:
         model: any module with parameters. It is not changed, but for `.grad` and the buffers that it writes itself.
@@ -179,7 +179,7 @@ class ForwardGradient:
 
     @property
     def learned(self) -> Kept:
-        """What feedback has learned: site name -> name -> tensor; "B" is the feedback matrix."""
+        """What was learned, by site and name: "B" is a feedback matrix, "weights" are those of a student."""
         return self.state.learned
 
     def __call__(self, loss_fn: LossFn, inputs: Any, targets: Any, *, place: tuple[int, int] | None = None) -> Tensor:

@@ -40,3 +40,10 @@ def test_replay_does_not_grow_with_depth(method: Any):
 def test_store_keeps_a_little_more_than_backpropagation():
     ours, backprop = peak(24, gg.WPerp()), peak(24, gg.Backprop())
     assert ours < 3.5 * backprop
+
+
+def test_pieces_with_students_are_freed_one_by_one():
+    """Pieces of four layers, without being asked."""
+    shallow, deep = (peak(depth, gg.Students(), sites=depth // 4) for depth in (8, 40))
+    layer = ROWS * WIDTH * 4 / 2**20
+    assert deep - shallow < 3 * layer

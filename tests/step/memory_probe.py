@@ -1,7 +1,8 @@
 """Run by test_memory.py in a process of its own: how much the resident memory rises over one step, in MiB.
 
     python memory_probe.py WIDTH BATCH METHOD:DEPTH...      METHOD: forward, backward, or GUESS-MEMORY (shared-replay),
-                                                            with -gelu for a network of GELUs instead of ReLUs
+                                                            with -gelu for a network of GELUs instead of ReLUs;
+                                                            students: pieces of four layers
 
 Prints a JSON object. Gradients exist beforehand, as in training after the first step. Needs Linux, and glibc's
 MALLOC_MMAP_THRESHOLD_ set to a small number: then large blocks go back to the system at once and the rise is exact.
@@ -24,6 +25,7 @@ GUESSES = {
     "wt": gg.WTranspose(),
     "shared": gg.WPerp(refresh=1000),
 }
+PIECE = 4  # layers
 
 
 def peak() -> float:
@@ -45,6 +47,8 @@ def rise(method: str, depth: int, width: int, batch: int) -> float:
     if "-" in method:
         guess, memory = method.split("-")[:2]
         forward = gg.ForwardGradient(model, GUESSES[guess], memory=memory)
+    elif method == "students":
+        forward = gg.ForwardGradient(model, gg.Students(), sites=depth // PIECE)
 
     def step(x: torch.Tensor, t: torch.Tensor) -> None:
         if method == "forward":

@@ -15,7 +15,7 @@ import pytest
 
 WIDTH, BATCH, SHALLOW, DEEP = 64, 6144, 20, 80
 ACTIVATION = WIDTH * BATCH * 4 / 2**20  # MiB
-FLAT = ["weight-store", "activation-replay", "wt-replay", "shared-replay"]
+FLAT = ["weight-store", "activation-replay", "wt-replay", "shared-replay", "students"]
 STORED = {"activation-store-gelu": 2, "activation-store": 2}  # activations a layer
 
 pytestmark = [
@@ -59,6 +59,7 @@ def test_the_probe_sees_backpropagations_activations(rise):
 
 @pytest.mark.parametrize("method", FLAT)
 def test_replay_is_flat_in_depth(rise, method):
+    """So are pieces that are freed one by one, without being asked."""
     assert is_flat(rise, method), rise
 
 

@@ -62,7 +62,7 @@ class _Made(TorchDispatchMode):
                 return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         made = [t for t in tree_leaves(out) if isinstance(t, Tensor) and not _is_wrapped(t)]
-        self.by_place |= {_place(t): t for t in made}
+        self.by_place |= {_place(t): t for t in made if t.data_ptr()}  # meta tensors lie nowhere
         if varies:
             written = given if func._schema.is_mutable else []
             self.varying |= {_memory(t) for t in (*made, *written) if not _is_wrapped(t)}

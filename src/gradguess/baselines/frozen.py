@@ -26,5 +26,7 @@ class Frozen(Method):
     (True, False)
     """
 
+    one_pass = True
+
     def run(self, step: Step) -> tuple[Estimate, State]:
         return run_pieces(step, lambda site, s: None), step.state

@@ -13,13 +13,13 @@ from torch import Tensor
 from gradguess.baselines.pieces import run_pieces
 from gradguess.errors import InputError
 from gradguess.layers.elementwise import mask
+from gradguess.methods.adam import adam
 from gradguess.methods.base import Estimate, Method
 from gradguess.model.site import Site, at_least_float32
 from gradguess.model.task import tensors
 from gradguess.step.base import State, Step
 
 POOLED = 2048  # numbers that a head sees of an image, at most
-BETAS, TINY = (0.9, 0.999), 1e-8  # of Adam
 Head = Mapping[str, Tensor]  # the parameters of a head by name
 
 
@@ -32,6 +32,8 @@ class LocalLoss(Method):
     """
 
     lr: float = 1e-3
+
+    one_pass = True  # but for the first step, which makes the heads
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -130,16 +132,13 @@ def _fresh(head: Head) -> dict[str, Tensor]:
 
 
 def _adam(entries: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> dict[str, Tensor]:
-    """The entries after one step of Adam (Kingma and Ba 2015)."""
-    count = entries[".count"] + 1
-    new = {".count": count}
+    """The entries after one step of Adam."""
+    new = {**entries, ".count": entries[".count"] + 1}
     for name, g in grads.items():
-        mean = entries[f"{name}.mean"].lerp(g, 1 - BETAS[0])
-        square = entries[f"{name}.square"].lerp(g.square(), 1 - BETAS[1])
-        root = (square / (1 - BETAS[1] ** count)).sqrt() + TINY
-        new[name] = entries[name] - lr * (mean / (1 - BETAS[0] ** count)) / root
-        new |= {f"{name}.mean": mean, f"{name}.square": square}
-    return {name: new[name] for name in entries}
+        weights, mean, square = (entries[name + part] for part in ("", ".mean", ".square"))
+        found = adam(weights, mean, square, new[".count"], g, lr)
+        new |= zip((name, f"{name}.mean", f"{name}.square"), found, strict=True)
+    return new
 
 
 def _pooled(step: Step, mean: Tensor) -> Tensor:

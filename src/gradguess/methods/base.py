@@ -56,6 +56,7 @@ class Method(ABC):
     """Anything that estimates a gradient: a guess, weight perturbation, learned feedback, backpropagation."""
 
     uses_sites: ClassVar[bool] = True
+    one_pass: bool = False  # does a step run the model once, where what the pass saw is kept?
 
     def draws(self, count: int) -> Draws | None:
         """The guess that draws directions at sites in step `count`, or None where nothing is drawn."""

@@ -112,7 +112,7 @@ def _signature(step: Step) -> Hashable:
     numbers = tuple(_numbers(vars(module)) for module, _ in members.modules)
     closure = {str(i): cell.cell_contents for i, cell in enumerate(getattr(loss_fn, "__closure__", None) or ())}
     losses = _Same(loss_fn), _numbers(getattr(loss_fn, "__dict__", {})), _numbers(closure)
-    options = step.layout, step.detail, step.share, step.options
+    options = step.layout, step.detail, step.share, step.last, step.options
     return losses, options, str(spec), tuple(map(_leaf, leaves)), own, autocast, numbers
 
 

@@ -25,27 +25,32 @@ class Guessed(Method):
         return Draws(self.guess, count)
 
     def run(self, step: Step) -> tuple[Estimate, State]:
-        drawing = Drawing(step, self.guess)
-        seen = measure(drawing, keep_pieces=True)
-        share = 1 / len(seen.losses)  # of a sample in the mean loss
+        return spend(Drawing(step, self.guess)), step.state
 
-        def cotangent(site: Site, s: Tensor | None) -> Tensor:
-            record = seen.records.get(site.name)
-            y = None if record is None else record.y
-            if y is None:  # nothing was kept: the same directions are drawn again
-                assert s is not None
-                y = drawing.directions(site, s, site.gate_at(s))
-            return seen.weigh(step, site, y, share)
 
-        if not step.keeps:
-            step.noise.rewind()
-        grads = pull_back(step, cotangent, seen.records, seen.pieces, seen.tail)
-        result = Estimate(seen.losses.mean(), grads, seen.jvp, losses=seen.losses)
-        if step.detail:
-            for site in step.layout.sites:
-                record, injected = seen.records[site.name], seen.injected(site)
-                assert record.y is not None
-                assert injected is not None
-                result.directions[site.name] = injected
-                result.site_grads[site.name] = seen.weigh(step, site, record.y)
-        return result, step.state
+def spend(drawing: Drawing) -> Estimate:
+    """Draw, measure, weigh, and pull back to the parameters."""
+    step = drawing.step
+    seen = measure(drawing, keep_pieces=True)
+    share = 1 / len(seen.losses)  # of a sample in the mean loss
+
+    def cotangent(site: Site, s: Tensor | None) -> Tensor:
+        record = seen.records.get(site.name)
+        y = None if record is None else record.y
+        if y is None:  # nothing was kept: the same directions are drawn again
+            assert s is not None
+            y = drawing.directions(site, s, site.gate_at(s))
+        return seen.weigh(step, site, y, share)
+
+    if not step.keeps:
+        step.noise.rewind()
+    grads = pull_back(step, cotangent, seen.records, seen.pieces, seen.tail)
+    result = Estimate(seen.losses.mean(), grads, seen.jvp, losses=seen.losses)
+    if step.detail:
+        for site in step.layout.sites:
+            record, injected = seen.records[site.name], seen.injected(site)
+            assert record.y is not None
+            assert injected is not None
+            result.directions[site.name] = injected
+            result.site_grads[site.name] = seen.weigh(step, site, record.y)
+    return result

@@ -99,7 +99,7 @@ class _Walk:
         """The estimate of a part. Where the model makes other calls than the layout has, its sites are found again:
         first on a few samples, then on all of them.
         """
-        before = Snapshot(part.task.model) if self.layout.leaves_traces else None
+        before = Snapshot(part.task.model) if self.layout.leaves_traces and not recording() else None
         state, refreshed = self.state, self.refreshed
         for full_batch in (False, True):
             try:
@@ -129,7 +129,8 @@ class _Walk:
             tasks, device = [each.task for each in parts], self.generator.device
             self.state = refreshed(plan, self.task, tasks, layout, device, self.state, missing_only=self.refreshed)
             self.refreshed = True
-            step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, part.share)
+            last = part is parts[-1]
+            step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, part.share, last)
             result, self.state = plan.runner(plan.method, step)
         except torch.linalg.LinAlgError:  # a factorisation that failed on NaN gives an estimate that says so
             losses = passes.aside().graph()[1].detach()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from gradguess.model.hooks import CallHooks, OwnOutputs
 from gradguess.model.task import Task, tensors
@@ -36,6 +36,7 @@ class CutPass:
         calls: what was cut, in call order.
         counts: how often each watched module was called.
         ends: the model's outputs.
+        outputs: the same in the model's own structure, with meta tensors in the place of tensors.
         losses: one per sample.
         altered: modules whose output is not what their class says.
     """
@@ -59,6 +60,7 @@ class CutPass:
         self.counts = hooks.calls
         self.altered = own.altered
         self.ends = tensors(outputs)
+        self.outputs = tree_map(_without_numbers, outputs)
 
     def _cut(self, name: str, module: nn.Module, index: int, x: Any, output: Any) -> Any:
         leaves, spec = tree_flatten(output)
@@ -71,6 +73,12 @@ class CutPass:
         if slots:
             self.calls.append(Call(name, module, index, x, slots))
         return tree_unflatten(leaves, spec)
+
+
+def _without_numbers(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().to("meta")
+    return leaf if isinstance(leaf, bool | int | float | str) else None  # a cache would be kept alive
 
 
 def watched_run(task: Task, grad: bool) -> tuple[Any, Tensor]:

@@ -184,6 +184,7 @@ def _read(model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int] | No
                 parameters=tuple(name for key, name in parameters.items() if key in reach[call, slot]),
                 gradient=gradient_of(call.module),
                 pattern=pattern_of(call.module, s, batch_dim, cut.ends),
+                shape=tuple(s.shape[1:]),
             )
         )
     tail = tuple(name for key, name in parameters.items() if key in at_output)
@@ -196,6 +197,7 @@ def _read(model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int] | No
         members=Members(model),
         calls=cut.counts,
         idle=tuple(module for _, module in candidates(model, False) if module not in cut.counts),
+        outputs=cut.outputs,
         **facts,
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class Site:
     parameters: tuple[str, ...]  # parameters on the paths that end here and cross no other site
     gradient: GradientRule | None = None  # closed form of the parameter gradient of its layer
     pattern: Pattern = FULL  # its positions, and how feedback is shared over them
+    shape: tuple[int, ...] = ()  # of one sample's output, as it was when the site was found
 
     @cached_property
     def top(self) -> bool:
@@ -137,6 +139,7 @@ class Layout:
     members: Members  # what the layout depends on besides the model's code
     calls: Mapping[nn.Module, int]  # how often each watched module was called
     idle: tuple[nn.Module, ...] = ()  # modules with trainable parameters that were not called
+    outputs: Any = None  # what the model returned on the few samples, with meta tensors: shapes without numbers
 
     @cached_property
     def leaves_traces(self) -> bool:
@@ -160,6 +163,13 @@ class Layout:
     def guessed(self) -> tuple[Site, ...]:
         """The sites with a Jacobian above."""
         return tuple(site for site in self.sites if site.guessed)
+
+    @cached_property
+    def in_a_line(self) -> bool:
+        """Does every site reach the next one alone, and the last the loss?"""
+        return all(site.guessed for site in self.sites[:-1]) and all(
+            site.above == (above.name,) and not site.reaches_output for site, above in pairwise(self.sites)
+        )
 
     @cached_property
     def below_tops(self) -> tuple[str, ...]:

@@ -61,11 +61,14 @@ class Pass(ABC):
         """A tangent pass with directions on the parameters: (losses, derivatives), both (batch,)."""
 
     @abstractmethod
-    def graph(self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False) -> tuple[Any, Tensor]:
+    def graph(
+        self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False, last: bool = False
+    ) -> tuple[Any, Tensor]:
         """A pass with a reverse graph; what `visit` returns takes the place of a site's output.
 
         Returns outputs and losses. With `fused`, kernels that cannot carry a tangent may be used. With `twice`, the
-        graph of its gradients is needed as well: attention then holds all pairs of positions.
+        graph of its gradients is needed as well: attention then holds all pairs of positions. With `last`, no other
+        pass follows in this step, so nothing is noted for it to start from.
         """
 
     @abstractmethod

@@ -73,8 +73,10 @@ class FinitePass(Pass):
     def plain(self, observe: Observe) -> Any:
         return self.inner.plain(observe)
 
-    def graph(self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False) -> tuple[Any, Tensor]:
-        return self.inner.graph(visit, fused=fused, twice=twice)
+    def graph(
+        self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False, last: bool = False
+    ) -> tuple[Any, Tensor]:
+        return self.inner.graph(visit, fused=fused, twice=twice, last=last)
 
     def aside(self, task: Task | None = None) -> FinitePass:
         return FinitePass(self.inner.aside(task), self.keep, self.mixes)

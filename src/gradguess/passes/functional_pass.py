@@ -86,7 +86,7 @@ class FunctionalPass(ModulePass):
         return losses, jvp
 
     @contextmanager
-    def _one_pass(self) -> Iterator[None]:
+    def _one_pass(self, last: bool = False) -> Iterator[None]:
         """Every pass starts from the same buffers. Those that the first one leaves are kept."""
         if not self.layout.mutates:
             yield
@@ -104,14 +104,16 @@ class FunctionalPass(ModulePass):
         other._first = {name: buffer.clone() for name, buffer in self.task.model.named_buffers()}
         return other
 
-    def graph(self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False) -> tuple[Any, Tensor]:
+    def graph(
+        self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False, last: bool = False
+    ) -> tuple[Any, Tensor]:
         def known(site: Site, x: Any, s: Tensor) -> Tensor:
             assert visit is not None
             value, version = self._outputs.get(site.name, (None, 0))
             return visit(site, x, s if value is None or value._version != version else Known.apply(s, value))
 
         with traced_autograd():
-            return super().graph(visit and known, fused=fused, twice=twice)
+            return super().graph(visit and known, fused=fused, twice=twice, last=last)
 
     def _forward(self, run: Any) -> tuple[Any, Tensor, list[Tensor], Tensor]:
         """Outputs, losses, and the tangents of both."""

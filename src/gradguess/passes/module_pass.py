@@ -96,12 +96,14 @@ class ModulePass(Pass):
                 )
             return primal, tangent
 
-    def graph(self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False) -> tuple[Any, Tensor]:
+    def graph(
+        self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False, last: bool = False
+    ) -> tuple[Any, Tensor]:
         all_pairs = twice or self.layout.stochastic  # fused attention draws other masks of dropout
         kernels = nullcontext() if fused else formula_kernels(self.task.model, attention=all_pairs)
         same = self.gives_pieces and not fused and not all_pairs  # the numbers of a tangent pass
         rules = TangentRules(few=True) if same else nullcontext()
-        with self._one_pass(), torch.enable_grad(), kernels, rules:
+        with self._one_pass(last), torch.enable_grad(), kernels, rules:
             outputs = self._run(visit)
             return outputs, self.task.losses(outputs)
 
@@ -123,9 +125,9 @@ class ModulePass(Pass):
             return self.task.outputs(parameters)
 
     @contextmanager
-    def _one_pass(self) -> Iterator[None]:
+    def _one_pass(self, last: bool = False) -> Iterator[None]:
         """The first pass writes buffers; the others start where it did and leave buffers as it left them."""
-        if not self.layout.leaves_traces:
+        if not self.layout.leaves_traces or (last and self._before is None):
             yield
         elif self._before is None:
             self._before = Snapshot(self.task.model, buffers=self.layout.mutates)
@@ -146,7 +148,7 @@ class _AsidePass(ModulePass):
         self._before = Snapshot(task.model, buffers=False) if layout.leaves_traces else None
 
     @contextmanager
-    def _one_pass(self) -> Iterator[None]:
+    def _one_pass(self, last: bool = False) -> Iterator[None]:
         if self._before is None:
             yield
             return

@@ -59,7 +59,7 @@ class State:
     """What lives from step to step. A step returns a new one and never writes to the old one."""
 
     kept: Kept = field(default_factory=dict)  # what guesses keep between two searches
-    learned: Kept = field(default_factory=dict)  # what feedback has learned
+    learned: Kept = field(default_factory=dict)  # what feedback or students have learned
     count: int = 0  # steps that were made
 
 
@@ -76,6 +76,7 @@ class Step:
     detail: bool = True  # keep directions and site gradients for the caller
     pool: Pool = ALONE  # adds up what the parts of a batch measured
     share: float = 1.0  # of this part in the whole batch
+    last: bool = True  # does no other part of the batch follow?
 
     @property
     def keeps(self) -> bool:

@@ -32,8 +32,7 @@ _ALL: dict[str, Contender] = {
     "students": Contender("nothing", pieces=True),
     "students-chained": Contender("one piece", pieces=True),
     "students-error": Contender("nothing", pieces=True),
-    "localguess": Contender("nothing", pieces=True),
-    "local": Contender("nothing", pieces=True),
+    "local-guess": Contender("nothing", pieces=True),
     "local-linear": Contender("nothing", pieces=True),
     "local-predsim": Contender("nothing", pieces=True),
     "feedback-chained": Contender("one piece", pieces=True),
@@ -45,7 +44,6 @@ _ALL: dict[str, Contender] = {
     "weight": Contender("nothing"),
     "mezo": Contender("nothing"),
     "students-random": Contender("nothing", pieces=True, control=True),
-    "students-zero": Contender("nothing", pieces=True, control=True),
     "pieces-zero": Contender("one piece", pieces=True, control=True),
     "frozen": Contender("nothing", pieces=True, control=True),
 }

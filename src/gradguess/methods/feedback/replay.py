@@ -12,7 +12,6 @@ site again with the same direction: there the site learns, predicts, and pulls i
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +27,7 @@ from gradguess.methods.feedback.predictor import Predictor
 from gradguess.methods.feedback.scattered import scattered
 from gradguess.methods.feedback.waiting import ClosedChain, GraphChain
 from gradguess.model.hooks import Visit
-from gradguess.model.site import Layout, Site
+from gradguess.model.site import Site
 from gradguess.step.base import Step
 from gradguess.step.draw import Drawing
 from gradguess.step.measure import Measurement, measure
@@ -45,7 +44,7 @@ class Replay:
         self.method, self.step, self.predictor = method, step, predictor
         self.form = FORMS[method.form]
         self.closed = is_closed(step.layout, self.form.chained)
-        if self.form.chained and not self.closed and not _in_a_line(step.layout):
+        if self.form.chained and not self.closed and not step.layout.in_a_line:
             raise InputError(
                 "Feedback(form='chained') with memory='replay' needs sites that follow one another in a line, and this "
                 "model has sites that reach several others: it would have to keep every layer. Cut the model into "
@@ -143,10 +142,3 @@ class Replay:
         outputs, losses = self.step.passes.graph(visit)
         end(outputs)
         self.gradients.add_tail(losses)
-
-
-def _in_a_line(layout: Layout) -> bool:
-    """Does every site reach the next one alone, and the last the loss?"""
-    return all(site.guessed for site in layout.sites[:-1]) and all(
-        site.above == (above.name,) and not site.reaches_output for site, above in pairwise(layout.sites)
-    )

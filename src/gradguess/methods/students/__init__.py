@@ -1,0 +1,26 @@
+"""Students: small networks that stand for all that lies above a cut of the model.
+
+The model is cut into pieces (`sites=n`). Every cut has a student `S_i`, from the cut's output to the model's outputs.
+The gradient at the cut is pulled back through the student instead of through the model above:
+
+    signal "loss"     h_i = ∇_s loss(S_i(s_i), t)     a local loss, which needs nothing from above
+    signal "error"    h_i = J_{S_i}(s_i)ᵀ e           the output error e is exact
+
+Inside a piece gradients are exact.
+
+    student    one student: its weights are one tensor of the state
+    default    the students that are made where the user makes none
+    bank       the students of a step, and how they change: Adam
+    rules      what a student learns from
+    walk       the pieces one by one: run, differentiated, freed
+    students   the method
+    local      the gradient of the local loss as the direction of a forward gradient
+
+Related: decoupled greedy learning (Belilovsky et al. 2019), synthetic gradients (Jaderberg et al. 2017), local losses
+(Nøkland and Eidnes 2019), Sobolev training (Czarnecki et al. 2017), local gradient guesses (Fournier et al. 2023).
+"""
+
+from gradguess.methods.students.local import LocalGuess
+from gradguess.methods.students.students import Students
+
+__all__ = ["LocalGuess", "Students"]

@@ -1,0 +1,106 @@
+"""What a student learns from. A rule gives a number that the student shall make small.
+
+    loss        the loss of its own outputs
+    outputs     what the model said: the divergence from its class probabilities, or the relative error of its values
+    chain       the relative error of `h` to the gradient that the piece above delivers at the cut anyway
+    tangents    the relative error of `J_S y` to what a tangent pass measured along random directions `y`
+
+To add a rule: a function here, and its line in `RULES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradguess.guesses.activation import ActivationPerturbation
+from gradguess.methods.students.bank import Student
+from gradguess.model.site import Site, at_least_float32
+from gradguess.passes.forward_mode import formula_kernels
+from gradguess.step.base import Step
+from gradguess.step.draw import Drawing
+from gradguess.step.measure import Measurement, measure
+
+
+@dataclass
+class Known:
+    """What a step knows of the whole model, where a signal or a rule asked for it."""
+
+    output: Tensor | None = None  # of the model
+    error: Tensor | None = None  # e, the derivative of each sample's loss with respect to the output
+    carried: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)  # per cut: (y, u) of each pass
+
+
+def _loss(student: Student, known: Known) -> Tensor:
+    return student.losses.sum() * student.share
+
+
+def _outputs(student: Student, known: Known) -> Tensor:
+    assert known.output is not None
+    p, out = at_least_float32(student.p), at_least_float32(known.output)
+    classes = class_dim(out, student.bank.step.task.targets)
+    if classes is None:
+        return _relative(student, p, out)
+    apart = F.kl_div(p.log_softmax(classes), out.log_softmax(classes), log_target=True, reduction="none").sum(classes)
+    return apart.reshape(len(p), -1).mean(1).sum() * student.share
+
+
+def _chain(student: Student, known: Known) -> Tensor:
+    return _relative(student, student.h, student.delivered)
+
+
+def _tangents(student: Student, known: Known) -> Tensor:
+    found = []
+    with formula_kernels(student.blueprint.module):
+        for y, u in known.carried[student.site.name]:
+            along: Any = torch.func.jvp(student, (student.s.detach(),), (y,))
+            found.append(_relative(student, along[1], u))
+    return torch.stack(found).mean()
+
+
+RULES: dict[str, Callable[[Student, Known], Tensor]] = {
+    "loss": _loss,
+    "outputs": _outputs,
+    "chain": _chain,
+    "tangents": _tangents,
+}
+
+
+def class_dim(output: Tensor, targets: Any) -> int | None:
+    """The dimension of the classes where targets are their numbers, as in `nn.CrossEntropyLoss`; None elsewhere."""
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.is_complex():
+        return None
+    fits = (
+        [dim for dim in (output.dim() - 1, 1) if output.select(dim, 0).shape == targets.shape] if output.dim() else []
+    )
+    return fits[0] if fits else None
+
+
+def _relative(student: Student, found: Tensor, wanted: Tensor) -> Tensor:
+    """`|found - wanted|² / |wanted|²` over the batch of all processes; the parts of a batch weigh by their samples."""
+    step, wanted = student.bank.step, at_least_float32(wanted.detach())
+    size = wanted.square().sum()
+    total, share = step.pool.sum(torch.stack([size, size.new_full((), step.share)]))
+    return (at_least_float32(found) - wanted).square().sum() * (share / total.clamp_min(torch.finfo(size.dtype).tiny))
+
+
+def carried(step: Step, cuts: dict[str, Site]) -> tuple[dict[str, list[tuple[Tensor, Tensor]]], Measurement]:
+    """Tangent passes with white noise at the cuts: the directions of each cut, and the outputs' tangents beside them.
+
+    A pass carries the directions of all cuts. To the student of one of them those of the others are noise of mean zero;
+    `isolate=True` gives each cut a pass of its own.
+    """
+    directions: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in cuts}
+
+    def watch(number: int, site: Site, y: Tensor, gate: Tensor | None, scale: Tensor) -> None:
+        directions[site.name].append((number, y * scale.to(y.dtype)))
+
+    drawing = Drawing(step, ActivationPerturbation())
+    seen = measure(drawing, lambda site: site.name in cuts, balance=True, watch=watch)
+    tangents = [parts[0] for parts in seen.output_tangents]
+    return {name: [(y, tangents[number]) for number, y in ys] for name, ys in directions.items()}, seen

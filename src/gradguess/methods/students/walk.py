@@ -1,0 +1,134 @@
+"""The pieces of a model, met from below: each is differentiated as soon as the gradient at its upper end is known.
+
+direct     that is the signal `h_i` of the student there: a piece is run, differentiated and freed before the next
+chained    that is `h_{i+1}`, pulled back through the piece above: a piece waits for the next one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradguess.methods.students.bank import Bank, Student, pull
+from gradguess.methods.students.rules import RULES, Known
+from gradguess.model.site import Site
+from gradguess.step.pull_back import Gradients
+
+
+@dataclass(eq=False)
+class Cut:
+    """A cut that was met: its output with the graph of the piece below, and the leaf from which the graph goes on."""
+
+    site: Site
+    s: Tensor
+    leaf: Tensor
+    below: Cut | None
+    student: Student | None = None
+
+
+class Walk:
+    """One pass over the pieces.
+
+    Attributes:
+        keep: the pieces are kept until `settle`, since a signal or a rule waits for the model's outputs.
+        site_grads: the gradient that each cut was given.
+    """
+
+    def __init__(
+        self, bank: Bank, cuts: dict[str, Site], *, chained: bool, learn: Sequence[str], known: Known, keep: bool
+    ) -> None:
+        self.bank, self.step, self.cuts, self.known, self.keep = bank, bank.step, cuts, known, keep
+        self.chained, self.learn = chained, tuple(learn)
+        self.linked = chained or "chain" in learn  # do gradients go down over a cut?
+        self.gradients = Gradients(self.step.layout)
+        self.site_grads: dict[str, Tensor] = {}
+        self.kept: list[Cut] = []
+        self.last: Cut | None = None
+        self.top: tuple[str, Tensor] | None = None  # the model's output, where its gradient is wanted
+
+    def visit(self, site: Site, x: Any, s: Tensor) -> Tensor:
+        """Called at each site of a pass with a reverse graph."""
+        if site.name not in self.cuts:
+            if not self.step.detail:
+                return s
+            self.top = site.name, s.clone()
+            return self.top[1].clone()  # what follows may change its input in place
+        leaf = s.detach().requires_grad_(self.linked)
+        cut = self.last = Cut(site, s, leaf, self.last if self.linked else None)
+        if self.keep:
+            self.kept.append(cut)
+        else:
+            self.meet(cut)
+        return leaf.clone() if self.linked or self.keep else leaf  # what follows may change its input in place
+
+    def settle(self, losses: Tensor) -> None:
+        """The pass has ended: its pieces get what they wait for, the top one the gradient of the loss itself."""
+        for cut in self.kept:
+            self.meet(cut)
+        self.kept.clear()
+        top, last = self.step.layout.sites[-1], self.last if self.linked else None
+        names = self.step.layout.tail if top.name in self.cuts else (*top.parameters, *self.step.layout.tail)
+        if self.top is not None:
+            self.site_grads[self.top[0]] = pull(losses, [self.top[1]], retain_graph=True)[0]
+        g = self._pull_piece(losses, torch.ones_like(losses), names, last)
+        if last is not None and g is not None and self.chained:
+            self._finish(last, g)
+
+    def meet(self, cut: Cut) -> None:
+        h = self._signal(cut)
+        if not self.chained:
+            self._finish(cut, h)
+        elif cut.below is not None:
+            (g,) = pull(cut.s, [cut.below.leaf], h, retain_graph=True)
+            self._finish(cut.below, g)
+
+    def _signal(self, cut: Cut) -> Tensor:
+        """`h` of the student of a cut, which learns at once unless it waits for the piece above."""
+        student = self.bank.student(cut.site, cut.s, twice="chain" in self.learn)
+        own = self.known.error is None and self.learn == ("loss",)  # the signal is what the student learns from
+        end = student.losses if self.known.error is None else student.p
+        leaves = [student.s, student.weights] if own else [student.s]
+        found = pull(end, leaves, self.known.error, create_graph="chain" in self.learn, retain_graph=not own)
+        student.h = found[0]
+        if own:
+            self.bank.add(cut.site, found[1] * student.share)
+        elif "chain" in self.learn:
+            cut.student = student
+        else:
+            self._teach(student)
+        return student.h.detach()
+
+    def _teach(self, student: Student) -> None:
+        if self.learn:
+            with torch.enable_grad():
+                total = torch.stack([RULES[rule](student, self.known) for rule in self.learn]).sum()
+            self.bank.add(student.site, pull(total, [student.weights])[0])
+
+    def _finish(self, cut: Cut, g: Tensor) -> None:
+        """The piece below a cut, from the gradient at the cut."""
+        if self.step.detail:
+            self.site_grads[cut.site.name] = g
+        self._pull_piece(cut.s, g, cut.site.parameters, cut.below)
+        cut.s, cut.below = cut.leaf, None  # the graph is not needed any more
+
+    def _pull_piece(self, end: Tensor, g: Tensor, names: Sequence[str], below: Cut | None) -> Tensor | None:
+        """Gradients of a piece's parameters, and that at the cut below it, where it is wanted."""
+        own = [self.gradients.parameters[name] for name in names]
+        leaves = [*own, below.leaf] if below is not None else own
+        if not leaves:
+            return None
+        found = pull(end, leaves, g / len(g))
+        for name, grad in zip(names, found, strict=False):
+            self.gradients.add(name, grad)
+        if below is None:
+            return None
+        delivered = found[-1] * len(g)
+        if below.student is not None:
+            below.student.delivered = delivered
+            self._teach(below.student)
+            below.student = None
+        return delivered

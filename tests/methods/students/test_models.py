@@ -1,0 +1,296 @@
+"""`gg.Students` on transformers, convolutions, half precision and frozen layers; the default students; refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import gradguess as gg
+from gradguess.methods.students.default import default_student
+from pieces import (
+    CLASSES,
+    METHODS,
+    WIDTH,
+    batch_of,
+    close,
+    cross_entropy,
+    grads,
+    images,
+    images_model,
+    model_of,
+    small,
+    trained,
+)
+
+
+class Tokens(nn.Module):
+    """A character transformer, with an output for every token; with `pooled`, one for each sequence."""
+
+    def __init__(self, pooled: bool = False) -> None:
+        super().__init__()
+        layer = lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, norm_first=True)  # noqa: E731
+        self.embed, self.blocks = nn.Embedding(9, 8), nn.ModuleList(layer() for _ in range(4))
+        self.head, self.pooled = nn.Linear(8, 9), pooled
+
+    def forward(self, x: Tensor) -> Tensor:
+        s = self.embed(x)
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=s.dtype)
+        for block in self.blocks:
+            s = block(s, src_mask=mask)
+        return self.head(s.mean(1) if self.pooled else s)
+
+
+def tokens_loss(out: Tensor, t: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(out.mT, t, reduction="none").mean(1)
+
+
+def descends(model: nn.Module, method: Any, loss_fn: Any, x: Any, t: Any, steps: int = 30, **options: Any) -> None:
+    forward = gg.ForwardGradient(model, method, **{"sites": 3, **options})
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        losses.append(float(forward(loss_fn, x, t)))
+        optimiser.step()
+    assert losses[-1] < 0.7 * losses[0], losses
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["loss", "error", "tangents"])
+def test_a_transformer_learns(name):
+    torch.manual_seed(0)
+    x = torch.randint(9, (4, 7))
+    descends(Tokens(), METHODS[name], tokens_loss, x, x.roll(-1, 1))
+
+
+def test_a_transformer_with_one_output_for_each_sequence_learns():
+    torch.manual_seed(0)
+    descends(Tokens(pooled=True), METHODS["loss"], cross_entropy, torch.randint(9, (4, 7)), torch.arange(4))
+
+
+def test_sequences_of_another_length_have_the_same_students():
+    torch.manual_seed(0)
+    model = Tokens()
+    forward = gg.ForwardGradient(model, METHODS["error"], sites=3)
+    for length in (7, 5, 9, 7):
+        x = torch.randint(9, (4, length))
+        forward(tokens_loss, x, x)
+    assert all(entries["count"] == 4 for entries in forward.learned.values())
+
+
+@pytest.mark.parametrize("name", ["loss", "loss chained", "error"])
+def test_a_convolutional_network_with_batch_norm_learns(name):
+    descends(images_model().float(), METHODS[name], cross_entropy, images()[0].float(), images()[1])
+
+
+def test_gpt2_learns():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_embd": 8, "n_layer": 4, "n_head": 2, "vocab_size": 17, "n_positions": 6, "use_cache": False}
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
+    x = torch.randint(0, 17, (3, 6))
+
+    def loss_fn(out: Any, t: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(out.logits[:, :-1].mT, t[:, 1:], reduction="none").mean(1)
+
+    descends(model, gg.Students(lr=1e-2), loss_fn, x, x, steps=60)
+
+
+def test_a_causal_student_does_not_see_later_tokens():
+    student = default_student((6, 32), (6, 11))
+    s = torch.randn(2, 6, 32, requires_grad=True)
+    (g,) = torch.autograd.grad(student(s)[:, 2].sum(), s)
+    assert (g[:, :3] != 0).any(-1).all()
+    assert (g[:, 3:] == 0).all()
+
+
+@pytest.mark.parametrize("outputs", [(), (3,), (2, 3), (3, 9, 9)])
+@pytest.mark.parametrize("shape", [(8,), (6, 16), (4, 1, 1), (4, 9, 7), (3, 70, 40)])
+def test_default_students_have_the_outputs_shape(shape, outputs):
+    assert default_student(shape, outputs)(torch.randn(3, *shape)).shape == (3, *outputs)
+
+
+def cost(module: nn.Module, *shape: int) -> int:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(torch.randn(2, *shape))
+    return int(counter.get_total_flops())
+
+
+def test_default_students_cost_what_the_page_says():
+    """A residual block of the model's width; a transformer block; on ResNet-18's lowest cut a fifth of the network."""
+    block = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    assert cost(default_student((64,), (10,)), 64) == cost(block, 64) + cost(nn.Linear(64, 10), 64)
+    layer = nn.TransformerEncoderLayer(64, 2, 256, 0.0, batch_first=True).train()
+    head = nn.Linear(64, 11)
+    assert cost(default_student((7, 64), (7, 11)), 7, 64) == pytest.approx(
+        cost(layer, 7, 64) + cost(head, 7, 64), rel=0.02
+    )
+    resnet18 = 2 * 2 * 555_422_720  # two samples, a multiplication and an addition: convolutions and the head
+    for shape, share in (((64, 32, 32), 0.20), ((128, 16, 16), 0.07), ((256, 8, 8), 0.05), ((512, 4, 4), 0.07)):
+        assert cost(default_student(shape, (10,)), *shape) / resnet18 == pytest.approx(share, abs=0.006)
+
+
+def test_under_autocast_the_weights_stay_float32():
+    torch.manual_seed(0)
+    model = model_of().float()
+    for name in ("loss", "error chained", "tangents"):
+        forward = gg.ForwardGradient(model, METHODS[name], sites=4)
+        x, t = batch_of()
+        with torch.autocast("cpu", torch.bfloat16):
+            for _ in range(2):
+                loss = forward(cross_entropy, x.float(), t)
+        assert torch.isfinite(loss)
+        assert all(t.dtype == torch.float32 for entries in forward.learned.values() for t in entries.values())
+        assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_under_autocast_a_student_is_called_with_float32_weights():
+    class Noted(nn.Linear):
+        def forward(self, s: Tensor) -> Tensor:
+            seen.append((s.dtype, self.weight.dtype))
+            return super().forward(s)
+
+    seen: list[tuple[torch.dtype, torch.dtype]] = []
+    model = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, CLASSES))
+    forward = gg.ForwardGradient(model, gg.Students(lambda shape, outputs: Noted(*shape, *outputs)), sites=3)
+    with torch.autocast("cpu", torch.bfloat16):
+        forward(cross_entropy, batch_of()[0].float(), batch_of()[1])
+    assert set(seen) == {(torch.bfloat16, torch.float32)}
+
+
+def test_a_model_in_half_precision_has_students_whose_moments_are_not():
+    forward = gg.ForwardGradient(model_of().bfloat16(), gg.Students(signal="error"), sites=4)
+    x, t = batch_of()
+    assert torch.isfinite(forward(cross_entropy, x.bfloat16(), t))
+    assert all(t.dtype == torch.float32 for entries in forward.learned.values() for t in entries.values())
+
+
+def test_sites_that_end_below_the_output_have_students_as_well():
+    """What lies above the last named site is the top piece."""
+    x, t = batch_of()
+    found = {}
+    for sites in (["1", "3", "5"], ["1", "3", "5", "8"]):
+        model = model_of()
+        forward = gg.ForwardGradient(model, gg.Students(), sites=sites)
+        forward(cross_entropy, x, t)
+        assert list(forward.learned) == ["1", "3", "5"]
+        found[len(sites)] = grads(model)
+    close(found[3], found[4])
+
+
+def test_frozen_layers_below_and_between():
+    for frozen in (slice(0, 2), slice(2, 4)):
+        model = model_of()
+        model[frozen].requires_grad_(False)
+        for method in (gg.Students(), gg.Students(form="chained"), gg.Students(signal="error")):
+            model.zero_grad()
+            forward = gg.ForwardGradient(model, method, sites=["1", "3", "5", "8"] if frozen.start else ["3", "5", "8"])
+            forward(cross_entropy, *batch_of())
+            assert {name for name, p in model.named_parameters() if p.requires_grad} == grads(model).keys()
+
+
+def test_the_details_of_an_estimate():
+    model = model_of()
+    x, t = batch_of()
+    est = gg.estimate(model, gg.Students(small, form="chained"), cross_entropy, x, t, sites=4)
+    true = gg.estimate(model, gg.Backprop(), cross_entropy, x, t, sites=4)
+    names = list(true.site_grads)
+    torch.testing.assert_close(est.site_grads[names[2]], true.site_grads[names[2]])  # one hop from the loss
+    assert not torch.allclose(est.site_grads[names[0]], true.site_grads[names[0]])
+    torch.testing.assert_close(est.site_grads[names[3]], true.site_grads[names[3]])
+    assert est.jvp.shape == (0, len(x))
+    report = gg.diagnose(model, gg.Students(small), cross_entropy, x, t, sites=4, curve=False)
+    assert list(report) == names
+
+
+def test_what_a_student_does_not_learn_stays():
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features, self.head = nn.Linear(WIDTH, 20).requires_grad_(False), nn.Linear(20, CLASSES)
+            self.norm = nn.BatchNorm1d(20)
+
+        def forward(self, s: Tensor) -> Tensor:
+            return self.head(self.norm(self.features(s)))
+
+    _, forward = trained(gg.Students(lambda shape, outputs: Frozen()), steps=2)
+    assert all(len(entries["weights"]) == 21 * CLASSES + 40 for entries in forward.learned.values())
+
+
+# --- what it refuses -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"signal": "target"}, r"signal\): expected 'loss' or 'error', found 'target'"),
+        ({"form": "corrected"}, r"form\): expected 'direct' or 'chained', found 'corrected'"),
+        ({"learn": "teacher"}, r"learn\): expected one of 'loss', .*found 'teacher'"),
+        ({"learn": ("loss", "loss")}, r"learn\): expected"),
+        ({"learn": ["loss"]}, r"learn\): expected"),
+        ({"lr": -1}, r"lr\): expected a number of at least 0, found -1"),
+        ({"lr": "fast"}, r"lr\): expected a number"),
+        ({"make": nn.Linear(2, 2).weight}, r"make\): expected a function of \(shape, outputs\)"),
+    ],
+)
+def test_what_no_students_can_be_made_from(arguments, message):
+    with pytest.raises(gg.InputError, match=message):
+        gg.Students(**arguments)
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.a, self.b = nn.Linear(5, WIDTH), nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Any:
+        s = self.body(x).relu()
+        return self.a(s), self.b(s)
+
+
+def wrong_shape(shape: tuple[int, ...], outputs: tuple[int, ...]) -> nn.Module:
+    return nn.Linear(shape[0], outputs[0] + 1)
+
+
+@pytest.mark.parametrize("method", [gg.Students(), gg.Students(learn="chain"), gg.Students(signal="error")])
+def test_a_model_without_a_cut_is_refused(method):
+    with pytest.raises(gg.InputError, match=r"at least one cut with a piece above it\. Use sites=2"):
+        gg.ForwardGradient(model_of(), method, sites=1)(cross_entropy, *batch_of())
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "sites", "message"),
+    [
+        (gg.Students(), model_of(), "auto", "follow one another in a line.*sites=4"),
+        (gg.Students(lambda shape, outputs: 3), model_of(), 4, r"returned? .*int"),
+        (gg.Students(wrong_shape), model_of(), 4, r"must return the shape of the model's outputs, \(6, 4\), found"),
+        (gg.Students(), Pair().double(), ["body"], "returns one floating-point tensor.*found 2"),
+    ],
+)
+def test_what_cannot_be_run_says_why(method, model, sites, message):
+    loss = lambda out, t: cross_entropy(out[0] if isinstance(out, tuple) else out, t)  # noqa: E731
+    with pytest.raises(gg.InputError, match=message):
+        gg.ForwardGradient(model, method, sites=sites)(loss, *batch_of())
+
+
+def test_time_first_is_refused():
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(5, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(self.b(self.a(x.transpose(0, 1))).mean(0))
+
+    x, t = torch.randn(6, 3, 5), torch.randint(CLASSES, (6,))
+    with pytest.raises(gg.InputError, match=r"tensor \(batch, ...\).*'a'.*dimension 1.*sites="):
+        gg.ForwardGradient(Turned(), gg.Students(), sites=3)(cross_entropy, x, t)
+
+
+def test_a_shape_without_a_default_student_is_refused():
+    with pytest.raises(gg.InputError, match=r"found shape \(2, 3, 4, 5\). Pass make="):
+        default_student((2, 3, 4, 5), (10,))
