@@ -24,8 +24,10 @@ from gradguess.experiments.compare.contenders import CONTENDERS
 from gradguess.experiments.compare.plan import Comparison, best
 from gradguess.experiments.compare.run import compare
 from gradguess.experiments.compare.tasks import TASKS
+from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.files import read_json, write_json
 from gradguess.experiments.methods import METHODS, VARIANTS
+from gradguess.experiments.recipes import RECIPES
 from gradguess.experiments.run_many import run_directory
 from gradguess.report import write_comparison
 
@@ -66,10 +68,10 @@ def test_ten_methods_and_four_tasks_at_least():
     assert len(Comparison().entries) == len(TASKS) * len(CONTENDERS)
 
 
-def test_what_is_not_registered_does_not_appear():
+def test_every_method_and_every_recipe_is_there():
     assert all(name in METHODS or name in VARIANTS for name in CONTENDERS)
-    assert not tasks.Task("", {"data": "no-such-data", "model": "mlp"}, 2).known
-    assert not tasks.Task("", {"data": "mnist1d", "model": "mlp", "no_such_option": 1}, 2).known
+    assert RECIPES.keys() <= TASKS.keys()
+    assert dataclasses.replace(TASKS["resnet18-cifar10"].config, rate=0.3, eval_every=5) == RECIPES["resnet18-cifar10"]
 
 
 def test_a_method_that_works_in_pieces_is_cut_as_the_task_says():
@@ -222,7 +224,7 @@ def test_a_run_that_diverges_is_said_and_not_tried_again(tmp_path, untimed, trai
 
 
 def test_a_method_that_refuses_a_task_says_why(tmp_path, untimed, monkeypatch):
-    text = tasks.Task("Text", {"data": "shakespeare", "model": "charformer", "depth": 2, "batch": 100}, 2)
+    text = tasks.Task("Text", TrainConfig(data="shakespeare", model="charformer", depth=2, batch=100), 2)
     for module in (plan, run):
         monkeypatch.setitem(module.TASKS, "text", text)
     chosen = Comparison(["text"], ["local-predsim"], epochs=1, seeds=1, grid=(1e-3,), width=4, samples=100)

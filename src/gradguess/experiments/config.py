@@ -53,7 +53,7 @@ BEFORE: dict[str, Any] = {
 }
 LONGEST = 200  # characters in a key, which is a directory's name; a longer one ends in its digest
 AT_LEAST_ONE = ("width", "depth", "epochs", "batch", "refresh", "every", "eval_every", "steps", "sweeps", "tangents")
-AT_LEAST_ZERO = ("samples", "seed", "weight_decay", "rate", "sigma", "bootstrap")
+AT_LEAST_ZERO = ("samples", "seed", "weight_decay", "rate", "student_lr", "sigma", "bootstrap")
 
 
 def option(default: Any, text: str) -> Any:
@@ -104,6 +104,7 @@ class TrainConfig:
     )
     sites: str = option("auto", "where gradients are guessed: auto, leaf, branch, or a number of pieces")
     rate: float = option(0.3, "learning rate of the feedback matrices")
+    student_lr: float = option(1e-3, "learning rate of the students")
     every: int = option(1, "steps between two tangent passes (feedback)")
     fraction: float = option(1.0, "part of the batch in a tangent pass (feedback)")
     sweeps: int = option(1, "sweeps of the chain (feedback-chained)")

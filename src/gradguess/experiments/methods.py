@@ -68,7 +68,12 @@ def _feedback(form: str) -> Callable[[TrainConfig], gg.Feedback]:
     return make
 
 
+def _students(**options: Any) -> Callable[[TrainConfig], gg.Students]:
+    return lambda config: gg.Students(lr=config.student_lr, **options)
+
+
 _NONE: frozenset[str] = frozenset()
+_STUDENTS = frozenset({"student_lr"})
 _BASIS = frozenset({"k", "solver", "refresh"})
 _NS = frozenset({"k", "refresh", "steps", "threshold"})
 _FEEDBACK = _BASIS | {"rate", "every", "fraction", "sweeps", "learn", "bootstrap", "start", "teacher"}
@@ -105,17 +110,17 @@ _ENTRIES = (
         lambda c: rivals.Checkpointed(),
     ),
     MethodEntry("frozen", "Lower part frozen", "#8d6e63", "#bcaaa4", "4", _NONE, lambda c: rivals.Frozen()),
-    MethodEntry("students", "Students", "#b3002d", "#ff6b8b", "p", _NONE, lambda c: gg.Students()),
+    MethodEntry("students", "Students", "#b3002d", "#ff6b8b", "p", _STUDENTS, _students()),
     MethodEntry(
-        "students-chained", "Students, chained", "#9c5a1a", "#d8a35d", "H", _NONE, lambda c: gg.Students(form="chained")
+        "students-chained", "Students, chained", "#9c5a1a", "#d8a35d", "H", _STUDENTS, _students(form="chained")
     ),
-    MethodEntry(
-        "students-error", "Students, error", "#5e35b1", "#a98be8", "d", _NONE, lambda c: gg.Students(signal="error")
-    ),
+    MethodEntry("students-error", "Students, error", "#5e35b1", "#a98be8", "d", _STUDENTS, _students(signal="error")),
     MethodEntry(
         "students-random", "Students, never trained", "#5f6b76", "#9fadb9", "x", _NONE, lambda c: gg.Students(learn=())
     ),
-    MethodEntry("local-guess", "Local guess", "#006d77", "#5fc9d2", "8", _NONE, lambda c: gg.LocalGuess()),
+    MethodEntry(
+        "local-guess", "Local guess", "#006d77", "#5fc9d2", "8", _STUDENTS, lambda c: gg.LocalGuess(lr=c.student_lr)
+    ),
 )
 METHODS: dict[str, MethodEntry] = {entry.name: entry for entry in _ENTRIES}
 OPTIONS = frozenset().union(*(entry.options for entry in _ENTRIES))  # the options that only some methods read

@@ -1,11 +1,9 @@
-"""What is compared. To add a method, add a line to `_ALL`; it appears when its name is registered in `methods`."""
+"""What is compared. To add a method of `experiments.methods`, or a variant, add a line to `CONTENDERS`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
-
-from gradguess.experiments.methods import METHODS, VARIANTS
 
 Sends = Literal["nothing", "one piece", "all"]
 
@@ -26,7 +24,7 @@ class Contender:
     control: bool = False
 
 
-_ALL: dict[str, Contender] = {
+CONTENDERS: dict[str, Contender] = {
     "backprop": Contender("all"),
     "checkpointed": Contender("all", pieces=True),
     "students": Contender("nothing", pieces=True),
@@ -47,4 +45,3 @@ _ALL: dict[str, Contender] = {
     "pieces-zero": Contender("one piece", pieces=True, control=True),
     "frozen": Contender("nothing", pieces=True, control=True),
 }
-CONTENDERS: dict[str, Contender] = {name: entry for name, entry in _ALL.items() if name in METHODS or name in VARIANTS}

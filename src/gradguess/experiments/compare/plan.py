@@ -58,7 +58,7 @@ class Comparison:
 
     def task(self, name: str) -> TrainConfig:
         """A task as it is run here, before a method is chosen."""
-        own = TASKS[name].config()
+        own = TASKS[name].config
         changed = {key: getattr(self, key) for key in ("epochs", "width", "samples") if getattr(self, key)}
         return dataclasses.replace(own, device=self.device, **changed)
 
@@ -118,7 +118,7 @@ def best(scores: dict[float, float], less: bool) -> float | None:
 
 
 def is_text(task: str) -> bool:
-    return TASKS[task].settings["data"] == "shakespeare"
+    return TASKS[task].config.data == "shakespeare"
 
 
 def quantity(task: str, split: str = "test") -> str:
