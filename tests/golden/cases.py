@@ -214,6 +214,13 @@ RIVALS = {
     "checkpointed": gg.baselines.Checkpointed(),
     "frozen": gg.baselines.Frozen(),
 }
+STUDENTS = {
+    "students": gg.Students(),
+    "students-chained": gg.Students(form="chained"),
+    "students-error": gg.Students(signal="error"),
+    "students-random": gg.Students(learn=()),
+    "local-guess": gg.LocalGuess(),
+}
 
 
 # --- what is written down ------------------------------------------------------------------------------------
@@ -539,7 +546,8 @@ def _reports() -> Iterator[Listed]:
 
 
 def _rivals() -> Iterator[Listed]:
-    for model, (name, method) in itertools.product(("chain", "residual", "norm-batch", "zoo:cnn"), RIVALS.items()):
+    both = {**RIVALS, **STUDENTS}
+    for model, (name, method) in itertools.product(("chain", "residual", "norm-batch", "zoo:cnn"), both.items()):
         yield f"rivals/{model}/{name}", partial(stepped, model=model, guess=method, sites=2)
 
 

@@ -35,7 +35,7 @@ def run_pieces(step: Step, at_site: AtSite) -> Estimate:
             found[site.name] = torch.zeros_like(s) if h is None else h
         return s.detach()
 
-    _, losses = step.passes.graph(visit, fused=True, last=True)
+    _, losses = step.passes.graph(visit, fused=True, last=not step.detail)
     if tops:
         ends, ones = list(tops.values()), torch.ones_like(losses)
         exact = torch.autograd.grad(losses, ends, ones, retain_graph=True, allow_unused=True)

@@ -68,7 +68,8 @@ class Pass(ABC):
 
         Returns outputs and losses. With `fused`, kernels that cannot carry a tangent may be used. With `twice`, the
         graph of its gradients is needed as well: attention then holds all pairs of positions. With `last`, no other
-        pass follows in this step, so nothing is noted for it to start from.
+        pass follows in this step, so nothing is noted for it to start from: not where details are asked for, which
+        others may compare with passes of their own.
         """
 
     @abstractmethod

@@ -97,7 +97,7 @@ class Students(Method):
         keep = asks and step.keeps
         walk = Walk(bank, cuts, chained=self.form == "chained", learn=self.rules, known=known, keep=keep)
         once = jvp is None and (keep or not asks)
-        outputs, losses = step.passes.graph(walk.visit, fused=once, last=True)
+        outputs, losses = step.passes.graph(walk.visit, fused=once, last=not step.detail)
         if keep:
             self._ask(bank, known, outputs)
         walk.settle(losses)
