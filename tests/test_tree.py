@@ -27,6 +27,7 @@ ORDER = [
     {"captured_step"},
     {"diagnose"},
     {"online"},
+    {"front"},
     {""},  # gradguess itself
     {"experiments"},
     {"report"},

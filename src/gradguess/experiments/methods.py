@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import gradguess as gg
 from gradguess.experiments.names import lookup, unknown
-from gradguess.experiments.studies import studied_feedback
 
 if TYPE_CHECKING:
     from gradguess.experiments.config import TrainConfig
@@ -60,6 +59,8 @@ def _wperp_ns(config: TrainConfig) -> gg.WPerpNS:
 
 def _feedback(form: str) -> Callable[[TrainConfig], gg.Feedback]:
     def make(config: TrainConfig) -> gg.Feedback:
+        from gradguess.experiments.studies import studied_feedback
+
         teacher = METHODS[config.teacher].make(config)
         shared = {name: getattr(config, name) for name in ("rate", "every", "fraction", "sweeps", "bootstrap")}
         return studied_feedback(teacher, learn=config.learn, start=config.start, seed=config.seed, form=form, **shared)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 import gradguess as gg
 from gradguess.errors import InputError
+from gradguess.experiments.config import LEARN, STARTS
 from gradguess.methods.base import Draws
 from gradguess.methods.feedback.error import OutputError
 from gradguess.methods.feedback.forward import Forward
@@ -64,8 +65,6 @@ class Momentum(Outputs):
 
 
 RULES: dict[str, Rule] = {"weighted": WEIGHTED, "outputs": Outputs(), "loss": FromLoss(), "momentum": Momentum()}
-LEARN = (*RULES, "truth", "never")
-STARTS = ("zero", "random")
 
 
 @dataclass(frozen=True)
