@@ -35,7 +35,8 @@ print(f"gradguess {gg.__version__}, accuracy {accuracy:.3f}")
 """
 FILES = """
 from importlib.resources import files
-for name in ("py.typed", "linalg/step_polynomials.json", *(f"report/page/page.{end}" for end in ("css", "js", "html.j2"))):
+page = [f"report/page/page.{end}" for end in ("css", "js", "html.j2")]
+for name in ("py.typed", "linalg/step_polynomials.json", *page):
     assert files("gradguess").joinpath(name).is_file(), name
 """
 
