@@ -8,7 +8,7 @@ RUNS := $(VENV)/.installed-runs
 ALL := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: setup test test-gpu lint format reproduce bench mutants mutants-list coverage-map clean
+.PHONY: setup test test-gpu lint format reproduce bench mutants mutants-list coverage-map dist smoke clean
 
 setup: $(ALL)
 
@@ -51,6 +51,16 @@ mutants-list: $(ALL)
 
 coverage-map: $(ALL)
 	PYTHONPATH=tests $(BIN)/python -m mutants --jobs $(JOBS) map $(ARGS)
+
+dist:  # the wheel and the source archive, in dist/
+	$(PYTHON) -m venv build/release
+	build/release/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	rm -rf dist
+	build/release/bin/python -m build
+	build/release/bin/twine check --strict dist/*
+
+smoke: dist  # the wheel in an empty environment
+	$(PYTHON) scripts/smoke_wheel.py dist/*.whl
 
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -28,6 +28,7 @@ ORDER = [
     {"captured_step"},
     {"diagnose"},
     {"online"},
+    {"front"},
     {""},  # gradguess itself
     {"experiments"},
     {"report"},

@@ -1,44 +1,39 @@
-"""Train PyTorch networks without backpropagation: gradients guessed from one forward pass."""
+"""Train PyTorch networks without backpropagation: gradients guessed from one forward pass.
 
-from gradguess import baselines, online
-from gradguess.captured_step import CapturedStep
-from gradguess.diagnose import SiteReport, diagnose
-from gradguess.errors import ForwardModeError, GradguessError, InputError, NonFiniteError
-from gradguess.estimate import ForwardGradient, estimate
-from gradguess.guesses import (
-    ActivationPerturbation,
-    Guess,
-    WPerp,
-    WPerpNS,
-    WPreconditioned,
-    WTranspose,
-)
-from gradguess.methods import Backprop, Estimate, Feedback, LocalGuess, Students, WeightPerturbation
+The public names stand in `gradguess.front`. It is imported with the first of them that is used, so that the help of
+the command line does not wait for PyTorch.
+"""
 
-__version__ = "0.1.0"
+import sys as _sys
+from importlib import import_module as _import_module
+from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "ActivationPerturbation",
-    "Backprop",
-    "CapturedStep",
-    "Estimate",
-    "Feedback",
-    "ForwardGradient",
-    "ForwardModeError",
-    "GradguessError",
-    "Guess",
-    "InputError",
-    "LocalGuess",
-    "NonFiniteError",
-    "SiteReport",
-    "Students",
-    "WPerp",
-    "WPerpNS",
-    "WPreconditioned",
-    "WTranspose",
-    "WeightPerturbation",
-    "baselines",
-    "diagnose",
-    "estimate",
-    "online",
-]
+__version__ = "0.2.0"
+
+if TYPE_CHECKING:
+    from gradguess.front import *  # noqa: F403 (its `__all__` names them)
+
+
+class _Package(_ModuleType):
+    """This package as an object."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Take over all public names; Python calls this for a name that is not there."""
+        if name == "__all__" or not name.startswith("_"):
+            front = _import_module("gradguess.front")
+            vars(self).update({public: getattr(front, public) for public in front.__all__}, __all__=front.__all__)
+            if name in vars(self):
+                return vars(self)[name]
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Keep the place of the functions `estimate` and `diagnose`, where an import would put the modules."""
+        if name not in ("estimate", "diagnose") or not isinstance(value, _ModuleType):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.__all__})
+
+
+_sys.modules[__name__].__class__ = _Package

@@ -13,7 +13,7 @@ from gradguess.experiments import checkpoint, compiled_backprop
 from gradguess.experiments.compiled_backprop import CompiledBackprop, losses
 from gradguess.experiments.config import TrainConfig, differences
 from gradguess.experiments.loss import per_sample_loss, smoothed_loss
-from gradguess.experiments.models import mlp
+from gradguess.experiments.models.mlp import mlp
 from gradguess.experiments.train import build_forward, train
 from gradguess.methods import compiled
 

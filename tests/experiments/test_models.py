@@ -8,7 +8,8 @@ from torch import nn
 
 from gradguess.errors import InputError
 from gradguess.experiments.data import Shape
-from gradguess.experiments.models import MODELS, mlp
+from gradguess.experiments.models import MODELS
+from gradguess.experiments.models.mlp import mlp
 
 
 def test_initialisation_is_pytorchs_default_from_our_generator():

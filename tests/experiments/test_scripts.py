@@ -7,10 +7,10 @@ import torch
 
 import gradguess as gg
 from gradguess.errors import InputError
-from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.config import TrainConfig, script_names
 from gradguess.experiments.data import load
 from gradguess.experiments.loss import per_sample_loss
-from gradguess.experiments.scripts import FlooredNS, Masked, ReducedBottom, parse
+from gradguess.experiments.scripts import FlooredNS, Masked, ReducedBottom
 from gradguess.experiments.train import build_forward, build_method, build_model, train
 from gradguess.linalg.step_polynomials import table
 
@@ -124,8 +124,8 @@ def test_floor_takes_sample_0_and_rounds_down():
 
 
 def test_names():
-    assert parse("") == ()
-    assert parse("mask,floor") == ("mask", "floor")
+    assert script_names("") == ()
+    assert script_names("mask,floor") == ("mask", "floor")
     with pytest.raises(InputError, match="masks"):
         TrainConfig(script="masks")
     assert isinstance(build_method(CONFIG, network(CONFIG)[0]), Masked)

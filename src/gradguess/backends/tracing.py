@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
-from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -179,6 +178,8 @@ def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModul
         if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             node.replace_all_uses_with(node.args[0])
     pure.graph.eliminate_dead_code()
+    from torch._functorch.compile_utils import fx_graph_cse  # here, since it brings sympy
+
     merged = fx.GraphModule(pure, fx_graph_cse(pure.graph))
     merged.graph.eliminate_dead_code()
     merged.recompile()

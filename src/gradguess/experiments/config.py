@@ -14,13 +14,13 @@ from gradguess.experiments.datasets import DATASETS
 from gradguess.experiments.methods import METHODS
 from gradguess.experiments.models import ACTIVATIONS, MODELS
 from gradguess.experiments.names import unknown
-from gradguess.experiments.scripts import SCRIPTS
-from gradguess.experiments.scripts import parse as parse_script
-from gradguess.experiments.studies import LEARN, STARTS
 
 Solver = Literal["svd", "subspace", "shared"]
 Memory = Literal["store", "replay"]
 Derivative = Literal["dual", "finite"]
+LEARN = ("weighted", "outputs", "loss", "momentum", "truth", "never")  # `gradguess.experiments.studies`
+STARTS = ("zero", "random")
+SCRIPTS = ("mask", "bottom", "floor")  # `gradguess.experiments.scripts`
 CHOICES: dict[str, Iterable[str]] = {
     "data": DATASETS,
     "model": MODELS,
@@ -171,6 +171,15 @@ class TrainConfig:
         return cls(**values)
 
 
+def script_names(script: str) -> tuple[str, ...]:
+    """The names in "mask,floor"; refused if one is not known."""
+    names = tuple(name for name in script.split(",") if name)
+    for name in names:
+        if name not in SCRIPTS:
+            raise InputError(f"script: expected names out of {', '.join(SCRIPTS)}, found {name!r}.")
+    return names
+
+
 def _epochs(diagnose: str) -> tuple[int, ...]:
     """The numbers in "0,1,10"."""
     parts = [part.strip() for part in diagnose.split(",") if part.strip()]
@@ -215,7 +224,7 @@ def _check(config: TrainConfig) -> None:
             raise InputError(f"{item.name} must be {type(item.default).__name__}, found {value!r}.")
         elif isinstance(value, str) and not value.isprintable():  # it would be part of a directory's name
             raise InputError(f"{item.name} must be text that can be printed, found {value!r}.")
-    parse_script(config.script)
+    script_names(config.script)
     _epochs(config.diagnose)
     for names, least in ((AT_LEAST_ONE, 1), (AT_LEAST_ZERO, 0)):
         for name in names:

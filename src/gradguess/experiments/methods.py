@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import gradguess as gg
-from gradguess import baselines as rivals
 from gradguess.experiments.names import lookup, unknown
-from gradguess.experiments.studies import studied_feedback
 
 if TYPE_CHECKING:
     from gradguess.experiments.config import TrainConfig
@@ -61,6 +59,8 @@ def _wperp_ns(config: TrainConfig) -> gg.WPerpNS:
 
 def _feedback(form: str) -> Callable[[TrainConfig], gg.Feedback]:
     def make(config: TrainConfig) -> gg.Feedback:
+        from gradguess.experiments.studies import studied_feedback
+
         teacher = METHODS[config.teacher].make(config)
         shared = {name: getattr(config, name) for name in ("rate", "every", "fraction", "sweeps", "bootstrap")}
         return studied_feedback(teacher, learn=config.learn, start=config.start, seed=config.seed, form=form, **shared)
@@ -95,11 +95,15 @@ _ENTRIES = (
     MethodEntry(
         "feedback-corrected", "Feedback, corrected", "#7d8000", "#c9cc4a", "h", _FEEDBACK, _feedback("corrected")
     ),
-    MethodEntry("dfa", "DFA", "#9c4f96", "#d59ad0", "1", _NONE, lambda c: rivals.DFA(seed=c.seed)),
-    MethodEntry("fdfa", "FDFA", "#c2185b", "#ff80ab", "2", _NONE, lambda c: rivals.FDFA()),
-    MethodEntry("mezo", "MeZO", "#558b2f", "#aed581", "3", _NONE, lambda c: rivals.MeZO()),
-    MethodEntry("local-linear", "Local loss, linear", "#0277bd", "#81d4fa", ".", _NONE, lambda c: rivals.LocalLinear()),
-    MethodEntry("local-predsim", "Local loss, predsim", "#283593", "#9fa8da", "_", _NONE, lambda c: rivals.PredSim()),
+    MethodEntry("dfa", "DFA", "#9c4f96", "#d59ad0", "1", _NONE, lambda c: gg.baselines.DFA(seed=c.seed)),
+    MethodEntry("fdfa", "FDFA", "#c2185b", "#ff80ab", "2", _NONE, lambda c: gg.baselines.FDFA()),
+    MethodEntry("mezo", "MeZO", "#558b2f", "#aed581", "3", _NONE, lambda c: gg.baselines.MeZO()),
+    MethodEntry(
+        "local-linear", "Local loss, linear", "#0277bd", "#81d4fa", ".", _NONE, lambda c: gg.baselines.LocalLinear()
+    ),
+    MethodEntry(
+        "local-predsim", "Local loss, predsim", "#283593", "#9fa8da", "_", _NONE, lambda c: gg.baselines.PredSim()
+    ),
     MethodEntry(
         "checkpointed",
         "Backpropagation, checkpoints",
@@ -107,9 +111,9 @@ _ENTRIES = (
         "#b0bec5",
         "|",
         _NONE,
-        lambda c: rivals.Checkpointed(),
+        lambda c: gg.baselines.Checkpointed(),
     ),
-    MethodEntry("frozen", "Lower part frozen", "#8d6e63", "#bcaaa4", "4", _NONE, lambda c: rivals.Frozen()),
+    MethodEntry("frozen", "Lower part frozen", "#8d6e63", "#bcaaa4", "4", _NONE, lambda c: gg.baselines.Frozen()),
     MethodEntry("students", "Students", "#b3002d", "#ff6b8b", "p", _STUDENTS, _students()),
     MethodEntry(
         "students-chained", "Students, chained", "#9c5a1a", "#d8a35d", "H", _STUDENTS, _students(form="chained")

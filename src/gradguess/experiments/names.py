@@ -1,14 +1,29 @@
-"""Looking up a name in a registry, which is a plain dictionary, with help for a slip of the finger."""
+"""Registries are plain dictionaries: entries that are imported when called, and looking up a name."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any, TypeVar
 
 from gradguess.errors import InputError
 
 Entry = TypeVar("Entry")
+
+
+def later(module: str, name: str) -> Callable[..., Any]:
+    """The function `name` of a module that is imported at the first call: the help of a command needs names alone.
+
+    >>> later("math", "sqrt")(9)
+    3.0
+    """
+    return partial(_call, module, name)
+
+
+def _call(module: str, name: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(import_module(module), name)(*args, **kwargs)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:

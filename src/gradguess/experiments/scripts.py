@@ -22,23 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.errors import InputError
+from gradguess.experiments.config import script_names
 from gradguess.guesses.frames import Frame
 from gradguess.jacobian import GatedLinear, Jacobian
 from gradguess.layers import linear
 from gradguess.layers.table import add
 from gradguess.linalg.step_polynomials import nearest
-
-SCRIPTS = ("mask", "bottom", "floor")
-
-
-def parse(script: str) -> tuple[str, ...]:
-    """The names in "mask,floor"; refused if one is not known."""
-    names = tuple(name for name in script.split(",") if name)
-    for name in names:
-        if name not in SCRIPTS:
-            raise InputError(f"script: expected names out of {', '.join(SCRIPTS)}, found {name!r}.")
-    return names
 
 
 class HiddenBias(nn.Linear):
@@ -53,7 +42,7 @@ add(replace(linear.LAYER, modules=(HiddenBias,)))  # the bias has the gradient t
 
 def prepare_model(script: str, model: nn.Module) -> nn.Module:
     """The network of the scripts: with "mask", each layer has a bias that its output does not show."""
-    if "mask" in parse(script):
+    if "mask" in script_names(script):
         for layer in model.modules():
             if isinstance(layer, nn.Linear):
                 layer.__class__ = HiddenBias
@@ -63,7 +52,7 @@ def prepare_model(script: str, model: nn.Module) -> nn.Module:
 
 def scripted(script: str, guess: Any, model: nn.Module) -> Any:
     """The method with the changes that `script` names, as far as they concern it."""
-    names = parse(script)
+    names = script_names(script)
     if "bottom" in names and isinstance(guess, gg.WPerp) and guess.end == "bottom":
         guess = ReducedBottom(k=guess.k, solver=guess.solver, refresh=guess.refresh, end="bottom")
     if "floor" in names and isinstance(guess, gg.WPerpNS):

@@ -23,6 +23,7 @@ import gradguess as gg
 from gradguess.baselines.dfa import random_start
 from gradguess.baselines.fdfa import Momentum
 from gradguess.errors import InputError
+from gradguess.experiments.config import LEARN, STARTS
 from gradguess.methods.base import Draws
 from gradguess.methods.feedback.error import OutputError
 from gradguess.methods.feedback.forward import Forward
@@ -55,8 +56,6 @@ class FromLoss(Weighted):
 
 
 RULES: dict[str, Rule] = {"weighted": WEIGHTED, "outputs": Outputs(), "loss": FromLoss(), "momentum": Momentum()}
-LEARN = (*RULES, "truth", "never")
-STARTS = ("zero", "random")
 
 
 @dataclass(frozen=True)

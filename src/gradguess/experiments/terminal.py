@@ -14,12 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 
 from gradguess.experiments import interrupts
-from gradguess.experiments.inspection import NUMBERS
-from gradguess.experiments.tables.table import Table
 
 if TYPE_CHECKING:
     from gradguess.experiments.config import TrainConfig
     from gradguess.experiments.progress import Progress as RunsProgress
+    from gradguess.experiments.tables.table import Table
 
 notes = Console(stderr=True)  # results alone go to standard output
 
@@ -107,6 +106,8 @@ def print_tables(tables: Sequence[Table]) -> None:
 
 def print_sites(record: dict[str, Any]) -> None:
     """The numbers of a diagnosis, one line for each site."""
+    from gradguess.experiments.inspection import NUMBERS
+
     table = RichTable("site", *NUMBERS, title=f"{record['key']}, epoch {record['epoch']}")
     for site, row in record["sites"].items():
         table.add_row(site, *(f"{row[name]:.3g}" if row.get(name) is not None else "–" for name in NUMBERS))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradguess.errors import InputError
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.data import Dataset, load
-from gradguess.experiments.models import mlp
+from gradguess.experiments.models.mlp import mlp
 from gradguess.experiments.train import build_model
 
 INPUTS, CLASSES = 40, 10  # those of MNIST-1D

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from torch import nn
+from gradguess.experiments.names import later
 
-from gradguess.experiments.models.cnn import cnn
-from gradguess.experiments.models.common import ACTIVATIONS
-from gradguess.experiments.models.gru import gru
-from gradguess.experiments.models.mixer import mixer
-from gradguess.experiments.models.mlp import mlp, mlp_on
-from gradguess.experiments.models.residual import residual
-from gradguess.experiments.models.resnet import resnet
-from gradguess.experiments.models.resnet18 import resnet18
-from gradguess.experiments.models.transformer import charformer, vit
+if TYPE_CHECKING:
+    from torch import nn
 
 # name -> (shape of a sample, width, depth, bias, activation, generator) -> network
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": mlp_on,
-    "residual": residual,
-    "cnn": cnn,
-    "resnet": resnet,
-    "resnet18": resnet18,
-    "mixer": mixer,
-    "vit": vit,
-    "charformer": charformer,
-    "gru": gru,
+    "mlp": later(f"{__name__}.mlp", "mlp_on"),
+    "residual": later(f"{__name__}.residual", "residual"),
+    "cnn": later(f"{__name__}.cnn", "cnn"),
+    "resnet": later(f"{__name__}.resnet", "resnet"),
+    "resnet18": later(f"{__name__}.resnet18", "resnet18"),
+    "mixer": later(f"{__name__}.mixer", "mixer"),
+    "vit": later(f"{__name__}.transformer", "vit"),
+    "charformer": later(f"{__name__}.transformer", "charformer"),
+    "gru": later(f"{__name__}.gru", "gru"),
+}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": later("torch.nn", "ReLU"),
+    "gelu": later("torch.nn", "GELU"),
+    "tanh": later("torch.nn", "Tanh"),
 }
 
-__all__ = ["ACTIVATIONS", "MODELS", "mlp"]
+__all__ = ["ACTIVATIONS", "MODELS"]

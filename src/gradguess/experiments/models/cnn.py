@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from gradguess.experiments.models import ACTIVATIONS
 from gradguess.experiments.models.common import (
-    ACTIVATIONS,
     AsImage,
     channels,
     convolution,

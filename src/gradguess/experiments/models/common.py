@@ -1,4 +1,4 @@
-"""What the networks share: activations, seeded initialisation, and reading samples of one or two dimensions."""
+"""What the networks share: seeded initialisation, and reading samples of one or two dimensions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from gradguess.errors import InputError
 if TYPE_CHECKING:
     from gradguess.experiments.data import Shape
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 Network = TypeVar("Network", bound=nn.Module)
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from gradguess.experiments.models.common import ACTIVATIONS, Patches, drawn, refuse_text
+from gradguess.experiments.models import ACTIVATIONS
+from gradguess.experiments.models.common import Patches, drawn, refuse_text
 from gradguess.experiments.names import lookup
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from gradguess.experiments.models.common import ACTIVATIONS, refuse_text
+from gradguess.experiments.models import ACTIVATIONS
+from gradguess.experiments.models.common import refuse_text
 from gradguess.experiments.names import lookup
 
 if TYPE_CHECKING:

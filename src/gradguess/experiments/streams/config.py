@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradguess import online
+import gradguess as gg
 from gradguess.errors import InputError
 from gradguess.experiments.names import unknown
 from gradguess.experiments.streams.tasks import NAMES
-from gradguess.online.bases import BASES
 
-RULES: Mapping[str, Callable[[Any], online.Rule]] = {
-    "rtrl": lambda c: online.RTRL(),
-    "wperp": lambda c: online.WPerp(c.k, c.basis, c.refresh),
-    "snap": lambda c: online.SnAp(1),
-    "uoro": lambda c: online.UORO(),
-    "rflo": lambda c: online.RFLO(),
-    "eprop": lambda c: online.EProp(),
-    "tbptt": lambda c: online.TBPTT(c.truncation),
-    "one-step": lambda c: online.OneStep(),
+RULES: Mapping[str, Callable[[Any], gg.online.Rule]] = {
+    "rtrl": lambda c: gg.online.RTRL(),
+    "wperp": lambda c: gg.online.WPerp(c.k, c.basis, c.refresh),
+    "snap": lambda c: gg.online.SnAp(1),
+    "uoro": lambda c: gg.online.UORO(),
+    "rflo": lambda c: gg.online.RFLO(),
+    "eprop": lambda c: gg.online.EProp(),
+    "tbptt": lambda c: gg.online.TBPTT(c.truncation),
+    "one-step": lambda c: gg.online.OneStep(),
 }
+BASES = ("wperp", "observable", "lagged", "krylov", "random")  # `gradguess.online.bases`
 CELLS = ("rnn", "gru", "lstm", "lru")
 STARTS = ("orthogonal", "uniform")
 CHOICES: dict[str, Iterable[str]] = {

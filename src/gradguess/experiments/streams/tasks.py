@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-import torch
+from gradguess.experiments.names import later
 
-from gradguess.experiments.streams.balancing import balancing
-from gradguess.experiments.streams.chaos import henon, lorenz
-from gradguess.experiments.streams.characters import characters
-from gradguess.experiments.streams.memory import copy, recall
-from gradguess.experiments.streams.sensor import sensor
-from gradguess.experiments.streams.task import Task
+if TYPE_CHECKING:
+    import torch
 
+    from gradguess.experiments.streams.task import Task
+
+_HERE = "gradguess.experiments.streams"
 TASKS: Mapping[str, Callable[[int, int, torch.Generator], Task]] = {
-    "recall": recall,
-    "copy": copy,
-    "henon": henon,
-    "lorenz": lorenz,
-    "balancing": balancing,
-    "characters": characters,
-    "sensor": sensor,
+    "recall": later(f"{_HERE}.memory", "recall"),
+    "copy": later(f"{_HERE}.memory", "copy"),
+    "henon": later(f"{_HERE}.chaos", "henon"),
+    "lorenz": later(f"{_HERE}.chaos", "lorenz"),
+    "balancing": later(f"{_HERE}.balancing", "balancing"),
+    "characters": later(f"{_HERE}.characters", "characters"),
+    "sensor": later(f"{_HERE}.sensor", "sensor"),
 }
 NAMES = (*TASKS, "tmaze")  # an agent acts in the T-maze: it is no stream that one can only watch

@@ -1,0 +1,84 @@
+"""What is imported, and when: the help of the command needs no PyTorch, and `import gradguess` little beside it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import gradguess as gg
+from gradguess import front
+from gradguess.experiments import config, studies
+from gradguess.experiments.streams import config as streams
+from gradguess.online.bases import BASES
+
+COMMANDS = ("train", "reproduce", "report", "diagnose", "stream", "bench", "compare")
+SLOW = {"torch", "pandas", "matplotlib", "sklearn", "scipy", "sympy", "jinja2", "joblib", "safetensors", "transformers"}
+# what PyTorch itself does not import, and compiling, plots and data need later
+LATER = SLOW - {"torch"} | {"torch._dynamo", "torch._inductor", "torch._functorch.compile_utils", "triton", "lightning"}
+
+
+def imported(program: str) -> set[str]:
+    """The modules that a fresh interpreter has after this program."""
+    program += "\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(json.loads(found.stdout.splitlines()[-1]))
+
+
+def after_help(*arguments: str) -> set[str]:
+    return imported(
+        "import contextlib, sys, gradguess.cli\n"
+        f"sys.argv = {['gradguess', *arguments, '--help']!r}\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    gradguess.cli.main()"
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], *([name] for name in COMMANDS)], ids=" ".join)
+def test_help_imports_nothing_slow(arguments: list[str]):
+    pytest.importorskip("typer")
+    assert after_help(*arguments) & SLOW == set()
+
+
+def test_every_command_is_in_the_list():
+    cli = pytest.importorskip("gradguess.cli")
+    assert {each.name or each.callback.__name__ for each in cli.app.registered_commands} == set(COMMANDS)
+
+
+def test_the_package_imports_little_beside_pytorch():
+    found = imported("import torch, gradguess\ngradguess.estimate")
+    assert "gradguess.methods.compiled" in found  # the names are there
+    assert found & LATER == set(imported("import torch")) & LATER
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import gradguess.estimate, gradguess.diagnose",  # Python would put modules in the place of functions
+        "from gradguess.captured_step import CapturedStep",
+        "from gradguess.experiments.config import TrainConfig",
+        "from gradguess import *",
+        "import gradguess; dir(gradguess)",
+    ],
+)
+def test_public_names_are_the_same_whatever_comes_first(program: str):
+    imported(
+        f"{program}\n"
+        "import gradguess as gg\n"
+        "assert callable(gg.estimate) and callable(gg.diagnose)\n"
+        "assert set(gg.__all__) <= set(dir(gg))"
+    )
+
+
+def test_the_package_shows_the_names_of_its_front():
+    assert gg.__all__ is front.__all__
+    assert all(getattr(gg, name) is getattr(front, name) for name in front.__all__)
+    with pytest.raises(AttributeError, match="module 'gradguess' has no attribute 'gess'"):
+        gg.gess  # noqa: B018
+
+
+def test_names_that_help_lists_are_those_of_the_code():
+    assert set(config.LEARN) == {*studies.RULES, "truth", "never"}
+    assert list(streams.BASES) == list(BASES)
