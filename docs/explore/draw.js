@@ -60,7 +60,8 @@ function drawCloud(width, height, view, method) {
   body += `<path d="M${X(0)} ${Y(0)}H${tip - back / 2}" stroke="var(--ink)" stroke-width="3"/>` +
     `<path d="M${tip} ${Y(0)}l${-back} ${-0.6 * back}v${1.2 * back}z" fill="var(--ink)"/>`;
   const [ex, ey] = view.exact.map((v, i) => (i ? Y(v) : X(v))), [mx, my] = view.mean.map((v, i) => (i ? Y(v) : X(v)));
-  body += `<path d="M${ex} ${ey - 10}l9 10l-9 10l-9-10z" fill="var(--${method})" stroke="var(--ground)" stroke-width="2"/>`;
+  const diamond = `<path d="M${ex} ${ey - 9}l9 9l-9 9l-9-9z" fill="none"`;
+  body += `${diamond} stroke="var(--ground)" stroke-width="6"/>${diamond} stroke="var(--${method})" stroke-width="3"/>`;
   body += `<path d="M${mx - 6} ${my}h12M${mx} ${my - 6}v12" stroke="var(--ground)" stroke-width="5"/>` +
     `<path d="M${mx - 5} ${my}h10M${mx} ${my - 5}v10" stroke="var(--ink)" stroke-width="2"/>`;
   body += words(left + w / 2, height - 4, "along g") + words(10, 4 + h / 2, "across g", "middle", `transform="rotate(-90 10 ${4 + h / 2})"`);
