@@ -28,7 +28,7 @@ const METHODS = {
   },
 };
 
-const shown = (x) => (x === 0 ? "0" : Math.abs(x) < 0.001 || Math.abs(x) >= 1e5 ? x.toExponential(1) : x.toPrecision(3));
+const shown = (x) => (Math.abs(x) < 1e-12 ? "0" : Math.abs(x) < 0.001 || Math.abs(x) >= 1e5 ? x.toExponential(1) : x.toPrecision(3));
 const svgOf = (width, height, body) => `<svg viewBox="0 0 ${width} ${height}" aria-hidden="true">${body}</svg>`;
 const line = (x1, y1, x2, y2, kind) => `<line x1="${x1}" y1="${y1}" x2="${x2}" y2="${y2}" class="${kind}"/>`;
 const words = (x, y, text, anchor = "middle", more = "") =>

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CONTROLS = 17  # radio groups count once
+pytestmark = pytest.mark.slow
 
 
 def cells(tab: Any, row: str, table: str = "#numbers") -> list[str]:
@@ -143,7 +144,7 @@ def test_training_draws_the_gradient_into_few_directions(visit):
 def test_as_many_tangents_as_k_measure_the_whole_guessing_space(visit):
     tab, _ = visit()
     choose(tab, k=3, tangents=3, others=False)
-    assert value(tab, "variance") < 1e-12
+    assert value(tab, "variance") == 0
     assert value(tab, "bias") > 0
 
 
@@ -154,10 +155,10 @@ def test_w_p_is_activation_perturbation_below_and_w_perp_above(visit):
     below = [cells(tab, row)[0] for row in rows]
     choose(tab, method="wp")
     assert [cells(tab, row)[0] for row in rows] == below
-    choose(tab, layer=1)
-    above = [cells(tab, row)[0].split()[0] for row in rows]
+    choose(tab, layer=1, others=False)
+    above = [cells(tab, row)[0] for row in rows]
     choose(tab, method="wperp", k=3)
-    assert [cells(tab, row)[0].split()[0] for row in rows[1:]] == above[1:]
+    assert [cells(tab, row)[0] for row in rows] == above
 
 
 # --- the race ---------------------------------------------------------------------------------------------------
@@ -224,7 +225,9 @@ def test_every_control_is_reached_by_keyboard_and_shows_it(visit):
         if not stop or stop in stops:
             break
         stops.append(stop)
-        outline = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle + getComputedStyle(document.activeElement).outlineWidth")
+        outline = tab.evaluate(
+            "(({ outlineStyle: s, outlineWidth: w }) => s + w)(getComputedStyle(document.activeElement))"
+        )
         assert outline == "solid3px", stop
     wanted = tab.evaluate(
         "[...new Set([...document.querySelectorAll('a, button, input')].map((e) => e.id || e.name || e.className))]"
