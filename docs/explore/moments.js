@@ -88,7 +88,10 @@ function overlap(W, g) {
   return { values, curve };
 }
 
-/** A cloud in the plane of g and of the direction across g in which it is widest, in units of ‖g‖. */
+/**
+ * A cloud in the plane, in units of ‖g‖: the part along g, and the length of the part across g, so that distances from
+ * g are true. The direction in which the cloud is widest across g says which side is up.
+ */
 function flatten(estimates, g, mean) {
   const unit = times(1 / norm(g), g);
   const across = (v) => {
@@ -103,6 +106,9 @@ function flatten(estimates, g, mean) {
     for (const rest of rests) addTo(next, dot(rest, axis), rest);
     axis = times(1 / (norm(next) || 1), next);
   }
-  const place = (v) => [dot(v, unit) / norm(g), dot(v, axis) / norm(g)];
+  const place = (v) => {
+    const side = dot(v, axis) < 0 ? -1 : 1;
+    return [dot(v, unit) / norm(g), (side * norm(across(v))) / norm(g)];
+  };
   return { points: estimates.map(place), place };
 }

@@ -61,10 +61,11 @@ function computeGuess({ site, width, sample, trained, options }) {
   const flat = flatten(estimates, g, measured.mean);
   const W = jacobianAbove(network, seen, site), space = overlap(W, trueGradients(network, seen)[site]);
   const rank = space.values.filter((value) => value > space.values[0] * 1e-12).length;
-  const dimensions = { weight: g.length, activation: width, wt: rank, wperp: Math.min(options.k, rank), wp: W.length < width ? rank : width };
+  const parameters = [network.weights, network.biases].flat(Infinity).length;
+  const dimensions = { weight: parameters, activation: width, wt: rank, wperp: Math.min(options.k, rank), wp: W.length < width ? rank : width };
   return {
     site, width, sample, options, exact, measured, space, rank,
-    dimensions: dimensions[options.method], of: g.length,
+    dimensions: dimensions[options.method], of: options.method === "weight" ? parameters : width,
     cloud: { points: flat.points, exact: flat.place(exact.mean), mean: flat.place(measured.mean) },
   };
 }
@@ -95,7 +96,7 @@ function updateGuess() {
   tellGuess(`${label} guesses in ${view.dimensions} of ${view.of} dimensions: ${moments}.`);
   find("cloud-words").textContent = `${COUNT} estimates by ${label}. In units of the gradient's length, their mean lies ` +
     `${shown(view.cloud.mean[0])} along the gradient and ${shown(view.cloud.mean[1])} across it (exact: ` +
-    `${view.cloud.exact.map(shown).join(" and ")}; a perfect estimate: 1 and 0), and they scatter by ${shown(measured.noise)}.`;
+    `${view.cloud.exact.map(shown).join(" and ")}; a perfect estimate: 1 and 0). They scatter by ${shown(measured.noise)}.`;
   find("space-words").textContent = `The Jacobian has rank ${view.rank}. Its singular values are ` +
     `${view.space.values.map(shown).join(", ")}. The part of the gradient in the first directions is ` +
     `${view.space.curve.map((y) => y.toFixed(2)).join(", ")}.`;

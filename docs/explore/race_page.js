@@ -35,7 +35,7 @@ function showRace() {
   const loss = (name) => race.histories[name][race.steps - 1], percent = (name) => `${Math.round(100 * race.accuracies[name])} %`;
   find("race-steps").textContent = race.steps - 1;
   find("race-numbers").innerHTML = RACERS
-    .map((name) => `<tr><th scope="row">${swatch(name)} ${METHODS[name].label}</th><td>${shown(loss(name))}</td><td>${percent(name)}</td></tr>`)
+    .map((name) => `<tr><th scope="row"><span class="name">${swatch(name)} ${METHODS[name].label}</span></th><td>${shown(loss(name))}</td><td>${percent(name)}</td></tr>`)
     .join("");
   if (!race.running) {
     tellRace(`After ${race.steps - 1} steps: ` + RACERS.map((name) => `${METHODS[name].label} loss ${shown(loss(name))}`).join("; ") + ".");
