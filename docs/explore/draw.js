@@ -42,7 +42,7 @@ function drawCloud(width, height, view, method) {
   const left = 34, bottom = 36, w = width - left - 4, h = height - bottom - 4, aspect = w / h;
   const reach = [...view.points.map(([x, y]) => Math.max(Math.abs(x) / aspect, Math.abs(y))), 1.3 / aspect];
   const wanted = Math.max(1.3 / aspect, reach.sort((a, b) => a - b)[Math.floor(0.97 * (reach.length - 1))]);
-  const ladder = [1.3, 2, 3, 4.5, 7, 10, 15, 22, 35, 50, 75, 110, 160];
+  const ladder = [1.3, 2.2, 3.3, 4.5, 7, 11, 16, 23, 35, 55, 80, 110, 160];
   const R = ladder.find((r) => r >= wanted) ?? wanted;
   const X = (x) => left + w / 2 + (x * h) / (2 * R), Y = (y) => 4 + h / 2 - (y * h) / (2 * R);
   const step = [0.5, 1, 2, 5, 10, 20, 50].find((s) => R / s <= 3.2) ?? 100;
@@ -70,8 +70,8 @@ function drawCloud(width, height, view, method) {
 
 /** Singular values as bars, the part of g in the first directions as a line. */
 function drawSpace(width, height, { values, curve }, guessedAlong, method) {
-  const left = 34, w = width - left - 4, h = height - 40, slot = w / values.length;
-  const Y = (y) => 4 + h * (1 - y), middle = (j) => left + (j + 0.5) * slot;
+  const left = 34, w = width - left - 4, h = height - 44, slot = w / values.length;
+  const Y = (y) => 8 + h * (1 - y), middle = (j) => left + (j + 0.5) * slot;
   let body = "";
   for (const tick of [0, 0.5, 1]) body += line(left, Y(tick), left + w, Y(tick), "grid") + words(left - 6, Y(tick) + 4, tick, "end");
   values.forEach((value, j) => {
@@ -79,7 +79,7 @@ function drawSpace(width, height, { values, curve }, guessedAlong, method) {
     body += `<rect x="${left + (j + 0.12) * slot}" y="${Y(y)}" width="${0.76 * slot}" height="${h * y}" fill="${colour}" stroke="var(--strong)" stroke-width=".5"/>`;
   });
   const every = Math.ceil(values.length / 16);
-  values.forEach((_, j) => (body += j % every === 0 ? words(middle(j), h + 20, j + 1) : ""));
+  values.forEach((_, j) => (body += j % every === 0 ? words(middle(j), h + 24, j + 1) : ""));
   body += `<polyline points="${curve.map((y, j) => `${middle(j)},${Y(y)}`).join(" ")}" fill="none" stroke="var(--ink)" stroke-width="2"/>`;
   body += curve.map((y, j) => `<circle cx="${middle(j)}" cy="${Y(y)}" r="${slot > 12 ? 3.5 : 2}" fill="var(--ink)"/>`).join("");
   return svgOf(width, height, body + words(left + w / 2, height - 4, "singular direction of W̃"));
@@ -100,15 +100,15 @@ function drawPlane(width, height, { inputs, targets }, chosen) {
 
 /** Loss curves over steps, on a logarithmic scale. `histories`: name -> losses. */
 function drawCurves(width, height, histories) {
-  const left = 44, bottom = 36, w = width - left - 8, h = height - bottom - 4, low = Math.log(0.003), high = Math.log(3);
+  const left = 44, bottom = 36, w = width - left - 8, h = height - bottom - 8, low = Math.log(0.003), high = Math.log(3);
   const steps = Math.max(...Object.values(histories).map((losses) => losses.length));
   const last = [50, 100, 200, 300, 400, 600, 800, 1000].find((s) => s >= steps) ?? steps;
-  const X = (i) => left + (w * i) / last, Y = (loss) => 4 + h * (1 - (Math.max(Math.log(loss), low) - low) / (high - low));
+  const X = (i) => left + (w * i) / last, Y = (loss) => 8 + h * (1 - (Math.max(Math.log(loss), low) - low) / (high - low));
   let body = "";
   for (const tick of [0.003, 0.01, 0.03, 0.1, 0.3, 1, 3]) {
     body += line(left, Y(tick), left + w, Y(tick), "grid") + words(left - 6, Y(tick) + 4, tick, "end");
   }
-  for (let i = 0; i <= 4; i++) body += words(X((last * i) / 4), h + 20, Math.round((last * i) / 4), i === 4 ? "end" : "middle");
+  for (let i = 0; i <= 4; i++) body += words(X((last * i) / 4), h + 24, Math.round((last * i) / 4), i === 4 ? "end" : "middle");
   for (const [name, losses] of Object.entries(histories)) {
     const points = losses.map((loss, i) => `${X(i).toFixed(1)},${Y(loss).toFixed(1)}`).join(" ");
     body += `<polyline points="${points}" fill="none" stroke="var(--${name})" stroke-width="2.5" stroke-dasharray="${METHODS[name].dash}"/>`;

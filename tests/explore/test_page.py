@@ -102,6 +102,20 @@ def test_measured_numbers_are_near_the_exact_ones(visit):
         assert measured == pytest.approx(exact, rel=0.25)
 
 
+@pytest.mark.parametrize("method", ["weight", "wt", "wperp"])
+def test_distances_from_the_tip_of_the_arrow_are_true(visit, method):
+    tab, _ = visit()
+    choose(tab, method=method, layer=1, k=2)
+    view = tab.evaluate("(({ cloud, exact, measured }) => ({ cloud, exact, measured }))(window.gradguess.guess.view)")
+    far = [(x - 1) ** 2 + y**2 for x, y in view["cloud"]["points"]]
+    squared_bias = (view["exact"]["bias"] / view["exact"]["length"]) ** 2
+    x, y = view["cloud"]["exact"]
+    assert (x - 1) ** 2 + y**2 == pytest.approx(squared_bias, abs=1e-12)
+    x, y = view["cloud"]["mean"]
+    scatter = view["measured"]["noise"] ** 2 * (len(far) - 1) / len(far)
+    assert sum(far) / len(far) == pytest.approx(scatter + (x - 1) ** 2 + y**2, rel=1e-9)  # bias² + variance
+
+
 # --- what the page says under "Things to try" ------------------------------------------------------------------
 
 
