@@ -15,8 +15,9 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
 Visit = Callable[..., tuple[Any, list[str]]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """Closed after each module: while it is open, no other test can start an event loop."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")
@@ -47,7 +48,7 @@ def visit(browser: Any) -> Iterator[Visit]:
         context.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tab(browser: Any) -> Any:
     """The page, for tests that only call its functions."""
     tab = browser.new_page()

@@ -37,6 +37,12 @@ def test_the_noise_of_w_perp_hardly_depends_on_the_width(visit):
     assert max(noise) < 1.6 * min(noise)
 
 
+def test_the_mean_of_w_t_misses_the_gradient(visit):
+    tab, _ = visit()
+    choose(tab, method="wt")
+    assert value(tab, "bias") > 0.1 * value(tab, "true gradient")
+
+
 def test_training_draws_the_gradient_into_few_directions(visit):
     tab, _ = visit()
     choose(tab, width=48)
