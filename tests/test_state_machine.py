@@ -520,15 +520,15 @@ class Training(RuleBasedStateMachine):
                 continue
             V = kept[site.name]["basis"]
             assert V.dtype == torch.float64
+            warm = None if old is None or not due else old["basis"].double()
             if site.linear is not None:
                 gate = site.gate_at(cut.above[site.name].detach())
                 moment = None if gate is None else gate.square().mean(0)
-                warm = None if old is None or not due else old["basis"].double()
                 P, sure = twin.expected_basis(site, guess.k, moment, warm)
             elif self.model.training and self.kind == "dropout":
                 continue  # masks of fewer samples are others
             else:
-                P, sure = twin.expected_sketch(few, site, guessed, guess.k, count)
+                P, sure = twin.expected_sketch(few, site, guessed, guess.k, count, warm)
             if sure:
                 torch.testing.assert_close(V @ V.mT, P, rtol=0, atol=1e-5)
 

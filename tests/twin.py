@@ -159,23 +159,24 @@ def expected_basis(site: Site, k: int, moment: Tensor | None, old: Tensor | None
     assert site.linear is not None
     W = site.linear.weight.detach()
     W = W if moment is None else W * moment.sqrt()
-    m, d = W.shape
-    k = min(k, m, d)
+    return _strongest(W, min(k, *W.shape), old if k < len(W) else None)
+
+
+def _strongest(W: Tensor, k: int, old: Tensor | None) -> tuple[Tensor, bool]:
+    """The projector on the strongest directions, or on an old basis after three iterations; is it well defined?"""
     full = old is not None and bool((old != 0).any(0).all())
-    if full and old.shape == (d, k) and k != m and 2 * k <= min(m, d):
+    if full and old.shape == (W.shape[1], k) and 2 * k <= min(W.shape):
         for _ in range(3):
             old = torch.linalg.qr(W.mT @ (W @ old))[0]
-        V = old
-        sure = bool(torch.linalg.matrix_rank(W) >= k)
-    else:
-        _, S, Vh = torch.linalg.svd(W, full_matrices=False)
-        V = Vh[:k].mT
-        after = S[k] if k < len(S) else S.new_zeros(())
-        sure = bool(S[k - 1] - after > 1e-5 * S[0]) and bool(S[0] > 0)
-    return V @ V.mT, sure
+        return old @ old.mT, bool(torch.linalg.matrix_rank(W) >= k)
+    _, S, Vh = torch.linalg.svd(W, full_matrices=False)
+    after = S[k] if k < len(S) else S.new_zeros(())
+    return Vh[:k].mT @ Vh[:k], bool(S[k - 1] - after > 1e-5 * S[0]) and bool(S[0] > 0)
 
 
-def expected_sketch(cut: Cut, site: Site, guessed: Sequence[Site], k: int, count: int) -> tuple[Tensor, bool]:
+def expected_sketch(
+    cut: Cut, site: Site, guessed: Sequence[Site], k: int, count: int, old: Tensor | None
+) -> tuple[Tensor, bool]:
     """The same for any other site: the strongest directions of `W̃ᵀ ε`, from noise with a seed of its own."""
     noise = torch.Generator().manual_seed(SEED + count)
     ends = [cut.below[other.name] for other in cut.sites]
@@ -190,9 +191,7 @@ def expected_sketch(cut: Cut, site: Site, guessed: Sequence[Site], k: int, count
         eps = [torch.randn(end.shape, generator=noise, dtype=end.dtype) for end in ends]
         (grad,) = torch.autograd.grad(ends, leaf, eps, retain_graph=True)
         rows.append(flat(site, grad))
-    _, S, Vh = torch.linalg.svd(torch.cat(rows), full_matrices=False)
-    after = S[k] if k < len(S) else S.new_zeros(())
-    return Vh[:k].mT @ Vh[:k], bool(S[k - 1] - after > 1e-5 * S[0]) and bool(S[0] > 0)
+    return _strongest(torch.cat(rows), k, old)
 
 
 def transposed(cut: Cut, site: Site, eps: Tensor) -> Tensor:
