@@ -32,7 +32,7 @@ format: $(ALL)
 	$(BIN)/ruff format .
 
 test: lint
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($(JOBS) + 1)) --dist worksteal  # some tests wait
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 reproduce: $(RUNS)
 	$(BIN)/gradguess reproduce --jobs $(JOBS) $(ARGS)
