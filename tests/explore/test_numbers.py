@@ -207,7 +207,7 @@ def test_exact_moments_of_weight_perturbation_are_those_of_diagnose(tab):
 
 
 @pytest.mark.parametrize("isolate", [False, True])
-@pytest.mark.parametrize("tangents", [3, 6])
+@pytest.mark.parametrize("tangents", [3])
 @pytest.mark.parametrize("method", GUESSES)
 def test_exact_moments_with_several_tangents_are_those_of_many_estimates(tab, method, tangents, isolate):
     """Budget: 40,000 estimates of the library; within 6 standard errors, every coordinate."""
