@@ -266,6 +266,13 @@ GUESSES: dict[str, gg.Guess | gg.methods.Method] = {
     "ns-nearest": gg.WPerpNS(k=3, threshold="nearest"),
     "wp": gg.WPreconditioned(),
 }
+RIVALS: dict[str, gg.methods.Method] = {
+    "dfa": gg.baselines.DFA(),
+    "fdfa": gg.baselines.FDFA(momentum=0.5),
+    "mezo": gg.baselines.MeZO(),
+    "local-linear": gg.baselines.LocalLinear(),
+    "checkpointed": gg.baselines.Checkpointed(),
+}
 SITE_GUESSES = {name: guess for name, guess in GUESSES.items() if name != "weight"}
 
 

@@ -17,20 +17,13 @@ import torch
 from torch import distributed
 
 import gradguess as gg
-from models import GUESSES, make
+from models import GUESSES, RIVALS, make
 
 STEPS = 3
 FORMS = {f: gg.Feedback(gg.WPerp(k=3, refresh=2), form=f) for f in ("direct", "chained", "corrected")}
 OPTIONS = {
     "boot": gg.Feedback(gg.WPerp(k=3), bootstrap=0.5),
     "part": gg.Feedback(gg.WPerp(k=3), fraction=0.99),  # rounds to all
-}
-RIVALS = {
-    "dfa": gg.baselines.DFA(),
-    "fdfa": gg.baselines.FDFA(momentum=0.5),
-    "mezo": gg.baselines.MeZO(),
-    "local-linear": gg.baselines.LocalLinear(),
-    "checkpointed": gg.baselines.Checkpointed(),
 }
 STUDENTS = {
     "students": gg.Students(form="chained", lr=1e-2),

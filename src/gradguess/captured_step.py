@@ -104,10 +104,9 @@ class CapturedStep:
 
     def _seed_search(self) -> None:
         """The noise of a search that is replayed, as one that is not would draw it."""
-        plan = self.forward.plan
-        drawn = plan.method.draws(self.forward.steps)
-        if drawn is not None and plan.sketching is not None:
-            plan.sketching.manual_seed(sketch_seed(drawn.count))
+        drawn = self.forward.plan.method.draws(self.forward.steps)
+        assert drawn is not None
+        self.forward.sketching.manual_seed(sketch_seed(drawn.count))
 
     def _step(self, inputs: Any, targets: Any) -> Tensor:
         self.optimiser.zero_grad(set_to_none=True)
@@ -124,9 +123,7 @@ class CapturedStep:
     def _capture(self, inputs: Any, targets: Any) -> _Captured:
         inputs, targets = tree_map(_own, (inputs, targets))
         before = self.state
-        sketching = self.forward.plan.sketching
-        generators = [g for g in (self.forward.generator, sketching) if g is not None]
-        recording = Recording(lambda: self._step(inputs, targets), *generators)
+        recording = Recording(lambda: self._step(inputs, targets), self.forward.generator, self.forward.sketching)
         self.state = self.forward.state = before  # recording computes nothing
         return _Captured(recording, inputs, targets)
 

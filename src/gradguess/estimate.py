@@ -159,9 +159,9 @@ class ForwardGradient:
         self.model, self.guess, self.nonfinite = model, guess, nonfinite
         runner = Compiler() if compile else run_plain
         device = next(model.parameters()).device
-        pool, sketching = pool_of(group, model), torch.Generator(device)
-        self.plan = Plan(method, sites, options, chunk=chunk, pool=pool, runner=runner, sketching=sketching)
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.generator, self.sketching = torch.Generator(device).manual_seed(seed), torch.Generator(device)
+        pool = pool_of(group, model)
+        self.plan = Plan(method, sites, options, chunk=chunk, pool=pool, runner=runner, sketching=self.sketching)
         self.state = State()
         self.skipped = 0
         self.layout: Layout | None = None

@@ -18,7 +18,7 @@ from gradguess.methods.run import Plan, find_layout, run_step
 from gradguess.model.site import Layout
 from gradguess.model.task import Task
 from gradguess.step import Options, State
-from models import GUESSES, Case, generator, make
+from models import GUESSES, RIVALS, Case, generator, make
 from references import no_trace
 from steps import task_of
 
@@ -28,13 +28,6 @@ FEEDBACK = {
     "bootstrap": gg.Feedback(gg.WPerp(k=3), bootstrap=0.5, sweeps=2),
     "part": gg.Feedback(gg.WTranspose(), form="direct", fraction=0.6),
     "now and then": gg.Feedback(gg.WPerp(k=3), form="direct", every=2),
-}
-RIVALS = {
-    "dfa": gg.baselines.DFA(),
-    "fdfa": gg.baselines.FDFA(momentum=0.5),
-    "mezo": gg.baselines.MeZO(),
-    "local-linear": gg.baselines.LocalLinear(),
-    "checkpointed": gg.baselines.Checkpointed(),
 }
 METHODS = {**GUESSES, **FEEDBACK, **RIVALS, "backprop": gg.Backprop()}
 SEARCH = 50  # the number of a step in which guesses search again

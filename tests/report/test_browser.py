@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+from browser import opened, visit
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield opened
-        opened.close()
-
-
-def visit(browser: Any, page: Path, width: int = 1200, scheme: str = "light") -> tuple[Any, list[str]]:
-    """The page opened without network, and what it complained about."""
-    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme, offline=True)
-    tab = context.new_page()
-    complaints: list[str] = []
-    tab.on("console", lambda message: complaints.append(message.text))
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
-    tab.on("requestfailed", lambda request: complaints.append(request.url))
-    tab.goto(page.as_uri())
-    return tab, complaints
+    with opened() as found:
+        yield found
 
 
 def test_it_opens_without_complaint_and_every_figure_is_there(browser: Any, page: Path):
@@ -99,7 +72,7 @@ def luminance(tab: Any, selector: str, name: str) -> float:
 def test_dark_mode_is_dark_and_figures_follow(browser: Any, page: Path, tmp_path: Path):
     label = "#figure-scaling svg text"
     for scheme, ground_is_light in (("light", True), ("dark", False)):
-        tab, _ = visit(browser, page, scheme=scheme)
+        tab, _ = visit(browser, page, color_scheme=scheme)
         ground, ink = luminance(tab, "body", "backgroundColor"), luminance(tab, label, "fill")
         assert (ground > 0.9) is ground_is_light
         assert (ink < 0.2) is ground_is_light

@@ -75,10 +75,17 @@ def render_page(opening: Opening, sections: Sequence[Section], environments: Tab
         drawings={slug: markup(svg) for slug, svg in drawings.items()},
         environments=environments,
         marks=_MARKS,
-        css=markup(_asset("page.css") + _colour_variables()),
+        css=markup(_asset("page.css") + _colour_variables() + _number_columns(sections, environments)),
         script=markup(script),
         script_hash=markup("sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
     )  # fmt: skip
+
+
+def _number_columns(sections: Sequence[Section], environments: Table) -> str:
+    """A table of class `n3` has numbers in its third column: said once for each column, and not in every cell."""
+    tables = [environments, *(table for section in sections for table in section.tables)]
+    columns = range(1, 1 + max(len(table.shown) for table in tables))
+    return ", ".join(f".n{i} td:nth-child({i})" for i in columns) + " { text-align: right; }\n"
 
 
 def _templates() -> Any:

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gradguess.backends.policy import full_precision
 from gradguess.guesses.base import Guess, SiteView, StaleBasis, fits, in_dtype
 from gradguess.guesses.frames import Frame, Identity
 from gradguess.jacobian import CutGraph, GatedLinear, Jacobian
@@ -49,17 +50,12 @@ class Drawing:
 
     def directions(self, site: Site, s: Tensor, gate: Tensor | None) -> Tensor:
         """All directions of this step at a site: (tangents, *s.shape)."""
-        if torch.is_autocast_enabled(s.device.type):
-            with torch.autocast(s.device.type, enabled=False):
-                return self._directions(site, s, gate)
-        return self._directions(site, s, gate)
-
-    def _directions(self, site: Site, s: Tensor, gate: Tensor | None) -> Tensor:
-        frame = self.frame(site, s, gate)
-        y = frame.apply(self._white(site, frame, s.device))
-        if y.dtype == s.dtype and site.batch_dim == 0:
-            return y if s.dim() == 2 else y.reshape(-1, *s.shape)
-        return torch.stack([site.unflat(part, s) for part in y])
+        with full_precision(s.device):
+            frame = self.frame(site, s, gate)
+            y = frame.apply(self._white(site, frame, s.device))
+            if y.dtype == s.dtype and site.batch_dim == 0:
+                return y if s.dim() == 2 else y.reshape(-1, *s.shape)
+            return torch.stack([site.unflat(part, s) for part in y])
 
     def _white(self, site: Site, frame: Frame, device: torch.device) -> Tensor:
         """White noise for all tangents of a site: (tangents, batch, latent)."""

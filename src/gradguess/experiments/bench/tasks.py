@@ -66,11 +66,10 @@ def make_loops(
     loops: dict[tuple[str, str], Loop | Replayed] = {}
     for method in (BACKPROP, *(name for name in methods if name != BACKPROP)):
         made: dict[bool, Loop] = {}
+        recomputes = settings_of(method)["method"] == "checkpointed"
         for mode in wanted:
             compiled, captured = MODES[mode]
-            if (
-                compiled and settings_of(method)["method"] == "checkpointed"
-            ):  # the compiler chooses by itself what is recomputed
+            if compiled and recomputes:  # the compiler chooses by itself what is recomputed
                 continue
             if compiled not in made:
                 made[compiled] = make_loop(method, case, compiled, (own or {}).get(method))

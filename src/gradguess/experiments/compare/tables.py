@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ def compared(record: dict[str, Any]) -> list[Compared]:
 
 def task_table(task: dict[str, Any]) -> Table:
     """One line for each method, controls at the end."""
-    base = _summary(next((row["test"] for row in task["rows"] if row["method"] == BASE), []))
+    base = Summary.of(next((row["test"] for row in task["rows"] if row["method"] == BASE), []))
     rows = tuple(_line(row, base) for row in task["rows"])
     config = task["config"]
     what = "Bits per character (less is better)" if task["quantity"] == "bits" else "Accuracy"
@@ -76,7 +75,7 @@ def task_table(task: dict[str, Any]) -> Table:
 
 
 def _line(row: dict[str, Any], base: Summary | None) -> tuple[Cell, ...]:
-    test = _summary(row["test"])
+    test = Summary.of(row["test"])
     against = Cell("–")
     if test is not None and base is not None and row["method"] != BASE:
         against = number(test.mean - base.mean, signed=True)
@@ -87,7 +86,7 @@ def _line(row: dict[str, Any], base: Summary | None) -> tuple[Cell, ...]:
     return (
         Cell(label, label, note=_why(row)),
         Cell("–") if row["lr"] is None else Cell(f"{row['lr']:g}", row["lr"]),
-        _shown(_summary(row["train"])),
+        _shown(Summary.of(row["train"])),
         _shown(test),
         against,
         number(row.get("ratio"), ".2f"),
@@ -101,10 +100,6 @@ def _line(row: dict[str, Any], base: Summary | None) -> tuple[Cell, ...]:
 def _why(row: dict[str, Any]) -> str:
     """Why there is no result, in short."""
     return row["failed"].partition(". ")[0].rstrip(".")
-
-
-def _summary(values: Sequence[float]) -> Summary | None:
-    return Summary.of(values)
 
 
 def _shown(summary: Summary | None) -> Cell:
@@ -131,7 +126,7 @@ def figure(task: dict[str, Any], cost: str) -> Figure | None:
 
 
 def _point(row: dict[str, Any], cost: str) -> Curve | None:
-    found = _summary(row["test"])
+    found = Summary.of(row["test"])
     if found is None or not math.isfinite(found.mean):
         return None
     sd = found.sd or 0.0
