@@ -25,6 +25,7 @@ from gradguess.experiments.tables.claims import claims_table
 from gradguess.experiments.tables.compare import DIFFERS, HOLDS, RULES
 from gradguess.experiments.tables.compiled import memory_matrix, times_matrix
 from gradguess.experiments.tables.curves import overlap_figures, scaling_figure
+from gradguess.experiments.tables.deep import deep_tables
 from gradguess.experiments.tables.feedback import feedback_tables
 from gradguess.experiments.tables.feedback_results import results_of
 from gradguess.experiments.tables.lines import Line, compare
@@ -63,6 +64,7 @@ PAGES = (
     "docs/gpu.md",
     "docs/finite.md",
     "docs/compare.md",
+    "docs/deep.md",
 )
 # tables that may have no run
 OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost", "projector")
@@ -247,6 +249,28 @@ def comparison_block() -> str:
     return "\n\n".join(parts) or "Not run yet: there are no results in `results/compare`."
 
 
+def deep_block() -> str:
+    """Deep networks: every table under its title, and what they have in common once."""
+    made = deep_tables(load_runs(ROOT / "results" / "deep"))
+    parts = [f"### {table.title}\n\n{markdown(table)}" for table in made]
+    return "\n\n".join([*parts, *dict.fromkeys(table.caption for table in made)])
+
+
+def steps_table() -> str:
+    """A step of each way to train a deep network, over backpropagation's with the same network."""
+    rows = bench_record("steps.json", "deep")["rows"]
+    base = {row["task"]: row["step_ms"] for row in rows if row["method"] == "backprop" and not row["compiled"]}
+    head = ("", "pieces", "compiled", "step", "over backpropagation, uncompiled")
+    lines = [line(head), "|---" * len(head) + "|"]
+    for row in rows:
+        pieces = row["sites"] if row["sites"].isdecimal() else "–"
+        name, compiled = f"{row['task']}, {method_label(row['method'])}", "yes" if row["compiled"] else "no"
+        lines.append(
+            line([name, pieces, compiled, f"{row['step_ms']:.1f} ms", f"{row['step_ms'] / base[row['task']]:.2f}"])
+        )
+    return "\n".join(lines)
+
+
 def memory_table() -> str:
     """Peak memory without the parameters' gradients, and time over backpropagation's, by method and depth."""
     rows = bench_record("memory-cpu.json")["rows"]
@@ -322,6 +346,8 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "attention": attention_table(),
         "gpt": gpt2_table(),
         "compare": comparison_block(),
+        "deep": deep_block(),
+        "deep-steps": steps_table(),
         **compiled_tables(),
         "finite": finite_table(),
         "finite-runs": finite_runs_table(),
