@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gradguess.errors import InputError
+from gradguess.experiments.files import write_json
 from gradguess.experiments.streams import plan
 from gradguess.experiments.streams.balancing import Balance
 from gradguess.experiments.streams.config import RULES, StreamConfig
@@ -194,10 +195,10 @@ def test_a_sweep_tunes_reports_and_repeats_nothing(tmp_path, monkeypatch):
     """The worker runs here, in place of a process."""
     entries = [SMALL, dataclasses.replace(SMALL, rule="one-step")]
     group, said = plan.Group(entries, grid=(1e-3, 1e-2), seeds=2), []
-    assert sorted({config.seed for config in wanted(tmp_path, group)}) == [100]
+    assert sorted({config.seed for config in wanted(tmp_path, group)}) == [100, 101]
     monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", Here)
     assert sweep([group], tmp_path, 1, say=said.append) == {}
-    assert len(said) == 2 * 2 + 2 * 2
+    assert len(said) == 2 * 2 * 2 + 2 * 2
     rates = {entry: best_rate(tmp_path, group, entry) for entry in entries}
     assert set(rates.values()) <= {1e-3, 1e-2}
     for config in (c for entry in entries for c in group.reported(entry, rates[entry])):
@@ -205,6 +206,15 @@ def test_a_sweep_tunes_reports_and_repeats_nothing(tmp_path, monkeypatch):
     said.clear()
     sweep([group], tmp_path, 1, say=said.append)
     assert said == []
+
+
+def test_the_rate_is_the_one_whose_worse_seed_is_best(tmp_path):
+    group = plan.Group([SMALL], grid=(1e-3, 1e-2, 1e-1))
+    errors = {1e-3: (0.2, 0.3), 1e-2: (0.01, 0.9), 1e-1: (None, 0.0)}  # None: it diverged
+    for config in group.tuning(SMALL):
+        assert best_rate(tmp_path, group, SMALL) is None
+        write_json(place(tmp_path, config), {"error": errors[config.lr][config.seed - 100]})
+    assert best_rate(tmp_path, group, SMALL) == 1e-3
 
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):

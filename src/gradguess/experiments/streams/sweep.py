@@ -18,6 +18,8 @@ from gradguess.experiments.streams.config import StreamConfig
 from gradguess.experiments.streams.plan import Group
 from gradguess.experiments.streams.run import run
 
+CURVE_SEED = 0  # of the other seeds the ends of the curve are kept: no figure shows more
+
 
 def place(out: Path, config: StreamConfig) -> Path:
     """Where the result of a run lies: under its key, and its device where that is not the CPU."""
@@ -31,14 +33,16 @@ def results(out: Path, configs: Iterable[StreamConfig]) -> list[dict[str, Any]]:
 
 
 def best_rate(out: Path, group: Group, entry: StreamConfig) -> float | None:
-    """The learning rate with the least error at the tuning seed; None while some of its runs are missing."""
+    """The learning rate whose worse tuning run has the least error; None while some of its runs are missing."""
     if not group.grid:
         return entry.lr
-    found = results(out, group.tuning(entry))
-    if len(found) < len(group.grid):
-        return None
-    best = min(found, key=lambda record: record["error"] if record["error"] is not None else float("inf"))
-    return float(best["config"]["lr"])
+    worst: dict[float, float] = {}
+    for config in group.tuning(entry):
+        for record in results(out, [config]):
+            error = record["error"] if record["error"] is not None else math.inf
+            worst[config.lr] = max(error, worst.get(config.lr, 0.0))
+    complete = all(place(out, config).exists() for config in group.tuning(entry))
+    return min(worst, key=lambda rate: worst[rate]) if complete else None
 
 
 def wanted(out: Path, group: Group) -> Iterator[StreamConfig]:
@@ -88,6 +92,8 @@ def sweep(
 def _run(config: StreamConfig, out: Path) -> str:
     try:
         record = run(config)
+        if config.seed != CURVE_SEED:
+            record["curve"] = record["curve"][:1] + record["curve"][-1:]
         write_json(place(out, config), record)
     except Exception:
         return "failed " + traceback.format_exc().strip().splitlines()[-1]
