@@ -14,10 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gradguess.experiments.compare.contenders import CONTENDERS
 from gradguess.experiments.compare.tables import Compared, compared, read_record
 from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.methods import method_label, settings_of
+from gradguess.experiments.methods import method_label
 from gradguess.experiments.paper_numbers import SCALING, WIDTHS
+from gradguess.experiments.streams.page import TITLES
+from gradguess.experiments.streams.page import table as streams_table
+from gradguess.experiments.streams.plan import GROUPS
 from gradguess.experiments.tables import sentences
 from gradguess.experiments.tables.averages import curve_of_means
 from gradguess.experiments.tables.bench import bench_tables
@@ -28,18 +32,15 @@ from gradguess.experiments.tables.curves import overlap_figures, scaling_figure
 from gradguess.experiments.tables.deep import deep_tables
 from gradguess.experiments.tables.feedback import feedback_tables
 from gradguess.experiments.tables.feedback_results import results_of
-from gradguess.experiments.tables.lines import Line, compare
+from gradguess.experiments.tables.lines import compare
 from gradguess.experiments.tables.over_training import over_training_figures, over_training_table
 from gradguess.experiments.tables.paper import (
-    SHARED,
     bias_variance_table,
     choice_of_k_table,
     newton_schulz_table,
     preconditioning_table,
     rank_table,
-    scaling_columns,
     scaling_matrix,
-    scaling_title,
 )
 from gradguess.experiments.tables.projector import projector_table
 from gradguess.experiments.tables.real import real_table
@@ -65,10 +66,11 @@ PAGES = (
     "docs/finite.md",
     "docs/compare.md",
     "docs/deep.md",
+    "docs/streams.md",
 )
 # tables that may have no run
 OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost", "projector")
-OVERVIEW = ("backprop", "feedback-chained", "feedback-direct-rare", "wperp", "wt", "activation", "weight")
+GLANCE = ("backprop", "students", "students-chained", "feedback-chained", "dfa", "wperp", "activation", "mezo")
 
 
 def line(cells: Sequence[str]) -> str:
@@ -88,33 +90,22 @@ def _shown(cell: Cell) -> str:
     return cell.text + mark + (f" ({cell.note})" if cell.note else "")
 
 
-def overview_table(runs: Sequence[Run]) -> str:
-    """Training accuracy by width: ours, and the paper's in brackets."""
-    columns = scaling_columns(runs)
-    lines = ["| | " + " | ".join(f"width {width}" for width in WIDTHS) + " |", "|---" * (1 + len(WIDTHS)) + "|"]
-    for method in OVERVIEW:
-        if method.startswith("feedback"):
-            lines.append(line([method_label(method), *_feedback_cells(method, runs)]))
-            continue
-        for title in (scaling_title(method), SHARED) if method == "wperp" else (scaling_title(method),):
-            if title in columns:
-                cells = [_overview_cell(columns[title].get(width), title) for width in WIDTHS]
-                lines.append(line([title, *cells]))
+def glance_table(runs: Sequence[Run]) -> str:
+    """Each way to train on a small, a deep and a language network, and what it sends back."""
+    deep = {table.slug: table for table in deep_tables(load_runs(ROOT / "results" / "deep"))}
+    width = max(WIDTHS)
+    small = {one.entry.method: one.ours for one in compare(SCALING, runs) if one.main and one.entry.width == width}
+    for result in results_of([TrainConfig(method="feedback-chained", width=width)], runs):
+        small[result.config.method] = result.ours("train_accuracy")
+    tables = [deep["deep-resnet18-cifar10-3-10"], deep["deep-charformer-shakespeare-4-20"]]
+    titles = [f"MLP of the paper, width {width}, train", "ResNet-18, CIFAR-10, test", "transformer, text, test bits"]
+    lines = [line(["", *titles, "sent back through the network"]), "|---" * (2 + len(titles)) + "|"]
+    for method in GLANCE:
+        label, ours = method_label(method), small.get(method)
+        found = [next((row[4].text for row in table.rows if row[0].text == label), "–") for table in tables]
+        trained = mean_text(ours.mean, ours.sd) if ours else "–"
+        lines.append(line([label, trained, *found, CONTENDERS[method].sends]))
     return "\n".join(lines)
-
-
-def _overview_cell(found: Line | None, title: str) -> str:
-    if found is None or found.ours is None:
-        return "–"
-    substitute = title != SHARED and found.variant is not None and not found.variant.by_definition
-    paper = "shared basis" if substitute else f"{found.entry.value:.3f}"
-    return mean_text(found.ours.mean, found.ours.sd) + ("" if title == SHARED else f" ({paper})")
-
-
-def _feedback_cells(method: str, runs: Sequence[Run]) -> list[str]:
-    results = results_of([TrainConfig(width=width, **settings_of(method)) for width in WIDTHS], runs)
-    found = [result.ours("train_accuracy") for result in results]
-    return ["–" if ours is None else mean_text(ours.mean, ours.sd) for ours in found]
 
 
 def overview_figure(runs: Sequence[Run]) -> Figure:
@@ -271,6 +262,13 @@ def steps_table() -> str:
     return "\n".join(lines)
 
 
+def streams_block() -> str:
+    """The tables of the groups of streams that were run."""
+    made = {name: streams_table(ROOT / "results" / "streams", group()) for name, group in GROUPS.items()}
+    parts = ["\n".join([f"### {TITLES[name]}", "", *lines]) for name, lines in made.items() if lines]
+    return "\n\n".join(parts) or "Not run yet: there are no results in `results/streams`."
+
+
 def memory_table() -> str:
     """Peak memory without the parameters' gradients, and time over backpropagation's, by method and depth."""
     rows = bench_record("memory-cpu.json")["rows"]
@@ -348,10 +346,11 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "compare": comparison_block(),
         "deep": deep_block(),
         "deep-steps": steps_table(),
+        "streams": streams_block(),
         **compiled_tables(),
         "finite": finite_table(),
         "finite-runs": finite_runs_table(),
-        "overview": overview_table(runs),
+        "glance": glance_table(runs),
         "scaling": markdown(scaling_matrix(runs)),
         "tally-sentence": sentences.tally_sentence(runs),
         "seeds-sentence": sentences.seeds_sentence(runs),
