@@ -218,6 +218,7 @@ STUDENTS = {
     "students": gg.Students(),
     "students-chained": gg.Students(form="chained"),
     "students-error": gg.Students(signal="error"),
+    "students-tangents": gg.Students(learn=("loss", "tangents")),
     "students-random": gg.Students(learn=()),
     "local-guess": gg.LocalGuess(),
 }

@@ -120,6 +120,15 @@ _ENTRIES = (
     ),
     MethodEntry("students-error", "Students, error", "#5e35b1", "#a98be8", "d", _STUDENTS, _students(signal="error")),
     MethodEntry(
+        "students-tangents",
+        "Students, loss and tangents",
+        "#00695c",
+        "#4db6ac",
+        "+",
+        _STUDENTS,
+        _students(learn=("loss", "tangents")),
+    ),
+    MethodEntry(
         "students-random", "Students, never trained", "#5f6b76", "#9fadb9", "x", _NONE, lambda c: gg.Students(learn=())
     ),
     MethodEntry(

@@ -30,6 +30,7 @@ CONTENDERS: dict[str, Contender] = {
     "students": Contender("nothing", pieces=True),
     "students-chained": Contender("one piece", pieces=True),
     "students-error": Contender("nothing", pieces=True),
+    "students-tangents": Contender("nothing", pieces=True),
     "local-guess": Contender("nothing", pieces=True),
     "local-linear": Contender("nothing", pieces=True),
     "local-predsim": Contender("nothing", pieces=True),
