@@ -19,7 +19,7 @@ from gradguess.linalg import orthonormal_columns
 from network_checks import check, close, footprint, same_footprint
 from random_networks import Case, make_case
 
-CASES, GROUP = int(os.environ.get("GRADGUESS_CASES", "240")), 20
+CASES, GROUP = int(os.environ.get("GRADGUESS_CASES", "120")), 20
 FIRST = 10_000_000  # runs by hand begin at zero
 
 

@@ -43,6 +43,11 @@ def runs() -> list:
 
 
 @cache
+def made() -> dict[str, str]:
+    return script().tables(runs())
+
+
+@cache
 def sections() -> list:
     return build_sections({"runs": runs(), "benchmarks": load_benchmarks(RESULTS)})
 
@@ -57,23 +62,21 @@ def all_tables() -> list:
 
 
 def test_the_pages_are_those_of_the_results():
-    made = script().tables(runs())
     for name in script().PAGES:
         text = (ROOT / name).read_text(encoding="utf-8")
-        assert script().filled(text, made) == text, f"{name} is stale: {AGAIN}"
+        assert script().filled(text, made()) == text, f"{name} is stale: {AGAIN}"
 
 
 def test_a_wrong_number_in_a_page_is_found():
-    made = script().tables(runs())
     text = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
     wrong = re.sub(r"0\.312", "0.999", text, count=1)
     assert wrong != text
-    assert script().filled(wrong, made) != wrong
+    assert script().filled(wrong, made()) != wrong
 
 
 def test_every_mark_of_a_page_is_known():
     with pytest.raises(KeyError, match="no-such"):
-        script().filled("<!-- no-such -->\nx\n<!-- end -->", script().tables(runs()))
+        script().filled("<!-- no-such -->\nx\n<!-- end -->", made())
 
 
 def test_the_figures_of_the_docs_are_those_of_the_results():

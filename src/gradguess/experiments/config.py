@@ -159,7 +159,7 @@ class TrainConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return dataclasses.asdict(self)
+        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:

@@ -122,10 +122,10 @@ def results_of(configs: Iterable[TrainConfig], runs: Sequence[Run]) -> list[Resu
     """A line for every configuration, whatever the device; each one once."""
     groups: dict[object, list[Run]] = {}
     for run in runs:
-        groups.setdefault(_identity(run.config), []).append(run)
+        groups.setdefault(_identity(run), []).append(run)
 
     def find(config: TrainConfig) -> Variant | None:
-        found = variants(groups.get(_identity(config.as_dict()), []))
+        found = variants(groups.get(_identity(Run("", config.as_dict(), {})), []))
         return found[0] if found else None
 
     return [Result(config, find(config), find(_reference(config))) for config in dict.fromkeys(configs)]
@@ -135,9 +135,8 @@ def _reference(config: TrainConfig) -> TrainConfig:
     return TrainConfig(method="backprop", **{name: getattr(config, name) for name in _SAME})
 
 
-def _identity(config: object) -> object:
-    full = {**TrainConfig().as_dict(), **config}  # type: ignore[dict-item]
-    return tuple(part for part in Run("", full, {}).identity if part[0] != "device")
+def _identity(run: Run) -> object:
+    return tuple(part for part in run.identity if part[0] != "device")
 
 
 def _planned(build: Callable[[Preset], list[TrainConfig]], runs: Sequence[Run]) -> list[Result]:

@@ -7,6 +7,7 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from gradguess.experiments.config import BEFORE, TrainConfig
@@ -52,7 +53,7 @@ class Run:
         named = method_label(self.method)
         return f"{named}, k = {k}" if k is not None and "k" in options_of(self.method) else named
 
-    @property
+    @cached_property
     def identity(self) -> tuple[tuple[str, Any], ...]:
         return tuple((name, self._part(name)) for name in IDENTITY if self._part(name) is not None)
 

@@ -6,6 +6,7 @@ Written out here so that results can be judged without SciPy; the tests hold it 
 from __future__ import annotations
 
 import math
+from functools import cache
 
 _STEPS = 400  # of the continued fraction; it converges in about sqrt(df) of them
 _TINY = 1e-300
@@ -27,6 +28,7 @@ def cdf(t: float, df: float) -> float:
     return 1 - tail if t > 0 else tail
 
 
+@cache
 def quantile(p: float, df: float) -> float:
     """The value below which a share `p` of the distribution lies, by bisection.
 
