@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 import gradguess as gg
+from gradguess.captured_step import WARM_UP
 from gradguess.experiments import environment
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.data import Shape
@@ -34,7 +35,7 @@ from gradguess.experiments.train import autocast, build_forward
 
 PIECES = {"resnet18-cifar10": ("4", "8"), "vit-cifar10": ("4",)}
 IN_PIECES = ("students", "students-chained", "students-error", "local-linear", "checkpointed")
-WARM = 6  # the first steps run as they are, and then one is recorded
+WARM = 3  # steps after those that cannot be recorded; the first of them is
 
 
 def ways(task: str) -> list[dict[str, Any]]:
@@ -59,15 +60,16 @@ def measure(way: dict[str, Any], device: str, steps: int, small: bool) -> dict[s
     x = torch.randn(config.batch, 3, 32, 32, generator=generator).to(device)
     t = torch.randint(10, (config.batch,), generator=generator).to(device)
     with autocast(config):
-        first = float(step(x, t))
-        for _ in range(WARM):
-            step(x, t)
+        losses = [float(step(x, t)) for _ in range(WARM_UP)]
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()  # what tracing needs once is not what a step needs
+        losses += [float(step(x, t)) for _ in range(WARM)]
         _wait(device)
         start = time.perf_counter()
         for _ in range(steps):
             step(x, t)
         _wait(device)
-    row = {**way, "step_ms": 1e3 * (time.perf_counter() - start) / steps, "first_loss": first}
+    row = {**way, "step_ms": 1e3 * (time.perf_counter() - start) / steps, "losses": losses}
     if device == "cuda":
         row["captured"] = bool(getattr(step, "captured", ()))
         row["peak_mb"] = (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()) / 2**20
