@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from gradguess.errors import InputError
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.data import Dataset, load
 from gradguess.experiments.models.mlp import mlp
-from gradguess.experiments.train import build_model
+from gradguess.experiments.train import autocast, build_model
 
 INPUTS, CLASSES = 40, 10  # those of MNIST-1D
 
@@ -32,6 +33,8 @@ class Setting(Protocol):
     def data(self) -> tuple[Tensor, Tensor]: ...
 
     def config(self, settings: dict[str, Any]) -> TrainConfig: ...
+
+    def precision(self) -> AbstractContextManager[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,9 @@ class Case:
     def config(self, settings: dict[str, Any]) -> TrainConfig:
         return TrainConfig(**settings, **dataclasses.asdict(self))
 
+    def precision(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
 
 @dataclass(frozen=True)
 class RealCase:
@@ -88,6 +94,9 @@ class RealCase:
 
     def config(self, settings: dict[str, Any]) -> TrainConfig:
         return dataclasses.replace(self.task, **settings)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        return autocast(self.task)
 
 
 def grid(**axes: Iterable[Any]) -> list[Case]:

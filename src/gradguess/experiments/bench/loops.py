@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +18,8 @@ from gradguess.experiments.loss import per_sample_loss
 from gradguess.experiments.methods import options_of
 from gradguess.experiments.train import build_forward
 
+Precision = Callable[[], AbstractContextManager[Any]]
+
 
 def mean_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
@@ -29,8 +32,10 @@ class Loop:
     refresh = 0  # the number of such rounds between two refreshes of what is cached; 0 if nothing is cached
     forward: gg.ForwardGradient | None = None  # what estimates the gradients; None for backpropagation
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, compiled: bool = False) -> None:
-        self.model, self.x, self.y = model, x, y
+    def __init__(
+        self, model: nn.Module, x: Tensor, y: Tensor, compiled: bool = False, precision: Precision = nullcontext
+    ) -> None:
+        self.model, self.x, self.y, self.precision = model, x, y, precision
         self._mean_loss = torch.compile(mean_loss, fullgraph=True, dynamic=False) if compiled else mean_loss
         self.optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=x.is_cuda)
 
@@ -43,7 +48,7 @@ class Loop:
         """A step as a CUDA graph."""
         if self.forward is not None:
             step = gg.CapturedStep(self.forward, self.optimiser, per_sample_loss)
-            return lambda: step(self.x, self.y)
+            return lambda: self.within(lambda: step(self.x, self.y))
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -65,13 +70,19 @@ class Loop:
     def differentiate(self) -> Tensor:
         """Compute the gradients, and return the mean loss."""
         if self.forward is not None:
-            return self.forward(per_sample_loss, self.x, self.y)
+            forward = self.forward
+            return self.within(lambda: forward(per_sample_loss, self.x, self.y))
         loss = self.mean_loss()
         loss.backward()
         return loss.detach()
 
     def mean_loss(self) -> Tensor:
-        return self._mean_loss(self.model, self.x, self.y)
+        return self.within(lambda: self._mean_loss(self.model, self.x, self.y))
+
+    def within(self, function: Callable[[], Tensor]) -> Tensor:
+        """In the precision of the task."""
+        with self.precision():
+            return function()
 
     def rewind(self, to_refresh: bool) -> None:
         """Make the next step one that refreshes, or the first of a round that does not."""
@@ -82,8 +93,10 @@ class Loop:
 class GuessedLoop(Loop):
     """A method of this library."""
 
-    def __init__(self, config: TrainConfig, model: nn.Module, x: Tensor, y: Tensor) -> None:
-        super().__init__(model, x, y)
+    def __init__(
+        self, config: TrainConfig, model: nn.Module, x: Tensor, y: Tensor, precision: Precision = nullcontext
+    ) -> None:
+        super().__init__(model, x, y, precision=precision)
         self.forward = build_forward(config, model)
         self.every = config.every
         self.refresh = config.refresh if "refresh" in options_of(config.method) and config.refresh > 1 else 0

@@ -33,12 +33,12 @@ def check_methods(names: Sequence[str], default: Sequence[str]) -> Sequence[str]
 
 def make_loop(name: str, case: Setting, compiled: bool = False, own: Mapping[str, Any] | None = None) -> Loop:
     """The loop that `name` stands for, on the network and the data of `case`; `own` are further settings of it."""
-    model, (x, y) = case.network(), case.data()
+    model, (x, y), precision = case.network(), case.data(), case.precision
     if name == BACKPROP:
-        return Loop(model, x, y, compiled)
+        return Loop(model, x, y, compiled, precision)
     settings = {**settings_of(name), **(own or {}), "compile": compiled}
     if name in STRIDES:
         settings["sites"] = str(max(2, math.ceil(case.depth / STRIDES[name](case.depth))))
     if name == "pieces-replay":
         settings["sites"] = str(max(2, math.isqrt(case.depth)))
-    return GuessedLoop(case.config(settings), model, x, y)
+    return GuessedLoop(case.config(settings), model, x, y, precision)

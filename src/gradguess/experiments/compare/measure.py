@@ -18,7 +18,7 @@ from gradguess.experiments.bench.turns import in_turns
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.data import load
 from gradguess.experiments.loss import per_sample_loss
-from gradguess.experiments.train import build_forward, build_model
+from gradguess.experiments.train import autocast, build_forward, build_model
 from gradguess.model.find_sites import lay_out
 from gradguess.model.task import Task
 
@@ -69,9 +69,11 @@ def cosine(config: TrainConfig, pieces: int, directory: Path) -> float | None:
     forward = build_forward(config, model)
     forward.load_state_dict(parts.get("forward", {}))
     below = lay_out(Task(model, per_sample_loss, x, y), pieces).guessed[0].parameters
-    forward(per_sample_loss, x, y)
-    ours = _taken(model, below)
-    per_sample_loss(model(x), y).mean().backward()
+    with autocast(config):
+        forward(per_sample_loss, x, y)
+        ours = _taken(model, below)
+        loss = per_sample_loss(model(x), y).mean()
+    loss.backward()
     return _cosine(ours, _taken(model, below))
 
 
