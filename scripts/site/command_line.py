@@ -1,0 +1,38 @@
+"""The page of the command line: every command with every option, from the commands themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+HEAD = """# Command line
+
+`pip install 'gradguess[cli]'` adds the command `gradguess`. `gradguess COMMAND --help` shows what stands here. Each
+command takes `--json` and then prints one JSON object as its last line of standard output. The exit code is 0, 1 where
+`reproduce --check` finds a stale result, or 2 for a mistake of the caller, which is one line of text.
+"""
+
+
+def command_line_page() -> str:
+    import typer
+
+    from gradguess.cli import app
+
+    group: Any = typer.main.get_command(app)
+    return "\n".join([HEAD, *(_section(name, command) for name, command in group.commands.items())])
+
+
+def _section(name: str, command: Any) -> str:
+    arguments = [_names(one)[0] for one in command.params if one.param_type_name == "argument"]
+    table = ["| option | default | |", "|---|---|---|", *(_row(one) for one in command.params if one.name != "help")]
+    usage = " ".join([f"    gradguess {name}", *arguments, "[OPTIONS]"])
+    return "\n".join([f"## gradguess {name}", "", command.help, "", usage, "", *table, ""])
+
+
+def _row(param: Any) -> str:
+    default = "required" if param.required else "" if param.default in (None, "", False) else f"`{param.default}`"
+    cells = [" ".join(f"`{name}`" for name in _names(param)), default, param.help or ""]
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def _names(param: Any) -> list[str]:
+    return [*param.opts, *param.secondary_opts] if param.param_type_name == "option" else [param.name.upper()]
