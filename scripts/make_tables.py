@@ -65,6 +65,7 @@ PAGES = (
     "docs/finite.md",
     "docs/compare.md",
     "docs/deep.md",
+    "docs/when.md",
 )
 # tables that may have no run
 OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost", "projector")

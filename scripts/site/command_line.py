@@ -1,24 +1,18 @@
-"""The page of the command line: every command with every option, from the commands themselves."""
+"""Every command with every option, from the commands themselves: the rest of docs/api/command-line.md."""
 
 from __future__ import annotations
 
 from typing import Any
 
-HEAD = """# Command line
 
-`pip install 'gradguess[cli]'` adds the command `gradguess`. `gradguess COMMAND --help` shows what stands here. Each
-command takes `--json` and then prints one JSON object as its last line of standard output. The exit code is 0, 1 where
-`reproduce --check` finds a stale result, or 2 for a mistake of the caller, which is one line of text.
-"""
-
-
-def command_line_page() -> str:
+def commands() -> str:
+    """A section for each command."""
     import typer
 
     from gradguess.cli import app
 
     group: Any = typer.main.get_command(app)
-    return "\n".join([HEAD, *(_section(name, command) for name, command in group.commands.items())])
+    return "\n".join(_section(name, command) for name, command in group.commands.items())
 
 
 def _section(name: str, command: Any) -> str:

@@ -7,7 +7,6 @@ becomes part of the site: Markdown and Python as a page, anything else as it is.
 from __future__ import annotations
 
 import html
-import os
 import posixpath
 import re
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from command_line import command_line_page
+from command_line import commands
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -23,7 +22,7 @@ COMMANDS = "api/command-line.md"
 # files of the repository that have a place in the navigation
 PLACES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 EXAMPLES = {f"examples/{path.name}": f"examples/{path.stem}.md" for path in sorted((ROOT / "examples").glob("*.py"))}
-MADE = [*PLACES.values(), *EXAMPLES.values(), COMMANDS]
+MADE = [*PLACES.values(), *EXAMPLES.values()]
 
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 FENCED = re.compile(r"^```.*?^```$|`[^`\n]*`", flags=re.DOTALL | re.MULTILINE)
@@ -108,16 +107,16 @@ def on_files(files: Any, config: Any) -> Any:
         add(place, content=(ROOT / name).read_text(encoding="utf-8"))
     for name, place in EXAMPLES.items():
         add(place, content=example_page(ROOT / name))
-    add(COMMANDS, content=command_line_page())
-    linked = set().union(*(outside(source_of(page.src_uri), page.content_string) for page in files.documentation_pages()))
-    for target in sorted(linked):
+    pages = [(source_of(page.src_uri), page.content_string) for page in files.documentation_pages()]
+    for target in sorted(set().union(*(outside(source, text) for source, text in pages))):
         if files.get_file_from_path(place_of(target)) is None:
             add(place_of(target), abs_src_path=str(target))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    return for_python_markdown(relinked(page.file.src_uri, markdown))
+    src_uri = page.file.src_uri
+    return for_python_markdown(relinked(src_uri, markdown)) + ("\n" + commands() if src_uri == COMMANDS else "")
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
