@@ -23,7 +23,8 @@ def _section(name: str, command: Any) -> str:
 
 
 def _row(param: Any) -> str:
-    default = "required" if param.required else "" if param.default in (None, "", False) else f"`{param.default}`"
+    plain = param.default is None or param.default is False or param.default == ""
+    default = "required" if param.required else "" if plain else f"`{param.default}`"
     cells = [" ".join(f"`{name}`" for name in _names(param)), default, param.help or ""]
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 

@@ -79,6 +79,8 @@ def for_python_markdown(text: str) -> str:
         before = lines[-1] if lines else ""
         if not fenced and ITEM.match(line) and before.strip() and not ITEM.match(before) and before[0] != " ":
             lines.append("")
+        if line.startswith("|"):
+            line = line.replace(" ± ", "\u00a0±\u00a0")  # a number and its spread stay on one line
         lines.append(line if fenced else re.sub(r"^ {2,3}(?=- )", "    ", line))
     return "\n".join(lines)
 
