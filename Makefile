@@ -41,8 +41,8 @@ test: lint docs
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
-docs: $(SITE)  # the site, in build/site; a warning is an error
-	$(BIN)/mkdocs build --strict --quiet $(ARGS)
+docs: $(SITE)  # the site, in build/site; a warning is an error, unless mkdocs is told to be quiet
+	$(BIN)/mkdocs build --strict $(ARGS)
 	$(BIN)/python scripts/site/check.py build/site
 
 docs-serve: $(SITE)

@@ -79,6 +79,13 @@ def test_files_of_the_configuration_exist():
     assert [name for name in files if not (ROOT / name).exists()] == []
 
 
+def test_a_warning_is_an_error():
+    (built,) = re.findall(r"mkdocs build (.*)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert "--strict" in built
+    assert "quiet" not in built  # MkDocs then counts no warnings
+    assert {*CONFIG["validation"]["nav"].values(), *CONFIG["validation"]["links"].values()} == {"warn"}
+
+
 # --- nothing from elsewhere ----------------------------------------------------------------------------------
 
 
