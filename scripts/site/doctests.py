@@ -11,15 +11,7 @@ EXAMPLE = re.compile(r"^>>> .*?(?=\n\s*\n|\Z)", flags=re.DOTALL | re.MULTILINE)
 
 
 def fenced(text: str) -> str:
-    """
-    >>> print(fenced("Adds.\\n\\n>>> 1 + 1\\n2"))
-    Adds.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    """
+    """Each example, up to the next empty line, between the marks of a block."""
     return EXAMPLE.sub(lambda found: f"```pycon\n{found[0]}\n```", text)
 
 
