@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 RUNS := $(VENV)/.installed-runs
 ALL := $(VENV)/.installed
+SITE := $(VENV)/.installed-site
 JOBS ?= 2
 
-.PHONY: setup test test-gpu lint format reproduce bench mutants mutants-list coverage-map dist smoke clean
+.PHONY: setup test test-gpu lint format docs docs-serve reproduce bench mutants mutants-list coverage-map dist smoke clean
 
 setup: $(ALL)
 
@@ -22,6 +23,11 @@ $(ALL): $(RUNS)
 	$(PIP) -e '.[dev]'
 	touch $@
 
+$(SITE): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[docs]'
+	touch $@
+
 lint: $(ALL)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -31,8 +37,16 @@ format: $(ALL)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: lint
+test: lint docs
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+docs: $(SITE)  # the site, in build/site; a warning is an error, unless mkdocs is told to be quiet
+	$(BIN)/mkdocs build --strict $(ARGS)
+	$(BIN)/python scripts/site/check.py build/site
+
+docs-serve: $(SITE)
+	$(BIN)/mkdocs serve --strict $(ARGS)
 
 reproduce: $(RUNS)
 	$(BIN)/gradguess reproduce --jobs $(JOBS) $(ARGS)

@@ -67,6 +67,7 @@ PAGES = (
     "docs/compare.md",
     "docs/deep.md",
     "docs/streams.md",
+    "docs/when.md",
 )
 # tables that may have no run
 OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost", "projector")

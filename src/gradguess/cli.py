@@ -35,6 +35,7 @@ app = typer.Typer(
 Out = Annotated[Path | None, typer.Option(help="Directory of the run; the same command continues it.")]
 _METHODS, _DTYPES, RUNS = ", ".join([*METHODS, *VARIANTS]), ", ".join(CHOICES["dtype"]), Path("runs/reproduce")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Threads = Annotated[int, typer.Option(help="Threads of PyTorch; 0: its own default.")]
 
 
 def main() -> None:
@@ -58,9 +59,9 @@ def train(
     config: Any,
     out: Out = None,
     json: Json = False,
-    tensorboard: bool = False,
-    wandb: bool = False,
-    threads: int = 0,
+    tensorboard: Annotated[bool, typer.Option(help="Log every epoch to TensorBoard, beside the run.")] = False,
+    wandb: Annotated[bool, typer.Option(help="Log every epoch to Weights & Biases, beside the run.")] = False,
+    threads: Threads = 0,
 ) -> None:
     """Train one network. With --out the run can be killed at any time and continued by the same command."""
     import torch
@@ -199,7 +200,7 @@ def stream(
     config: Any,
     out: Annotated[Path | None, typer.Option(help="Write the whole record, with its curves, to this file.")] = None,
     json: Json = False,
-    threads: int = 0,
+    threads: Threads = 0,
 ) -> None:
     """Learn online from an endless stream: the error at the end, the time of a step, and the memory that is kept."""
     import torch
@@ -237,7 +238,7 @@ def bench(
     peaks: Annotated[bool, typer.Option(help="Beside the times, measure peak memory in subprocesses.")] = True,
     seconds: Annotated[float, typer.Option(help="Seconds of timing for each method and setting.")] = 3.0,
     samples: Annotated[int, typer.Option(help="Samples in a step of methods with a matrix per sample.")] = 2,
-    threads: Annotated[int, typer.Option(help="Threads of PyTorch; 0: its own default.")] = 0,
+    threads: Threads = 0,
     out: Annotated[Path, typer.Option(help="Directory for the results and the plots.")] = Path("results/bench"),
     json: Json = False,
 ) -> None:

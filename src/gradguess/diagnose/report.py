@@ -13,7 +13,8 @@ class SiteReport:
 
     Attributes:
         d: numbers per sample at the site.
-        bias, variance: as in the paper, with the gradient of the mean loss.
+        bias: as in the paper, with the gradient of the mean loss.
+        variance: the same.
         covariance_norm: `‖Cov(y) - I‖_F / d`, averaged over the batch; None for a method without a covariance.
         cosine: between one estimate and the true gradient, over the whole batch at once (saturated samples have a
             gradient of zero); 0 if either is zero.

@@ -38,7 +38,11 @@ class Frame(ABC):
 
 
 class Identity(Frame):
-    """`A = I`: what the paper draws at the top of the network."""
+    """`A = I`: what the paper draws at the top of the network.
+
+    Args:
+        output: of the site, (batch, d).
+    """
 
     def __init__(self, output: Tensor) -> None:
         self.batch, self.latent = output.shape
@@ -52,7 +56,12 @@ class Identity(Frame):
 
 
 class OpenGate(Frame):
-    """`A` is the projector on the units whose gate is open: (batch, d), bool."""
+    """`A` is the projector on the units whose gate is open.
+
+    Args:
+        open_: which units are open: (batch, d), bool.
+        dtype: of the directions.
+    """
 
     def __init__(self, open_: Tensor, dtype: torch.dtype) -> None:
         self.mask = open_.to(dtype)
@@ -67,7 +76,11 @@ class OpenGate(Frame):
 
 
 class Columns(Frame):
-    """`A = Q`, orthonormal columns for each sample (zero columns allowed): (batch, d, k)."""
+    """`A = Q`, orthonormal columns for each sample (zero columns allowed).
+
+    Args:
+        Q: (batch, d, k).
+    """
 
     orthonormal = True
 
@@ -84,7 +97,11 @@ class Columns(Frame):
 
 
 class Matrix(Frame):
-    """`A = Pᵀ` for a dense matrix per sample: (batch, m, d)."""
+    """`A = Pᵀ` for a dense matrix per sample.
+
+    Args:
+        P: (batch, m, d).
+    """
 
     def __init__(self, P: Tensor) -> None:
         self.P = P
@@ -118,7 +135,12 @@ class Grouped(Frame):
 
 
 class Transposed(Frame):
-    """`A = W̃ᵀ`, through products alone."""
+    """`A = W̃ᵀ`, through products alone.
+
+    Args:
+        W: the Jacobian above the site, `view.W`.
+        output: of the site, (batch, d).
+    """
 
     def __init__(self, W: Jacobian, output: Tensor) -> None:
         self.W = W

@@ -24,6 +24,9 @@ class RFLO(Rule):
     Bias: all credit through recurrent weights; `B` is not the readout. Memory and time: p for each stream.
 
     Reference: Murray 2019.
+
+    Args:
+        decay: of the traces at each step, at least 0 and below 1.
     """
 
     decay: float = 0.9

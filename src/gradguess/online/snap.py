@@ -24,6 +24,9 @@ class SnAp(Rule):
     Time: p, and n vjps of the cell for the diagonal of J.
 
     Reference: Menick et al. 2021.
+
+    Args:
+        order: within how many steps a row must reach what M holds.
     """
 
     order: int = 1

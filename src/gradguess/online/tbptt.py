@@ -26,6 +26,9 @@ class TBPTT(Rule):
     and a backward pass of the cell.
 
     Reference: Williams and Peng 1990.
+
+    Args:
+        steps: how many steps an error goes back over, the newest included.
     """
 
     steps: int = 16
