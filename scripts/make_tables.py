@@ -24,6 +24,7 @@ from gradguess.experiments.tables.bench import bench_tables
 from gradguess.experiments.tables.claims import claims_table
 from gradguess.experiments.tables.compare import DIFFERS, HOLDS, RULES
 from gradguess.experiments.tables.compiled import memory_matrix, times_matrix
+from gradguess.experiments.tables.costs import cost_tables
 from gradguess.experiments.tables.curves import overlap_figures, scaling_figure
 from gradguess.experiments.tables.deep import deep_tables
 from gradguess.experiments.tables.feedback import feedback_tables
@@ -65,7 +66,9 @@ PAGES = (
     "docs/finite.md",
     "docs/compare.md",
     "docs/deep.md",
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs" / "methods").glob("*.md"))),
 )
+COSTS = ("time-cpu.json", "time-cuda.json", "memory-cpu.json")
 # tables that may have no run
 OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost", "projector")
 OVERVIEW = ("backprop", "feedback-chained", "feedback-direct-rare", "wperp", "wt", "activation", "weight")
@@ -337,6 +340,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         speed_claims_table(benchmarks),
         projector_table(benchmarks),
         *feedback_tables(runs),
+        *cost_tables(*map(bench_record, COSTS), bench_record("steps.json", "deep")),
     ]
     found = {
         "bench-times": times_table("cpu"),
