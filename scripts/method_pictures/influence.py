@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from method_svg import GREY, Picture, colour_of
+from method_pictures.svg import GREY, Picture, colour_of
 from torch import Tensor, nn
 
 import gradguess as gg
@@ -14,7 +14,7 @@ RULES = {
     "WPerp, k = 3": ("3 of 6 directions", gg.online.WPerp(3)),
     "SnAp": ("own unit, then one hop", gg.online.SnAp(1)),
     "UORO": ("rank one, unbiased", gg.online.UORO()),
-    "RFLO": ("fading, random feedback", gg.online.RFLO()),
+    "RFLO": ("fading, fed at random", gg.online.RFLO()),
     "EProp": ("here the last 2 steps", gg.online.EProp()),
     "TBPTT, 4 steps": ("the last 4 steps", gg.online.TBPTT(4)),
     "OneStep": ("the last step", gg.online.OneStep()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from method_svg import GREY, Picture, Point, colour_of
+from method_pictures.svg import GREY, Picture, Point, colour_of
 
 TOP, TALL, WIDE = 130, 50, 110  # of the pieces
 LEFTS = (50, 225, 400)
@@ -162,7 +162,7 @@ def _direct(name: str, title: str, labels: tuple[str, str], sent: str, words: st
     s.back(3)
     s.fed((middle_of(1), TOP + TALL + 4), labels[1], 52)
     s.fed((middle_of(0), TOP + TALL + 4), labels[0], 82)
-    s.text((LOSS[0] + 58, TOP + TALL + 44), "e", s.colour, bold=True)
+    s.text((LOSS[0] + 58, TOP + TALL + 44), "error e", s.colour, size=13, bold=True)
     s.explain(INSTEAD, s.colour, PREDICTED, DASH)
     if words:
         s.tangents(words)
@@ -184,7 +184,7 @@ def _chained() -> Schematic:
     s.text((middle_of(1) + 68, low + 20), "h₂ = B₂ e, predicted", s.colour, size=13, bold=True)
     s.dots([(middle_of(1) + 60, low)], s.colour, 10, 1)
     s.hop((middle_of(1) + 52, low))
-    s.text((LOSS[0] + 58, TOP + TALL + 44), "e", s.colour, bold=True)
+    s.text((LOSS[0] + 58, TOP + TALL + 44), "error e", s.colour, size=13, bold=True)
     s.explain(INSTEAD, s.colour, PREDICTED, DASH)
     s.tangents("tangents of directions y teach B")
     return s
@@ -242,7 +242,7 @@ def _students_error() -> Schematic:
         x = LEFTS[piece] + WIDE + 10
         s.arrow([(LOSS[0] + 40, TOP - 4), (LOSS[0] + 40, 34), (x, 34), (x, 58)], s.colour, EXACT)
     s.explain(INSTEAD, s.colour, PREDICTED, DASH)
-    s.text((LOSS[0] + 50, 60), "e", s.colour, bold=True)
+    s.text((LOSS[0] + 48, 60), "error e", s.colour, size=13, bold=True)
     return s
 
 

@@ -53,7 +53,7 @@ class Picture:
         self.parts.append(part)
 
     def text(
-        self, at: Point, words: str, colour: str = GREY, anchor: str = "start", size: int = 14, bold=False
+        self, at: Point, words: str, colour: str = GREY, anchor: str = "start", size: int = 14, bold: bool = False
     ) -> None:
         extra = (f" text-anchor='{anchor}'" if anchor != "start" else "") + (
             f" font-size='{size}'" if size != 14 else ""
@@ -63,12 +63,14 @@ class Picture:
         self.add(f"<text x='{n(at[0])}' y='{n(at[1])}' fill='{colour}'{extra}>{words}</text>")
 
     def line(
-        self, points: Sequence[Point], colour: str = GREY, width: float = 1.5, dash: str = "", opacity=1.0
+        self, points: Sequence[Point], colour: str = GREY, width: float = 1.5, dash: str = "", opacity: float = 1.0
     ) -> None:
         d = "M" + "L".join(f"{n(x)} {n(y)}" for x, y in points)
         self.path(d, colour, width, dash, opacity)
 
-    def path(self, d: str, colour: str = GREY, width: float = 1.5, dash: str = "", opacity=1.0, fill="none") -> None:
+    def path(
+        self, d: str, colour: str = GREY, width: float = 1.5, dash: str = "", opacity: float = 1.0, fill: str = "none"
+    ) -> None:
         extra = (f" stroke-dasharray='{dash}'" if dash else "") + (f" opacity='{opacity}'" if opacity < 1 else "")
         self.add(f"<path d='{d}' fill='{fill}' stroke='{colour}' stroke-width='{width}'{extra}/>")
 
@@ -108,5 +110,6 @@ class Picture:
 
     def svg(self) -> str:
         width, height = self.size
-        head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 {n(self.top)} {n(width)} {n(height)}' {FONT} role='img'>"
+        seen = f"0 {n(self.top)} {n(width)} {n(height)}"
+        head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='{seen}' {FONT} role='img'>"
         return "\n".join([head, f"<title>{self.title}</title>", *self.parts, "</svg>\n"])
