@@ -34,7 +34,7 @@ def of_guess(name: str, guess: Callable[[int], Guess], words: str) -> Picture:
 def of_weights(name: str, method: gg.WeightPerturbation | gg.baselines.MeZO, words: str) -> Picture:
     picture, colour = Picture(720, 330, words), colour_of(name)
     for left, count, title in ((0, 2, "A model with 2 parameters"), (380, 10, "2 of a model's 10 parameters")):
-        plane_panel(picture, perturbed(method, count), colour, left, title, (0.42, 0.55), 22)
+        plane_panel(picture, perturbed(method, count), colour, left, title, (0.42, 0.55), 38)
     legend(picture, colour)
     return picture
 
@@ -53,7 +53,7 @@ def of_solvers() -> Picture:
     words = "W⊥ by its three solvers: svd and subspace agree, the shared basis is another subspace"
     picture, colour = Picture(720, 300, words), colour_of("wperp")
     for left, solver in ((0, "svd"), (245, "subspace"), (490, "shared")):
-        bars_panel(picture, gg.WPerp(K, solver=solver), colour, left, f'solver="{solver}"', 1.3, 25)
+        bars_panel(picture, gg.WPerp(K, solver=solver), colour, left, f'solver="{solver}"', 1.1, 25)
     return picture
 
 

@@ -19,7 +19,7 @@ ANGLE = math.radians(30)  # of the gradient to the horizontal
 TURN = math.radians(12)  # of the strongest direction of W̃ to the horizontal
 SPREAD = (1.2, 0.5)  # singular values of W̃ at the site with two units
 SAMPLES, UNITS, OPEN, K = 64, 8, 5, 3  # of the site whose directions are shown as bars
-DECAY = (1.6, 1.45, 1.3, 0.6, 0.45, 0.35, 0.25, 0.15)  # singular values of the layer above that site
+DECAY = (1.6, 1.4, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2)  # singular values of the layer above that site
 double = partial(torch.tensor, dtype=torch.float64)
 
 
