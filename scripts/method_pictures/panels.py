@@ -53,11 +53,13 @@ def plane_panel(
         )
     picture.dots([at(v) for v in plane.cloud], colour, dot)
     picture.add("</g>")
-    if plane.start.any():
-        picture.arrow([at((0, 0)), at(plane.start)], colour, 3, "4 3")
     picture.arrow([at((0, 0)), at(plane.g)], GREY, 3.5)
     picture.arrow([at((0, 0)), at(plane.mean)], colour, 2)
     picture.add(_diamond(*at(plane.cloud.mean(0)), colour))
+    if plane.start.any():
+        x, y = at(plane.start)
+        picture.add(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='7' fill='none' stroke='{colour}' stroke-width='3'/>")
+        picture.text((x - 6, y - 12), "h", colour, "end", bold=True)
     picture.text((left, 294), f"bias {plane.bias:.2f}, variance {plane.variance:.2f}", colour, bold=True)
 
 
