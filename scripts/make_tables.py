@@ -28,6 +28,7 @@ from gradguess.experiments.tables.bench import bench_tables
 from gradguess.experiments.tables.claims import claims_table
 from gradguess.experiments.tables.compare import DIFFERS, HOLDS, RULES
 from gradguess.experiments.tables.compiled import memory_matrix, times_matrix
+from gradguess.experiments.tables.costs import cost_tables
 from gradguess.experiments.tables.curves import overlap_figures, scaling_figure
 from gradguess.experiments.tables.deep import deep_tables
 from gradguess.experiments.tables.feedback import feedback_tables
@@ -68,7 +69,9 @@ PAGES = (
     "docs/deep.md",
     "docs/streams.md",
     "docs/when.md",
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs" / "methods").glob("*.md"))),
 )
+COSTS = ("time-cpu.json", "time-cuda.json", "memory-cpu.json")
 # tables that may have no run
 OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost", "projector")
 GLANCE = ("backprop", "students", "students-chained", "feedback-chained", "dfa", "wperp", "activation", "mezo")
@@ -336,6 +339,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         speed_claims_table(benchmarks),
         projector_table(benchmarks),
         *feedback_tables(runs),
+        *cost_tables(*map(bench_record, COSTS), bench_record("steps.json", "deep")),
     ]
     found = {
         "bench-times": times_table("cpu"),

@@ -24,7 +24,14 @@ RESULTS = ROOT / "results" / "paper"
 REPORT = RESULTS / "report"
 AGAIN = "run `gradguess report results/paper` and `python scripts/make_tables.py`"
 LARGEST = 3_000_000  # bytes of the page
-BY_THE_RESULTS = ("README.md", "docs/reproduce.md", "docs/guesses.md", "docs/feedback.md", "docs/paper-and-scripts.md")
+BY_THE_RESULTS = (
+    "README.md",
+    "docs/reproduce.md",
+    "docs/guesses.md",
+    "docs/feedback.md",
+    "docs/paper-and-scripts.md",
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "methods").glob("*.md")),
+)
 
 
 @cache

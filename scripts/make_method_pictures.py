@@ -1,0 +1,116 @@
+"""Draw the picture of every method for `docs/methods`, into `docs/figures/methods`.
+
+Run after a change of a guess, a colour or a drawing: `python scripts/make_method_pictures.py`. A test makes them again
+and compares. Clouds, covariances and influences come from the library itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from method_pictures.influence import of_rules
+from method_pictures.panels import bars_panel, legend, plane_panel
+from method_pictures.samples import K, Plane, along_a_student, corrected, guessed, perturbed
+from method_pictures.schematics import SCHEMATICS
+from method_pictures.svg import Picture, colour_of
+
+import gradguess as gg
+from gradguess.guesses import Guess
+
+FOLDER = Path(__file__).parents[1] / "docs" / "figures" / "methods"
+
+
+def of_guess(name: str, guess: Callable[[int], Guess], words: str) -> Picture:
+    """The plane of a site with two units, and the directions of one with eight."""
+    picture, colour = Picture(720, 330, words), colour_of(name)
+    plane_panel(picture, guessed(guess(1)), colour, 0, "A site with 2 units")
+    bars_panel(picture, guess(K), colour, 380, "8 units, 3 of them off: what is guessed")
+    legend(picture, colour)
+    return picture
+
+
+def of_weights(name: str, method: gg.WeightPerturbation | gg.baselines.MeZO, words: str) -> Picture:
+    picture, colour = Picture(720, 330, words), colour_of(name)
+    for left, count, title in ((0, 2, "A model with 2 parameters"), (380, 10, "2 of a model's 10 parameters")):
+        plane_panel(picture, perturbed(method, count), colour, left, title, (0.42, 0.55), 38)
+    legend(picture, colour)
+    return picture
+
+
+def of_planes(name: str, planes: dict[str, Plane], words: str, dot: float = 5) -> Picture:
+    """Two planes beside each other, by their titles."""
+    picture, colour = Picture(720, 330, words), colour_of(name)
+    for left, (title, plane) in zip((0, 380), planes.items(), strict=True):
+        plane_panel(picture, plane, colour, left, title, (0.3, 0.66), dot=dot)
+    legend(picture, colour)
+    return picture
+
+
+def of_solvers() -> Picture:
+    """The solvers of W⊥ on the same samples."""
+    words = "W⊥ by its three solvers: svd and subspace agree, the shared basis is another subspace"
+    picture, colour = Picture(720, 300, words), colour_of("wperp")
+    for left, solver in ((0, "svd"), (245, "subspace"), (490, "shared")):
+        bars_panel(picture, gg.WPerp(K, solver=solver), colour, left, f'solver="{solver}"', 1.1, 25)
+    return picture
+
+
+PICTURES: dict[str, Callable[[], Picture]] = {
+    "weight": lambda: of_weights(
+        "weight",
+        gg.WeightPerturbation(),
+        "Weight perturbation: the cloud around the gradient grows with the parameters",
+    ),
+    "mezo": lambda: of_weights(
+        "mezo", gg.baselines.MeZO(), "MeZO: the cloud around the gradient grows with the parameters"
+    ),
+    "activation": lambda: of_guess(
+        "activation", lambda k: gg.ActivationPerturbation(), "Activation perturbation guesses all directions alike"
+    ),
+    "wt": lambda: of_guess(
+        "wt", lambda k: gg.WTranspose(), "Wᵀ guesses directions as strongly as W̃ passes them, squared"
+    ),
+    "wperp": lambda: of_guess(
+        "wperp", lambda k: gg.WPerp(k, solver="svd"), "W⊥ guesses the k strongest directions alike"
+    ),
+    "wperp-bottom": lambda: of_guess(
+        "wperp-bottom", lambda k: gg.WPerp(k, end="bottom"), "W⊥-bottom guesses where no gradient lies"
+    ),
+    "wperp-ns": lambda: of_guess("wperp-ns", lambda k: gg.WPerpNS(k), "W⊥-NS guesses almost as W⊥ does"),
+    "wp": lambda: of_guess("wp", lambda k: gg.WPreconditioned(), "Wᴾ guesses all directions alike where W̃ is square"),
+    "wperp-solvers": of_solvers,
+    "local-guess": lambda: of_planes(
+        "local-guess",
+        {
+            "A student that points near the gradient": along_a_student(0.35),
+            "A student that points elsewhere": along_a_student(1.2),
+        },
+        "A local guess: the estimate is the projection of the gradient on what a student says",
+        dot=10,
+    ),
+    "feedback-corrected": lambda: of_planes(
+        "feedback-corrected",
+        {"Nothing learned: the guess alone": corrected(0), "After 3 lessons: around the prediction": corrected(3)},
+        "Feedback, corrected: the cloud shrinks as the prediction learns",
+    ),
+    **SCHEMATICS,
+    "online-rules": of_rules,
+}
+
+
+def pictures() -> dict[str, str]:
+    """Every picture as text, by the name of its file."""
+    with torch.random.fork_rng():  # layers draw weights when they are made, which are then replaced
+        return {name: make().svg() for name, make in PICTURES.items()}
+
+
+def main() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in pictures().items():
+        (FOLDER / f"{name}.svg").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What a step of a method costs, for the page of each method, from the benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradguess.experiments.methods import method_label
+from gradguess.experiments.tables.table import Cell, Table, number, text
+
+Record = Mapping[str, Any]
+PLACES = (("CPU", 64), ("CPU", 512), ("CPU", 1024), ("H200", 64), ("H200", 512), ("H200", 4096))
+PEAK = 512  # the width at which memory is shown
+PAGES = {  # the rows of each table, by the name of its mark
+    "cost-weight": ("weight",),
+    "cost-activation": ("activation",),
+    "cost-wt": ("wt",),
+    "cost-wperp": ("wperp", "wperp-subspace", "wperp-svd"),
+    "cost-ns": ("wperp-ns", "wperp-subspace", "wperp-svd"),
+    "cost-feedback": (
+        "feedback-direct",
+        "feedback-chained",
+        "feedback-corrected",
+        "feedback-direct-rare",
+        "feedback-chained-rare",
+    ),
+}
+
+
+def cost_tables(cpu: Record, cuda: Record, memory: Record, steps: Record) -> list[Table]:
+    """Every table of `PAGES`, and those of students and of checkpoints."""
+    found = {
+        (place, row["width"], row["method"]): row
+        for place, record in (("CPU", cpu), ("H200", cuda))
+        for row in record["rows"]
+    }
+    made = [_times(slug, methods, found) for slug, methods in PAGES.items()]
+    return [*made, _students(steps), _checkpoints(memory)]
+
+
+def _times(slug: str, methods: Sequence[str], found: Mapping[tuple[str, int, str], Record]) -> Table:
+    columns = ("", *(f"{place}, {width}" for place, width in PLACES), f"MB, CPU, {PEAK}")
+    rows = []
+    for method in ("backprop", *methods):
+        mine = [found.get((*place, method)) for place in PLACES]
+        ratios = (_ratio(None if row is None else row["ratio"]) for row in mine)
+        peak = found.get(("CPU", PEAK, method))
+        whole = peak is not None and not peak["scaled_from"]  # else it is that of a part of the batch
+        rows.append((text(method_label(method)), *ratios, number(peak["peak_mb"] if peak and whole else None, ".0f")))
+    return Table(slug, "What a step costs", columns, tuple(rows), "")
+
+
+def _ratio(ratio: float | None) -> Cell:
+    return number(ratio, ".3g") if ratio is None or ratio < 1000 else Cell(f"{ratio:,.0f}", ratio)
+
+
+def _students(record: Record) -> Table:
+    """A step over backpropagation's with the same network, uncompiled."""
+    rows = [row for row in record["rows"] if not row["compiled"]]
+    base = {row["task"]: row["step_ms"] for row in rows if row["method"] == "backprop"}
+    shown = tuple(
+        (
+            text(method_label(row["method"])),
+            text(row["task"]),
+            text(row["sites"]),
+            _ratio(row["step_ms"] / base[row["task"]]),
+        )
+        for row in rows
+        if row["method"] != "backprop"
+    )
+    return Table("cost-students", "What a step costs", ("", "Network", "Pieces", "Step"), shown, "")
+
+
+def _checkpoints(record: Record) -> Table:
+    """Memory without the gradients of the parameters, and time over backpropagation's, at the largest depth."""
+    depth = max(row["depth"] for row in record["rows"])
+    rows = {row["method"]: row for row in record["rows"] if row["depth"] == depth}
+    shown = tuple(
+        (
+            text(method_label(name)),
+            number(row["peak_mb"] - row["gradients_mb"], ".0f"),
+            _ratio(row["step_ms"] / rows["backprop"]["step_ms"]),
+        )
+        for name, row in rows.items()
+        if name in ("backprop", "checkpoint-all", "checkpoint-sqrt", "replay")
+    )
+    return Table("cost-checkpoints", "What a step costs", ("", f"MB, {depth} layers", "Step"), shown, "")
