@@ -1,7 +1,13 @@
-"""The documentation: its code runs, and its links lead somewhere. `report/test_agreement.py` checks its numbers."""
+"""The documentation: its code runs and prints what is shown, and its links lead somewhere.
+
+A block `text` right after a block `python` is what the latter prints: word by word, and its numbers to a tenth or to
+one in the last digit, since they differ between processors. `report/test_agreement.py` checks the numbers in prose.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 from pathlib import Path
 
@@ -10,23 +16,47 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+NEEDS = {"docs/tutorials/3-reproduce-the-paper.md": ["mnist1d", "joblib"]}
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\w)")
 
 
 def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def blocks(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """The code of each block, and what the page shows that it prints; nothing where the page shows nothing."""
+    pattern = r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?"
+    return re.findall(pattern, page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def assert_shown(shown: str, printed: str) -> None:
+    assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split(), f"printed:\n{printed}"
+    for ours, theirs in zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True):
+        digits = len(theirs.partition("e")[0].partition(".")[2])
+        unit = 10.0**-digits if "e" not in theirs else 0.0
+        assert abs(float(ours) - float(theirs)) <= 0.1 * abs(float(theirs)) + 1.001 * unit, f"printed:\n{printed}"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
 def test_every_block_of_code_runs(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for package in NEEDS.get(name(page), []):
+        pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {"__name__": "__docs__"}
     with torch.random.fork_rng():
-        for number, block in enumerate(blocks(page)):
-            exec(compile(block, f"{name(page)}, block {number}", "exec", dont_inherit=True), scope)
+        for number, (code, shown) in enumerate(blocks(page)):
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(compile(code, f"{name(page)}, block {number}", "exec", dont_inherit=True), scope)
+            if shown or page.parent.name == "tutorials":  # there, whatever is printed is shown
+                assert_shown(shown, printed.getvalue())
+
+
+@pytest.mark.parametrize("printed", ["loss 0.60", "cost 0.50", "loss 0.50, 3", "loss -0.50", ""])
+def test_what_is_not_printed_is_found(printed: str):
+    assert_shown("loss 0.50\n", "loss 0.51")
+    with pytest.raises(AssertionError, match="printed"):
+        assert_shown("loss 0.50\n", printed)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
