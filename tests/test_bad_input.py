@@ -421,3 +421,17 @@ def test_every_error_is_of_one_family():
     assert issubclass(gg.InputError, ValueError)
     assert issubclass(gg.ForwardModeError, NotImplementedError)
     assert issubclass(gg.NonFiniteError, ArithmeticError)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["the model", "a module of it"])
+def test_what_torch_compile_returns_is_refused(inside: bool):
+    compiled = torch.compile(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), backend="eager")
+    model = nn.Sequential(compiled, nn.Linear(8, 3)) if inside else compiled
+    with pytest.raises(gg.InputError, match="Pass the model from before"):
+        gg.ForwardGradient(model, gg.WPerp())(
+            nn.CrossEntropyLoss(reduction="none"), torch.randn(2, 4), torch.tensor([0, 1])
+        )
+    module = nn.Linear(4, 3)
+    module.compile(backend="eager")
+    with pytest.raises(gg.InputError, match="found the model itself compiled"):
+        gg.estimate(module, gg.WPerp(), nn.CrossEntropyLoss(reduction="none"), torch.randn(2, 4), torch.tensor([0, 1]))

@@ -22,6 +22,7 @@ from gradguess.methods import Estimate, Method
 from gradguess.methods.run import Plan, find_layout, run_step
 from gradguess.model.task import Task
 from gradguess.step import Options, State
+from models import make
 
 REPEATS, SIGMAS = 3000, 5
 loss_fn = nn.CrossEntropyLoss(reduction="none")
@@ -505,6 +506,25 @@ def test_what_forward_has_learned_is_taken_over(form):
     learns = "2" if form != "chained" else "0"  # one hop below the output the chain rule is exact without learning
     assert taken[learns].cosine > 0.9 > fresh[learns].cosine
     assert taken[learns].bias < 0.5 * fresh[learns].bias
+
+
+def test_a_forward_of_another_model_or_guess_is_refused():
+    case, other = make("relu-bias"), make("relu-bias")
+    forward = gg.ForwardGradient(case.model, gg.WPerp(k=2))
+    with pytest.raises(gg.InputError, match="found one of another guess"):
+        gg.diagnose(case.model, gg.WPerp(k=3), *case.args, forward=forward)
+    with pytest.raises(gg.InputError, match="another model"):
+        gg.diagnose(other.model, gg.WPerp(k=2), *other.args, forward=forward)
+
+
+def test_a_bias_that_the_report_does_not_have_is_named():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    task = (nn.CrossEntropyLoss(reduction="none"), torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0]))
+    with pytest.warns(UserWarning, match="batch norm in training mode mixes the samples"):
+        gg.diagnose(model, gg.ActivationPerturbation(), *task)
+    gg.diagnose(model, gg.ActivationPerturbation(), *task, coupling="batch")
+    gg.diagnose(model.eval(), gg.ActivationPerturbation(), *task)
 
 
 def test_bias_in_single_precision_is_zero_for_white_noise():

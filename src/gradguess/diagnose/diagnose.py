@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradguess.diagnose.bench import Bench
 from gradguess.diagnose.report import Report
@@ -54,8 +56,8 @@ def diagnose(
         curve: decompose the Jacobian above each site, for rank, singular values and overlap.
         isolate: as in `estimate`: the variance is then without the noise of the other sites.
         coupling: "sample" or "batch", as in `estimate`.
-        forward: a `ForwardGradient` whose state (bases, feedback matrices) is used. The report is then of the step
-            that it would make next. Without one the state is empty.
+        forward: a `ForwardGradient` of this model and guess, whose state (bases, feedback matrices) is used. The report
+            is then of the step that it would make next. Without one the state is empty.
 
     Returns:
         a mapping from site name to `SiteReport`; from parameter name for weight perturbation, which has no sites.
@@ -68,8 +70,21 @@ def diagnose(
     (0.0, 8)
     """
     check_count("draws", draws, least=2)
+    if forward is not None and (forward.model is not model or forward.guess != guess):
+        differs = "model" if forward.model is not model else "guess"
+        raise InputError(
+            f"forward: expected a ForwardGradient of the same model and guess, found one of another {differs}. "
+            "Pass forward.model and forward.guess."
+        )
     plan = Plan(as_method(guess), sites, Options(isolate=isolate, coupling=coupling), detail=True)
     task = Task(model, loss_fn, inputs, targets)
+    if coupling == "sample" and any(isinstance(m, _BatchNorm) and m.training for m in model.modules()):
+        warnings.warn(
+            "diagnose: batch norm in training mode mixes the samples. With coupling='sample' the estimate misses what "
+            "passes through the statistics of the batch, and this bias is not in the report. Pass coupling='batch', or "
+            "call model.eval() first.",
+            stacklevel=2,
+        )
     with untouched(model), torch.no_grad():
         state = State() if forward is None else forward.state
         bench = Bench(plan, task, Noise(generator or fresh_generator()), state, draws)
