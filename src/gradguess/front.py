@@ -2,6 +2,7 @@
 
 import gradguess.baselines as baselines
 import gradguess.online as online
+from gradguess.advise import Advice, advise
 from gradguess.captured_step import CapturedStep
 from gradguess.diagnose import SiteReport, diagnose
 from gradguess.errors import ForwardModeError, GradguessError, InputError, NonFiniteError
@@ -18,6 +19,7 @@ from gradguess.methods import Backprop, Estimate, Feedback, LocalGuess, Students
 
 __all__ = [
     "ActivationPerturbation",
+    "Advice",
     "Backprop",
     "CapturedStep",
     "Estimate",
@@ -36,6 +38,7 @@ __all__ = [
     "WPreconditioned",
     "WTranspose",
     "WeightPerturbation",
+    "advise",
     "baselines",
     "diagnose",
     "estimate",
