@@ -28,7 +28,7 @@ class _Package(_ModuleType):
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Keep the place of the functions `estimate`, `diagnose` and `advise`, where an import would put the modules."""
+        """Keep the places of the functions `estimate`, `diagnose` and `advise`: an import would put modules there."""
         if name not in ("estimate", "diagnose", "advise") or not isinstance(value, _ModuleType):
             super().__setattr__(name, value)
 

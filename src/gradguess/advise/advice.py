@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 COLUMNS = ("time", "over_checkpoints", "memory", "cosine", "lowest_cosine")
-TITLES = ("method", "works", "time", "over checkpoints", "memory", "cosine", "lowest cosine")
+TITLES = ("method", "works?", "time / backprop", "/ checkpoints", "memory / backprop", "cosine", "lowest")
 WIDTH = 120
 
 
@@ -52,7 +52,8 @@ class Advice:
         rows: one for each method, in the order in which they are recommended.
         method: the name of the recommended method; None where nothing works or fits.
         recommendation: one or two sentences.
-        code: the line of code to use; empty where nothing is recommended.
+        code: the line of code to use; empty where nothing is recommended. A `forward` is made once, and called with
+            `loss = forward(loss_fn, inputs, targets)` where `loss.backward()` stood.
         seconds: how long the measurement took.
     """
 
@@ -81,7 +82,7 @@ class Advice:
             if row.works:
                 lines.append(_aligned(cells, widths))
             else:
-                lines.append(f"{row.method.ljust(widths[0])}  no: {row.problem}")
+                lines.append(f"{row.method.ljust(widths[0])}  {row.problem}")
         return "\n".join(lines)
 
     def __str__(self) -> str:

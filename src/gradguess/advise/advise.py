@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from gradguess.advise.advice import Advice
-from gradguess.advise.candidates import CANDIDATES
+from gradguess.advise.candidates import candidates_for
 from gradguess.advise.recommend import recommend
-from gradguess.advise.trial import Trial
+from gradguess.advise.trial import Names, Trial
 from gradguess.backends import RandomState
 from gradguess.errors import InputError, check_count
 from gradguess.model.find_sites import lay_out
@@ -22,8 +23,8 @@ from gradguess.model.site import Sites
 from gradguess.model.task import LossFn, Task, check_model, opened
 from gradguess.step.processes import pool_of
 
-SURE = 3  # candidates that are measured however long it takes: backpropagation, with checkpoints, students
-PREPARING = 0.6  # part of the time in which further candidates may start
+SURE = 3  # candidates that are measured however long it takes: the exact ones, and the first after them
+PREPARING = 0.8  # part of the time in which further candidates may start
 ROUNDS = 20  # at most
 
 
@@ -33,7 +34,7 @@ def advise(
     inputs: Any,
     targets: Any,
     *,
-    seconds: float = 20.0,
+    seconds: float = 30.0,
     sites: Sites = "auto",
     pieces: int = 4,
     memory_mb: float | None = None,
@@ -42,7 +43,7 @@ def advise(
     """Run a few steps of every method that may suit this model, and say which one to use.
 
     The steps are made on a copy: model, buffers, `.grad` and random state stay as they are. The weights of the copy
-    stay as they are as well, and all steps are on this batch. What a method learns has learned for ten steps when its
+    stay as they are as well, and all steps are on this batch. What a method learns has learned for six steps when its
     gradient is compared. That says how good a signal is at the start, and little of the accuracy at the end.
 
     Args:
@@ -50,8 +51,8 @@ def advise(
         loss_fn: `loss_fn(outputs, targets)` returns one loss per sample.
         inputs: of the model, one batch of the size that will be used.
         targets: of the loss.
-        seconds: about how long it may take. Backpropagation with and without checkpoints and students are always
-            measured; what finds no time after them says so.
+        seconds: about how long it may take. Backpropagation with and without checkpoints and one method more are
+            always measured; what finds no time after them says so.
         sites: where guesses and feedback have their sites, as in `estimate`.
         pieces: into how many pieces the model is cut for students and checkpoints; fewer where it has fewer cuts.
         memory_mb: what a step may take: recommend what fits. `Row.memory_mb` says what is counted.
@@ -78,10 +79,10 @@ def advise(
         with opened(model, loss_fn, inputs, targets, finite=True) as task, torch.enable_grad():
             task = _copied(task)
             trials, lowest = _trials(task, sites, pieces, seed)
-            _measure(trials, begin, seconds)
+            _measure(trials, lowest, begin, seconds)
     finally:
         before.restore()
-    rows = tuple(trial.row(trials[0], trials[1], lowest) for trial in trials)
+    rows = tuple(trial.row(trials[0], trials[1]) for trial in trials)
     chosen, why = recommend(rows, memory_mb)
     name, code = (chosen.method, chosen.code) if chosen else (None, "")
     return Advice(rows, name, why, code, time.perf_counter() - begin)
@@ -109,13 +110,13 @@ def _copied(task: Task) -> Task:
     return Task(model, loss_fn, inputs, targets)
 
 
-def _trials(task: Task, sites: Sites, pieces: int, seed: int) -> tuple[list[Trial], tuple[str, ...]]:
+def _trials(task: Task, sites: Sites, pieces: int, seed: int) -> tuple[list[Trial], Names]:
     """One for each candidate, and the parameters of the lowest site."""
     found = lambda where: _or_none(lambda: lay_out(task, where))  # noqa: E731
     count = next((n for n in range(pieces, 2, -1) if found(n) is not None), 2)
     layout = found(sites)
     owned = [site.parameters for site in layout.sites if site.parameters] if layout else []
-    trials = [Trial(candidate, task, sites, count, seed) for candidate in CANDIDATES]
+    trials = [Trial(candidate, task, sites, count, seed) for candidate in candidates_for(task.model)]
     return trials, owned[0] if owned else tuple(trials[0].parameters)[:1]
 
 
@@ -126,20 +127,23 @@ def _or_none(run: Callable[[], Any]) -> Any:
         return None
 
 
-def _measure(trials: list[Trial], begin: float, seconds: float) -> None:
+def _measure(trials: list[Trial], lowest: Names, begin: float, seconds: float) -> None:
     spent = lambda: time.perf_counter() - begin  # noqa: E731
+    first, true = trials[0], None
     try:
-        trials[0].prepare()
+        first.step()
+        true = first.gradients()
+        first.prepare(true, lowest)
     except torch.OutOfMemoryError:  # other errors are of the model, the loss or the batch: the caller must see them
-        trials[0].problem = "out of memory"
+        first.problem = "out of memory"
     for number, trial in enumerate(trials[1:], 1):
         if number >= SURE and spent() > PREPARING * seconds:
-            trial.problem = f"not measured: the {seconds:g} s were spent. Pass seconds={10 * seconds:g}, or a smaller batch."
-            continue
-        trial.attempt("prepare")
+            trial.problem = f"not measured: the {seconds:g} s were spent; pass a larger seconds=, or a smaller batch"
+        else:
+            trial.attempt(partial(trial.prepare, true, lowest))
     for done in range(ROUNDS):
         if done and spent() > seconds:
             break
         for trial in trials:
             if trial.works:
-                trial.attempt("round")
+                trial.attempt(trial.round)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
 
@@ -18,10 +19,11 @@ from gradguess.model.cut_pass import watched_run
 from gradguess.model.site import Sites
 from gradguess.model.task import Task
 
-STEPS = 10  # before the gradient is compared: what learns has learned for so many steps
+STEPS, LESSONS = 4, 6  # steps until the gradient is compared: of a method that learns nothing, of one that does
 SHORTEST = 0.02  # seconds of a round
-LONGEST_REASON = 160  # characters
-Gradients = dict[str, Tensor]
+LONGEST = 160  # characters
+Gradients = dict[str, Tensor]  # by the parameter's name
+Names = tuple[str, ...]
 
 
 class Trial:
@@ -36,7 +38,8 @@ class Trial:
         self.forward: ForwardGradient | None = None
         self.problem: str | None = None
         self.memory: int | None = None
-        self.gradients: Gradients = {}
+        self.cosine: float | None = None
+        self.lowest_cosine: float | None = None
         self.rounds: list[float] = []  # seconds of a step, by round
         self.search = 0.0  # seconds of a step that searches
         self.length = 1  # rounds of `every` steps that are timed together
@@ -45,8 +48,13 @@ class Trial:
     def works(self) -> bool:
         return self.problem is None
 
-    def prepare(self) -> None:
-        """The first steps: they set up libraries, measure memory and let the method learn. The last is compared."""
+    def prepare(self, true: Gradients | None, lowest: Names) -> None:
+        """The first steps: they set up libraries, measure memory and let the method learn. The last is compared.
+
+        Args:
+            true: the gradients of backpropagation; None where they are not known.
+            lowest: the parameters of the lowest site.
+        """
         if self.candidate.method is not None:
             self.forward = ForwardGradient(self.task.model, self.candidate.method, sites=self.sites, seed=self.seed)
         self.step()
@@ -57,50 +65,62 @@ class Trial:
         self._rewind(search=True)
         self.search = seconds(self.step, self.device)
         self._rewind()
-        spent = [seconds(self.step, self.device) for _ in range(3, STEPS)]
+        spent = [seconds(self.step, self.device) for _ in range(3, LESSONS if self._learns() else STEPS)]
         self.length = max(1, ceil(SHORTEST / (min(spent) * self.candidate.every)))
-        self.gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        if true is not None:
+            self.cosine, self.lowest_cosine = cosine(self.gradients(), true), cosine(self.gradients(), true, lowest)
+
+    def gradients(self) -> Gradients:
+        """Of the last step."""
+        return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
     def round(self) -> None:
         """Time some steps."""
         self._rewind()
         count = self.length * self.candidate.every
-        self.rounds.append(seconds(lambda: [self.step() for _ in range(count)], self.device) / count)
+        self.rounds.append(seconds(lambda: self.step(count), self.device) / count)
 
-    def attempt(self, what: str) -> None:
+    def attempt(self, run: Callable[[], None]) -> None:
         """Do `prepare` or `round`; an error is the reason why this candidate does not work."""
         try:
-            getattr(self, what)()
+            run()
         except Exception as error:
             self.problem = reason(error)
         finally:
             self._clear()
 
-    def step(self) -> None:
-        self._clear()
-        torch.manual_seed(self.seed)  # the same dropout masks for all
-        if self.forward is not None:
-            self.forward(self.task.loss_fn, self.task.inputs, self.task.targets)
-            return
+    def step(self, count: int = 1) -> None:
+        """Compute gradients, so many times."""
+        for _ in range(count):
+            self._clear()
+            torch.manual_seed(self.seed)  # the same dropout masks for all
+            if self.forward is None:
+                self._differentiate()
+            else:
+                self.forward(self.task.loss_fn, self.task.inputs, self.task.targets)
+
+    def _differentiate(self) -> None:
         loss = watched_run(self.task, grad=True)[1].mean()
         if not torch.isfinite(loss):
             raise NonFiniteError("The loss of this batch is NaN or infinite before any step. Check the data.")
         loss.backward(inputs=list(self.parameters.values()))  # and nothing else that the loss may depend on
 
-    def row(self, backprop: Trial, checkpoints: Trial, lowest: tuple[str, ...]) -> Row:
+    def row(self, backprop: Trial, checkpoints: Trial) -> Row:
         """What was found."""
         row = Row(self.candidate.name, self.code, self.problem)
         if not self.works:
             return row
-        known = backprop.memory is not None and self.memory is not None and backprop.works
+        memory = None
+        if self.memory is not None and backprop.memory and backprop.works:
+            memory = self.memory / backprop.memory
         return replace(
             row,
             time=self._ratio(backprop),
             over_checkpoints=self._ratio(checkpoints),
-            memory=(self.memory or 0) / max(1, backprop.memory or 1) if known else None,
+            memory=memory,
             memory_mb=None if self.memory is None else self.memory / 2**20,
-            cosine=cosine(self.gradients, backprop.gradients) if backprop.works else None,
-            lowest_cosine=cosine(self.gradients, backprop.gradients, lowest) if backprop.works else None,
+            cosine=self.cosine,
+            lowest_cosine=self.lowest_cosine,
         )
 
     def _ratio(self, base: Trial) -> float | None:
@@ -118,6 +138,9 @@ class Trial:
         if self.forward is not None:
             self.forward.state = replace(self.forward.state, count=0 if search else self.candidate.every)
 
+    def _learns(self) -> bool:
+        return self.forward is not None and bool(self.forward.learned)
+
     def _kept(self) -> int:
         """Bytes of what lives from step to step."""
         if self.forward is None:
@@ -130,20 +153,24 @@ class Trial:
             p.grad = None
 
 
-def cosine(found: Gradients, true: Gradients, names: tuple[str, ...] | None = None) -> float:
+def cosine(found: Gradients, true: Gradients, names: Names | None = None) -> float:
     """Over all parameters that have a true gradient, or those of `names`; 0 if either is zero."""
     chosen = [name for name in true if names is None or name in names]
     pairs = [(found[name].double(), true[name].double()) for name in chosen if name in found]
     inner = sum(float((a * b).sum()) for a, b in pairs)
-    lengths = sum(float(a.square().sum()) for a, _ in pairs) * sum(float(true[name].double().square().sum()) for name in chosen)
-    return inner / lengths**0.5 if lengths > 0 else 0.0
+    square = sum(float(a.square().sum()) for a, _ in pairs)
+    true_square = sum(float(true[name].double().square().sum()) for name in chosen)
+    return inner / (square * true_square) ** 0.5 if square * true_square > 0 else 0.0
 
 
 def reason(error: Exception) -> str:
-    """An error in one line."""
+    """An error in one line: its first sentences."""
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory"
     words = " ".join(str(error).split()) or type(error).__name__
     if not isinstance(error, GradguessError):
         words = f"{type(error).__name__}: {words}"
-    return words if len(words) <= LONGEST_REASON else words[: LONGEST_REASON - 1] + "…"
+    if len(words) <= LONGEST:
+        return words
+    whole, end, _ = words[:LONGEST].rpartition(". ")  # sentences
+    return f"{whole}." if end else words[: LONGEST - 1] + "…"
