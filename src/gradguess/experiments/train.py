@@ -48,8 +48,8 @@ def train(
     """Run `config` and return its result record (see `result`).
 
     With `out`, the run lives in that directory: a finished one is read back, an interrupted one goes on from its last
-    epoch, one of another configuration is refused. Without, nothing is written. `on_epoch` sees each row of the log, `say`
-    gets a line where the run goes wrong. Under torchrun the processes share each batch, and rank 0 alone writes.
+    epoch, one of another configuration is refused. Without, nothing is written. `on_epoch` sees each row of the log,
+    `say` gets a line where it goes wrong. Under torchrun the processes share each batch, and rank 0 alone writes.
     """
     directory = None if out is None else Path(out)
     with world(config.device) as ranks, contextlib.ExitStack() as held:
