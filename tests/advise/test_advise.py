@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.advise.advice import Advice
-from gradguess.advise.candidates import BACKPROP, CHECKPOINTED, candidates_for
-from gradguess.advise.trial import cosine, reason
+from gradguess.advise.candidates import BACKPROP, CHECKPOINTED, Candidate, candidates_for
+from gradguess.advise.trial import Trial, cosine, reason
 from gradguess.errors import InputError, NonFiniteError
 from gradguess.experiments.data import Shape
 from gradguess.experiments.loss import per_sample_loss
 from gradguess.experiments.models import MODELS
+from gradguess.model.task import Task
 
 SIGNAL, IMAGE = Shape("signal", (40,), 10), Shape("image", (3, 8, 8), 10)
 NUMBERS = ("time", "memory", "memory_mb", "cosine", "lowest_cosine")
@@ -90,6 +91,8 @@ def test_every_row_works_or_says_why_not(name: str, one_round: None):
             assert "\n" not in row.problem
             assert "Error:" not in row.problem
     assert advice.method == BACKPROP
+    if advice[CHECKPOINTED].works:
+        assert advice[CHECKPOINTED].cosine == pytest.approx(1)  # with dropout too: all see the same masks
     fails = {row.method for row in advice if not row.works}
     in_pieces = {candidate.name for candidate in candidates_for(model) if candidate.in_pieces}
     assert fails == (in_pieces if name == "gru" else set())  # no GRU returns a tensor alone: there is no place to cut
@@ -195,18 +198,56 @@ def test_reasons_are_one_short_line():
     assert len(reason(RuntimeError(1000 * "x"))) == 160
 
 
+def trial(candidate: Candidate, rounds: list[float], search: float = 0.0) -> Trial:
+    found = Trial(candidate, Task(*small()), "auto", 4, seed=0)
+    found.rounds, found.search = rounds, search
+    return found
+
+
+def test_a_ratio_is_a_median_and_has_its_share_of_searches():
+    back, check, rare, *_ = candidates_for(nn.Linear(1, 1))
+    guess = Candidate("W⊥", gg.WPerp(refresh=50), "")
+    base, other = trial(back, [1.0, 2.0, 4.0]), trial(check, [3.0, 4.0, 400.0])
+    assert other.row(base, base).time == 3.0  # of 3, 2 and 100
+    assert trial(guess, [4.0, 4.0, 4.0], search=104.0).row(base, other).time == 2.0 + 100 / 50 / 2.0
+    assert trial(rare, [4.0, 4.0, 4.0], search=104.0).row(base, other).time == 2.0 + 100 / 200 / 2.0
+    base.problem = "out of memory"
+    assert other.row(base, base).time is None
+
+
+def test_what_a_method_keeps_counts_as_memory(monkeypatch: pytest.MonkeyPatch, one_round: None):
+    monkeypatch.setattr(import_module("gradguess.advise.trial"), "peak_bytes", lambda run, device: 2**20)
+    model, loss_fn, x, t = small()
+    forward = gg.ForwardGradient(model, gg.Students(), sites=4)
+    forward(loss_fn, x, t)
+    kept = sum(value.nbytes for entries in forward.learned.values() for value in entries.values())
+    advice = whole(model, loss_fn, x, t)
+    assert advice[BACKPROP].memory_mb == 1
+    assert advice["Students"].memory == 1 + kept / 2**20
+
+
+def test_a_loss_that_keeps_something_is_copied(one_round: None):
+    class Counting(nn.CrossEntropyLoss):
+        calls = 0
+
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(outputs, targets)
+
+    loss_fn = Counting(reduction="none")
+    model, _, x, t = small()
+    advise(model, loss_fn, x, t)
+    assert loss_fn.calls == 0
+
+
 def test_nothing_outside_the_model_gets_a_gradient(one_round: None):
     model, _, x, t = small()
     x.requires_grad_()
     scale = nn.Parameter(torch.ones(()))
-    loss_module = nn.CrossEntropyLoss(reduction="none")
-    loss_module.scale = nn.Parameter(torch.ones(()))
     loss_fn = lambda out, t: per_sample_loss(out * scale, t) + 0 * sum(p.sum() for p in model.parameters())  # noqa: E731
     advise(model, loss_fn, x, t)
-    advise(model, loss_module, x, t)
     assert x.grad is None
     assert scale.grad is None
-    assert loss_module.scale.grad is None
     assert all(p.grad is None for p in model.parameters())
 
 

@@ -85,3 +85,11 @@ def test_listening_changes_no_result(small: TrainConfig):
     heard: list[str] = []
     assert metrics(say=heard.append) == metrics()
     assert heard == []
+
+
+def test_every_epoch_of_a_run_is_watched(small: TrainConfig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gradguess.experiments.watch.PATIENCE", small.epochs)
+    heard: list[str] = []
+    train(TrainConfig(**(small.as_dict() | {"lr": 1e-12})), say=heard.append)
+    assert len(heard) == 1
+    assert f"for {small.epochs} epochs" in heard[0]

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
 from gradguess.advise.advice import Advice
 from gradguess.advise.candidates import candidates_for
@@ -106,8 +105,7 @@ def _copied(task: Task) -> Task:
         loss_fn = copy.deepcopy(task.loss_fn) if isinstance(task.loss_fn, nn.Module) else task.loss_fn
     except Exception as error:
         raise InputError(f"The model cannot be copied with copy.deepcopy, so it cannot be tried: {error}") from error
-    inputs, targets = tree_map_only(Tensor, Tensor.detach, (task.inputs, task.targets))
-    return Task(model, loss_fn, inputs, targets)
+    return Task(model, loss_fn, task.inputs, task.targets)
 
 
 def _trials(task: Task, sites: Sites, pieces: int, seed: int) -> tuple[list[Trial], Names]:
