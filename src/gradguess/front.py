@@ -2,7 +2,7 @@
 
 import gradguess.baselines as baselines
 import gradguess.online as online
-from gradguess.advise import Advice, advise
+from gradguess.advise import advise
 from gradguess.captured_step import CapturedStep
 from gradguess.diagnose import SiteReport, diagnose
 from gradguess.errors import ForwardModeError, GradguessError, InputError, NonFiniteError
@@ -19,7 +19,6 @@ from gradguess.methods import Backprop, Estimate, Feedback, LocalGuess, Students
 
 __all__ = [
     "ActivationPerturbation",
-    "Advice",
     "Backprop",
     "CapturedStep",
     "Estimate",

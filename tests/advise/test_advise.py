@@ -276,6 +276,8 @@ def test_wrong_input_is_an_error_and_no_row():
         advise(model, loss_fn, x, t, memory_mb="1")
     with pytest.raises(InputError, match="pieces: expected a whole number of at least 2, found 1"):
         advise(model, loss_fn, x, t, pieces=1)
+    with pytest.raises(InputError, match="the model has no module named 'nope'"):
+        advise(model, loss_fn, x, t, sites=["nope"])
     model.lock = threading.Lock()
     with pytest.raises(InputError, match="cannot be copied"):
         advise(model, loss_fn, x, t)

@@ -23,8 +23,8 @@ from gradguess.model.task import LossFn, Task, check_model, opened
 from gradguess.step.processes import pool_of
 
 SURE = 3  # candidates that are measured however long it takes: the exact ones, and the first after them
-PREPARING = 0.8  # part of the time in which further candidates may start
-ROUNDS = 20  # at most
+PREPARING = 0.7  # part of the time in which further candidates may start
+LEAST, ROUNDS = 3, 20  # at least so many, and at most
 
 
 def advise(
@@ -112,7 +112,7 @@ def _trials(task: Task, sites: Sites, pieces: int, seed: int) -> tuple[list[Tria
     """One for each candidate, and the parameters of the lowest site."""
     found = lambda where: _or_none(lambda: lay_out(task, where))  # noqa: E731
     count = next((n for n in range(pieces, 2, -1) if found(n) is not None), 2)
-    layout = found(sites)
+    layout = found(sites) if sites == "auto" else lay_out(task, sites)  # what the caller named must be there
     owned = [site.parameters for site in layout.sites if site.parameters] if layout else []
     trials = [Trial(candidate, task, sites, count, seed) for candidate in candidates_for(task.model)]
     return trials, owned[0] if owned else tuple(trials[0].parameters)[:1]
@@ -140,7 +140,7 @@ def _measure(trials: list[Trial], lowest: Names, begin: float, seconds: float) -
         else:
             trial.attempt(partial(trial.prepare, true, lowest))
     for done in range(ROUNDS):
-        if done and spent() > seconds:
+        if done >= LEAST and spent() > seconds:
             break
         for trial in trials:
             if trial.works:
