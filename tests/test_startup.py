@@ -14,7 +14,7 @@ from gradguess.experiments import config, studies
 from gradguess.experiments.streams import config as streams
 from gradguess.online.bases import BASES
 
-COMMANDS = ("train", "reproduce", "report", "diagnose", "stream", "bench", "compare")
+COMMANDS = ("train", "reproduce", "report", "diagnose", "stream", "bench", "compare", "advise")
 SLOW = {"torch", "pandas", "matplotlib", "sklearn", "scipy", "sympy", "jinja2", "joblib", "safetensors", "transformers"}
 # what PyTorch itself does not import, and compiling, plots and data need later
 LATER = SLOW - {"torch"} | {"torch._dynamo", "torch._inductor", "torch._functorch.compile_utils", "triton", "lightning"}
@@ -56,7 +56,7 @@ def test_the_package_imports_little_beside_pytorch():
 @pytest.mark.parametrize(
     "program",
     [
-        "import gradguess.estimate, gradguess.diagnose",  # Python would put modules in the place of functions
+        "import gradguess.estimate, gradguess.diagnose, gradguess.advise",  # Python would put modules there
         "from gradguess.experiments.config import TrainConfig",
         "from gradguess import *",
     ],
@@ -65,7 +65,7 @@ def test_public_names_are_the_same_whatever_comes_first(program: str):
     imported(
         f"{program}\n"
         "import gradguess as gg\n"
-        "assert callable(gg.estimate) and callable(gg.diagnose)\n"
+        "assert callable(gg.estimate) and callable(gg.diagnose) and callable(gg.advise)\n"
         "assert set(gg.__all__) <= set(dir(gg))"
     )
 

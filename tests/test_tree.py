@@ -28,6 +28,7 @@ ORDER = [
     {"captured_step"},
     {"diagnose"},
     {"online"},
+    {"advise"},
     {"front"},
     {""},  # gradguess itself
     {"experiments"},

@@ -28,8 +28,8 @@ class _Package(_ModuleType):
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Keep the place of the functions `estimate` and `diagnose`, where an import would put the modules."""
-        if name not in ("estimate", "diagnose") or not isinstance(value, _ModuleType):
+        """Keep the places of the functions `estimate`, `diagnose` and `advise`: an import would put modules there."""
+        if name not in ("estimate", "diagnose", "advise") or not isinstance(value, _ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:

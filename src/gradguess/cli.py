@@ -13,9 +13,10 @@ from typing import Annotated, Any
 try:
     import typer
 
+    from gradguess.experiments.advice import advise
     from gradguess.experiments.compare.command import compare_command
     from gradguess.experiments.options import with_config_options
-    from gradguess.experiments.terminal import emit, epoch_bar, interruptible, notes, print_sites, print_tables
+    from gradguess.experiments.terminal import emit, epoch_bar, interruptible, notes, print_sites, print_tables, say
 except ModuleNotFoundError as error:
     raise SystemExit(f"gradguess: the package {error.name} is missing: pip install 'gradguess[cli]'") from None
 
@@ -83,7 +84,7 @@ def train(
             show(row)
             log(row)
 
-        record = run(config, out, on_epoch)
+        record = run(config, out, on_epoch, say if first else lambda line: None)
     if not first:
         return
     metrics = record["metrics"]
@@ -277,6 +278,7 @@ def bench(
     emit({**record, "plots": plots}, json, plots)
 
 
+app.command()(advise)
 app.command()(compare_command(lambda directory: _write_page(directory)))
 
 

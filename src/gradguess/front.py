@@ -2,6 +2,7 @@
 
 import gradguess.baselines as baselines
 import gradguess.online as online
+from gradguess.advise import advise
 from gradguess.captured_step import CapturedStep
 from gradguess.diagnose import SiteReport, diagnose
 from gradguess.errors import ForwardModeError, GradguessError, InputError, NonFiniteError
@@ -36,6 +37,7 @@ __all__ = [
     "WPreconditioned",
     "WTranspose",
     "WeightPerturbation",
+    "advise",
     "baselines",
     "diagnose",
     "estimate",

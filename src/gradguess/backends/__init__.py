@@ -15,6 +15,7 @@ every device; only its speed, and its accuracy within the stated bounds, depend 
 | `cuda_graphs` | functions recorded once and replayed |
 | `policy` | the numbers by which other code chooses an algorithm |
 | `random` | the state of random generators |
+| `meter` | seconds and peak memory of a run |
 | `kernels`, `triton_kernels`, `triton_attention` | Triton kernels and the functions that launch them |
 
 This package imports nothing of gradguess but `gradguess.errors`.
@@ -23,6 +24,7 @@ This package imports nothing of gradguess but `gradguess.errors`.
 from gradguess.backends.cholesky import GramRoot, semidefinite_cholesky, triangular_apply
 from gradguess.backends.cuda_graphs import Recording, graphed, on_side_stream, recording, require
 from gradguess.backends.elementwise import cross_entropy, gram, positive, weigh
+from gradguess.backends.meter import peak_bytes, seconds
 from gradguess.backends.orthonormal import orthonormal_columns, orthonormal_rows
 from gradguess.backends.policy import Preferences, preferences
 from gradguess.backends.random import RandomState, generator_state
@@ -43,10 +45,12 @@ __all__ = [
     "on_side_stream",
     "orthonormal_columns",
     "orthonormal_rows",
+    "peak_bytes",
     "positive",
     "preferences",
     "recording",
     "require",
+    "seconds",
     "semidefinite_cholesky",
     "side_by_side",
     "triangular_apply",

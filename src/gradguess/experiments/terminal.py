@@ -28,6 +28,11 @@ def emit(record: dict[str, Any], as_json: bool, lines: list[str]) -> None:
     print(json.dumps(record) if as_json else "\n".join(lines), flush=True)
 
 
+def say(line: str) -> None:
+    """A note to a person, as it is."""
+    notes.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Let Ctrl-C end the command, and say what is kept."""

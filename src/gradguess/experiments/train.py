@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.errors import GradguessError
-from gradguess.experiments import checkpoint, environment, interrupts
+from gradguess.experiments import checkpoint, environment, interrupts, watch
 from gradguess.experiments.augment import check_augment, draw_moves, moved
 from gradguess.experiments.compiled_backprop import CompiledBackprop
 from gradguess.experiments.config import TrainConfig, differences
@@ -39,12 +39,17 @@ EVALUATED = (  # what the history of a result holds of an epoch
 )
 
 
-def train(config: TrainConfig, out: str | Path | None = None, on_epoch: Callable[[Row], None] | None = None) -> Row:
+def train(
+    config: TrainConfig,
+    out: str | Path | None = None,
+    on_epoch: Callable[[Row], None] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Row:
     """Run `config` and return its result record (see `result`).
 
-    With `out`, the run lives in that directory: a finished one is read back, an interrupted one goes on from
-    its last epoch, one of another configuration is refused. Without, nothing is written. `on_epoch` sees each
-    row of the log. Under torchrun the processes share each batch, and rank 0 alone writes and reports.
+    With `out`, the run lives in that directory: a finished one is read back, an interrupted one goes on from its last
+    epoch, one of another configuration is refused. Without, nothing is written. `on_epoch` sees each row of the log,
+    `say` gets a line where it goes wrong. Under torchrun the processes share each batch, and rank 0 alone writes.
     """
     directory = None if out is None else Path(out)
     with world(config.device) as ranks, contextlib.ExitStack() as held:
@@ -56,7 +61,7 @@ def train(config: TrainConfig, out: str | Path | None = None, on_epoch: Callable
             return claim(directory, config)
 
         finished = ranks.from_first(take)
-        return finished if finished is not None else _Run(config, directory, ranks).go(on_epoch)
+        return finished if finished is not None else _Run(config, directory, ranks).go(on_epoch, say)
 
 
 def claim(directory: Path, config: TrainConfig) -> Row | None:
@@ -147,15 +152,17 @@ class _Run:
         self.log = MetricsLog(self.directory / "metrics.jsonl" if self.directory else None)
         self.epoch, self.peak_mb = 0, 0.0
 
-    def go(self, on_epoch: Callable[[Row], None] | None) -> Row:
+    def go(self, on_epoch: Callable[[Row], None] | None, say: Callable[[str], None]) -> Row:
         self.resume()
+        watching = watch.watching(self.config, self.data.y_train, self.log.rows, say)
         memory = environment.PeakMemory(self.config.device)
-        with interrupts.asked_between_steps():
+        with interrupts.asked_between_steps(), watching as look:
             while self.epoch < self.config.epochs:
                 row = self.run_epoch()
                 self.peak_mb = max(self.peak_mb, memory.megabytes())
                 self.log.append(row)
                 self.save()
+                look(row)
                 if on_epoch and self.ranks.rank == 0:
                     on_epoch(row)
         return self.ranks.from_first(self.finish)

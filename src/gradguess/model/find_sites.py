@@ -24,7 +24,7 @@ from gradguess.model.hooks import CallHooks
 from gradguess.model.severed import pulls_back, severed_leaves
 from gradguess.model.side_effects import untouched
 from gradguess.model.site import Layout, Members, Site, Sites
-from gradguess.model.task import Task, check_model
+from gradguess.model.task import Task, check_model, check_plain
 
 PROBE = 3  # samples in the pass that finds the sites
 
@@ -36,7 +36,7 @@ def lay_out(task: Task, sites: Sites = "auto", *, full_batch: bool = False, beyo
     below an operation that records no graph are found as well: tops, since nothing is known of what lies above.
     """
     _check_trainable(task.model)
-    _check_plain(task.model)
+    check_plain(task.model)
     with untouched(task.model) as traces:
         probe, sliceable, shapes = (task, False, {}) if full_batch else _probe(task)
         want = _among(bottleneck_calls(probe, sites)) if isinstance(sites, int) else _wanted(task.model, sites)
@@ -52,17 +52,6 @@ def lay_out(task: Task, sites: Sites = "auto", *, full_batch: bool = False, beyo
                 cut = CutPass(probe, _among(chosen))
         severed = severed_leaves(probe, cut) if beyond_graph else None
     return _read(task.model, cut, shapes, severed, sliceable=sliceable, stochastic=stochastic, mutates=mutates)
-
-
-def _check_plain(model: nn.Module) -> None:
-    """Refuse modules that `torch.compile` has wrapped: their calls and tangents are out of sight."""
-    for name, module in model.named_modules():
-        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
-            raise InputError(
-                f"model: expected modules as they are, found {repr(name) if name else 'the model itself'} compiled by "
-                "torch.compile. Pass the model from before (`model._orig_mod`), and let "
-                "gg.ForwardGradient(..., compile=True) compile the whole step."
-            )
 
 
 def _among(chosen: set[tuple[nn.Module, int]]) -> Want:

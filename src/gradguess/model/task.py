@@ -31,6 +31,17 @@ def check_model(model: Any) -> None:
         )
 
 
+def check_plain(model: nn.Module) -> None:
+    """Refuse modules that `torch.compile` has wrapped: their calls and tangents are out of sight."""
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+            raise InputError(
+                f"model: expected modules as they are, found {repr(name) if name else 'the model itself'} compiled by "
+                "torch.compile. Pass the model from before (`model._orig_mod`), and let "
+                "gg.ForwardGradient(..., compile=True) compile the whole step."
+            )
+
+
 def _everywhere(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same under all names of a tied tensor. A module that has several names is named once.
 

@@ -1,0 +1,87 @@
+"""What is tried, in the order in which it is recommended.
+
+The exact gradient comes first, then what trained best in the measurements: students on deep networks (`docs/deep.md`),
+feedback in pieces with rare lessons on shallow ones (`docs/real.md`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from gradguess.baselines import Checkpointed, MeZO
+from gradguess.guesses import ActivationPerturbation, Guess, WPerp
+from gradguess.methods import Feedback, LocalGuess, Method, Students
+from gradguess.model.site import Sites
+
+BACKPROP, CHECKPOINTED = "Backpropagation", "Backpropagation, checkpoints"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to get gradients.
+
+    Attributes:
+        name: in the table.
+        method: None is `loss.backward()`.
+        code: the same as an expression.
+        in_pieces: it is for a model in pieces (`sites=n`).
+    """
+
+    name: str
+    method: Guess | Method | None
+    code: str
+    in_pieces: bool = False
+
+    @property
+    def every(self) -> int:
+        """The number of steps after which the work repeats."""
+        return self.method.every if isinstance(self.method, Feedback) else 1
+
+    @property
+    def refresh(self) -> int:
+        """The number of such rounds between two searches; 0 where nothing is searched."""
+        guess = self.method.guess if isinstance(self.method, Feedback) else self.method
+        return guess.refresh if isinstance(guess, Guess) and guess.searches else 0
+
+    def line(self, sites: Sites, pieces: int) -> str:
+        """The line of code to use."""
+        if self.method is None:
+            return "loss_fn(model(inputs), targets).mean().backward()"
+        where = f", sites={pieces}" if self.in_pieces else "" if sites == "auto" else f", sites={sites!r}"
+        return f"forward = gg.ForwardGradient(model, {self.code}{where})"
+
+
+SHALLOW = 8  # layers with parameters: up to so many, feedback in pieces trained as well as backpropagation
+_EXACT = (
+    Candidate(BACKPROP, None, "loss.backward()"),
+    Candidate(CHECKPOINTED, Checkpointed(), "gg.baselines.Checkpointed()", in_pieces=True),
+)
+_STUDENTS = Candidate("Students", Students(), "gg.Students()", in_pieces=True)
+_RARE = Candidate(
+    "Feedback, chained, rare lessons, in pieces",
+    Feedback(WPerp(), every=4, fraction=0.25),
+    "gg.Feedback(gg.WPerp(), every=4, fraction=0.25)",
+    in_pieces=True,
+)
+_OTHERS = (
+    Candidate("Feedback, chained", Feedback(WPerp()), "gg.Feedback(gg.WPerp())"),
+    Candidate("Feedback, direct", Feedback(WPerp(), form="direct"), 'gg.Feedback(gg.WPerp(), form="direct")'),
+    Candidate(
+        "Feedback, direct, rare lessons",
+        Feedback(WPerp(), form="direct", every=4, fraction=0.25),
+        'gg.Feedback(gg.WPerp(), form="direct", every=4, fraction=0.25)',
+    ),
+    Candidate("Local guess", LocalGuess(), "gg.LocalGuess()", in_pieces=True),
+    Candidate("W⊥", WPerp(), "gg.WPerp()"),
+    Candidate("Activation perturbation", ActivationPerturbation(), "gg.ActivationPerturbation()"),
+    Candidate("MeZO", MeZO(), "gg.baselines.MeZO()"),
+)
+
+
+def candidates_for(model: nn.Module) -> tuple[Candidate, ...]:
+    """All of them. Of a deep model students come before feedback, of a shallow one after it."""
+    layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+    local = (_RARE, _STUDENTS) if len(layers) <= SHALLOW else (_STUDENTS, _RARE)
+    return _EXACT + local + _OTHERS

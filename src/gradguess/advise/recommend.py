@@ -1,0 +1,78 @@
+"""From rows to a recommendation. The order of the rows is the order of preference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradguess.advise.advice import Row
+from gradguess.advise.candidates import BACKPROP, CHECKPOINTED
+
+EXACT = (BACKPROP, CHECKPOINTED)
+
+
+def recommend(rows: Sequence[Row], memory_mb: float | None = None) -> tuple[Row | None, str]:
+    """The first row that works and fits into `memory_mb`, and why. What was not measured does not fit."""
+    working = [row for row in rows if row.works]
+    if not working:
+        return None, "Nothing works here; the table says why."
+    fitting = [
+        row for row in working if memory_mb is None or (row.memory_mb is not None and row.memory_mb <= memory_mb)
+    ]
+    if not fitting:
+        return None, _nothing_fits(working, memory_mb)
+    chosen = fitting[0]
+    local = next((row for row in fitting if row.method not in EXACT), None)
+    why = _why_exact(chosen, rows) if chosen.method in EXACT else _why_local(chosen, rows)
+    return chosen, why if chosen is local else f"{why} {_bought(local)}"
+
+
+def _why_exact(chosen: Row, rows: Sequence[Row]) -> str:
+    if chosen.method == BACKPROP:
+        return "Use plain backpropagation if accuracy is what you want: its gradient is exact."
+    return f"Use backpropagation with checkpoints{_price(chosen)}: its gradient is exact, and {_passed(chosen, rows)}."
+
+
+def _why_local(chosen: Row, rows: Sequence[Row]) -> str:
+    return (
+        f"Use {chosen.method}{_price(chosen)}, since {_passed(chosen, rows)}. Its gradient is an approximation: "
+        "compare its accuracy with that of backpropagation on a smaller model or batch."
+    )
+
+
+def _bought(local: Row | None) -> str:
+    """What the best method without a global backward pass gives instead."""
+    if local is None:
+        return "Nothing else that fits does without a backward pass through the whole network."
+    return (
+        f"{local.method}{_price(local)} buys something else: no signal passes backwards through the whole network, and "
+        "each piece or layer has an approximate gradient of its own."
+    )
+
+
+def _passed(chosen: Row, rows: Sequence[Row]) -> str:
+    """Why the exact rows above the chosen one are out."""
+    above = [row for row in rows if row.method in EXACT and row is not chosen]
+    return " and ".join(
+        f"{row.method.lower()} needs {row.memory_mb:.3g} MB"
+        if row.works and row.memory_mb is not None
+        else f"{row.method.lower()} {'has an unknown peak of memory' if row.works else 'does not work here'}"
+        for row in above
+    )
+
+
+def _price(row: Row) -> str:
+    """Time and memory, in brackets."""
+    told = [] if row.time is None else [f"{row.time:.2f} × the time"]
+    told += [] if row.memory is None else [f"{row.memory:.2f} × the memory"]
+    return f" ({' and '.join(told)} of backpropagation)" if told else ""
+
+
+def _nothing_fits(working: Sequence[Row], memory_mb: float | None) -> str:
+    known = [row for row in working if row.memory_mb is not None]
+    if not known:
+        return "Memory is not counted on this device, so nobody knows what fits."
+    least = min(known, key=lambda row: row.memory_mb or 0.0)
+    return (
+        f"Nothing fits into {memory_mb:.3g} MB; {least.method} needs least, {least.memory_mb:.3g} MB. Take a smaller "
+        "batch (or chunk= of gg.ForwardGradient), more pieces, or memory='replay'."
+    )

@@ -1,0 +1,176 @@
+"""One candidate at work on the copy of the model: its steps, their time, memory and gradient."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from gradguess.advise.advice import Row
+from gradguess.advise.candidates import Candidate
+from gradguess.backends import peak_bytes, seconds
+from gradguess.errors import GradguessError, NonFiniteError
+from gradguess.estimate import ForwardGradient
+from gradguess.model.cut_pass import watched_run
+from gradguess.model.site import Sites
+from gradguess.model.task import Task
+
+STEPS, LESSONS = 4, 6  # steps until the gradient is compared: of a method that learns nothing, of one that does
+SHORTEST = 0.02  # seconds of a round
+LONGEST = 160  # characters
+Gradients = dict[str, Tensor]  # by the parameter's name
+Names = tuple[str, ...]
+
+
+class Trial:
+    """A candidate, and what was measured of it. An error becomes its `problem`."""
+
+    def __init__(self, candidate: Candidate, task: Task, sites: Sites, pieces: int, seed: int) -> None:
+        self.candidate, self.task, self.seed = candidate, task, seed
+        self.sites: Sites = pieces if candidate.in_pieces else sites
+        self.code = candidate.line(sites, pieces)
+        self.parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
+        self.device = next(iter(self.parameters.values())).device
+        self.forward: ForwardGradient | None = None
+        self.problem: str | None = None
+        self.memory: int | None = None
+        self.cosine: float | None = None
+        self.lowest_cosine: float | None = None
+        self.rounds: list[float] = []  # seconds of a step, by round
+        self.search = 0.0  # seconds of a step that searches
+        self.length = 1  # rounds of `every` steps that are timed together
+
+    @property
+    def works(self) -> bool:
+        return self.problem is None
+
+    def prepare(self, true: Gradients | None, lowest: Names) -> None:
+        """The first steps: they set up libraries, measure memory and let the method learn. The last is compared.
+
+        Args:
+            true: the gradients of backpropagation; None where they are not known.
+            lowest: the parameters of the lowest site.
+        """
+        if self.candidate.method is not None:
+            self.forward = ForwardGradient(self.task.model, self.candidate.method, sites=self.sites, seed=self.seed)
+        self.step()
+        self._rewind(search=True)
+        kept = self._kept()
+        peak = peak_bytes(self.step, self.device)
+        self.memory = None if peak is None else peak + kept
+        self._rewind(search=True)
+        self.search = seconds(self.step, self.device)
+        self._rewind()
+        spent = [seconds(self.step, self.device) for _ in range(3, LESSONS if self._learns() else STEPS)]
+        self.length = max(1, ceil(SHORTEST / (min(spent) * self.candidate.every)))
+        if true is not None:
+            self.cosine, self.lowest_cosine = cosine(self.gradients(), true), cosine(self.gradients(), true, lowest)
+
+    def gradients(self) -> Gradients:
+        """Of the last step."""
+        return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+
+    def round(self) -> None:
+        """Time some steps."""
+        self._rewind()
+        count = self.length * self.candidate.every
+        self.rounds.append(seconds(lambda: self.step(count), self.device) / count)
+
+    def attempt(self, run: Callable[[], None]) -> None:
+        """Do `prepare` or `round`; an error is the reason why this candidate does not work."""
+        try:
+            run()
+        except Exception as error:
+            self.problem = reason(error)
+        finally:
+            self._clear()
+
+    def step(self, count: int = 1) -> None:
+        """Compute gradients, so many times."""
+        for _ in range(count):
+            self._clear()
+            torch.manual_seed(self.seed)  # the same dropout masks for all
+            if self.forward is None:
+                self._differentiate()
+            else:
+                self.forward(self.task.loss_fn, self.task.inputs, self.task.targets)
+
+    def _differentiate(self) -> None:
+        loss = watched_run(self.task, grad=True)[1].mean()
+        if not torch.isfinite(loss):
+            raise NonFiniteError("The loss of this batch is NaN or infinite before any step. Check the data.")
+        loss.backward(inputs=list(self.parameters.values()))  # and nothing else that the loss may depend on
+
+    def row(self, backprop: Trial, checkpoints: Trial) -> Row:
+        """What was found."""
+        row = Row(self.candidate.name, self.code, self.problem)
+        if not self.works:
+            return row
+        memory = None
+        if self.memory is not None and backprop.memory and backprop.works:
+            memory = self.memory / backprop.memory
+        return replace(
+            row,
+            time=self._ratio(backprop),
+            over_checkpoints=self._ratio(checkpoints),
+            memory=memory,
+            memory_mb=None if self.memory is None else self.memory / 2**20,
+            cosine=self.cosine,
+            lowest_cosine=self.lowest_cosine,
+        )
+
+    def _ratio(self, base: Trial) -> float | None:
+        """The median over rounds of this time over that of `base` in the same round; searches are spread."""
+        if not base.works or not self.rounds:
+            return None
+        found = statistics.median(mine / theirs for mine, theirs in zip(self.rounds, base.rounds, strict=True))
+        if not self.candidate.refresh:
+            return found
+        extra = max(0.0, self.search - statistics.median(self.rounds))
+        return found + extra / (self.candidate.refresh * self.candidate.every) / statistics.median(base.rounds)
+
+    def _rewind(self, *, search: bool = False) -> None:
+        """Make the next step one that searches, or the first of a round that does not."""
+        if self.forward is not None:
+            self.forward.state = replace(self.forward.state, count=0 if search else self.candidate.every)
+
+    def _learns(self) -> bool:
+        return self.forward is not None and bool(self.forward.learned)
+
+    def _kept(self) -> int:
+        """Bytes of what lives from step to step."""
+        if self.forward is None:
+            return 0
+        entries = [*self.forward.kept.values(), *self.forward.learned.values()]
+        return sum(value.nbytes for values in entries for value in values.values())
+
+    def _clear(self) -> None:
+        for p in self.parameters.values():
+            p.grad = None
+
+
+def cosine(found: Gradients, true: Gradients, names: Names | None = None) -> float:
+    """Over all parameters that have a true gradient, or those of `names`; 0 if either is zero."""
+    chosen = [name for name in true if names is None or name in names]
+    pairs = [(found[name].double(), true[name].double()) for name in chosen if name in found]
+    inner = sum(float((a * b).sum()) for a, b in pairs)
+    square = sum(float(a.square().sum()) for a, _ in pairs)
+    true_square = sum(float(true[name].double().square().sum()) for name in chosen)
+    return inner / (square * true_square) ** 0.5 if square * true_square > 0 else 0.0
+
+
+def reason(error: Exception) -> str:
+    """An error in one line: its first sentences."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    words = " ".join(str(error).split()) or type(error).__name__
+    if not isinstance(error, GradguessError):
+        words = f"{type(error).__name__}: {words}"
+    if len(words) <= LONGEST:
+        return words
+    whole, end, _ = words[:LONGEST].rpartition(". ")  # sentences
+    return f"{whole}." if end else words[: LONGEST - 1] + "…"

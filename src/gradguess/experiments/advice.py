@@ -1,0 +1,40 @@
+"""The command `gradguess advise`. Needs the packages typer and rich."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from gradguess.experiments.options import with_config_options
+from gradguess.experiments.terminal import emit, interruptible, notes
+
+
+@with_config_options
+def advise(
+    config: Any,
+    seconds: Annotated[float, typer.Option(help="About how long it may take.")] = 30.0,
+    memory_mb: Annotated[float, typer.Option(help="What a step may take; 0: anything.")] = 0.0,
+    threads: Annotated[int, typer.Option(help="Threads of PyTorch; 0: its own default.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+) -> None:
+    """Try the methods on a network for a few steps, and say which one to use. --sites is the number of pieces."""
+    import torch
+
+    import gradguess as gg
+    from gradguess.experiments.data import load
+    from gradguess.experiments.environment import check_device
+    from gradguess.experiments.loss import smoothed_loss
+    from gradguess.experiments.train import build_model
+
+    check_device(config.device)
+    if threads:
+        torch.set_num_threads(threads)
+    data = load(config.data).first(config.samples or config.batch).to(config.device, getattr(torch, config.dtype))
+    batch = data.x_train[: config.batch], data.y_train[: config.batch]
+    where: dict[str, Any] = {"pieces": int(config.sites)} if config.sites.isdecimal() else {"sites": config.sites}
+    with interruptible(), notes.status("trying"):
+        model, loss_fn = build_model(config, data), smoothed_loss(config.smoothing)
+        limit = memory_mb or None
+        found = gg.advise(model, loss_fn, *batch, seconds=seconds, memory_mb=limit, seed=config.seed, **where)
+    emit(found.to_dict(), json, [str(found)])

@@ -1,0 +1,295 @@
+"""`gg.advise` on five networks: every row works or says why not, and nothing of the user's is changed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import threading
+from importlib import import_module
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gradguess as gg
+from gradguess.advise.advice import Advice
+from gradguess.advise.candidates import BACKPROP, CHECKPOINTED, Candidate, candidates_for
+from gradguess.advise.trial import Trial, cosine, reason
+from gradguess.errors import InputError, NonFiniteError
+from gradguess.experiments.data import Shape
+from gradguess.experiments.loss import per_sample_loss
+from gradguess.experiments.models import MODELS
+from gradguess.model.task import Task
+
+SIGNAL, IMAGE = Shape("signal", (40,), 10), Shape("image", (3, 8, 8), 10)
+NUMBERS = ("time", "memory", "memory_mb", "cosine", "lowest_cosine")
+
+
+def registered(name: str, shape: Shape, width: int, depth: int):
+    model = MODELS[name](shape, width, depth, False, "relu", torch.Generator().manual_seed(0))
+    return model, per_sample_loss, torch.randn(8, *shape.size), torch.randint(10, (8,))
+
+
+def gpt2():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 20, "n_positions": 8, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, use_cache=False, bos_token_id=0, eos_token_id=0)
+    tokens = torch.randint(20, (4, 8))
+
+    def loss_fn(outputs, targets: Tensor) -> Tensor:
+        found = F.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), reduction="none")
+        return found.view(len(targets), -1).mean(1)
+
+    return transformers.GPT2LMHeadModel(config).train(), loss_fn, tokens, tokens  # with dropout
+
+
+TASKS = {
+    "mlp": lambda: registered("mlp", SIGNAL, 16, 3),
+    "cnn": lambda: registered("cnn", IMAGE, 4, 3),
+    "resnet18": lambda: registered("resnet18", IMAGE, 2, 3),
+    "gpt2": gpt2,
+    "gru": lambda: registered("gru", Shape("signal", (8,), 10), 8, 2),
+}
+
+
+def small():
+    return registered("mlp", SIGNAL, 8, 2)
+
+
+def advise(*task, seconds: float = 0.2, **options) -> Advice:
+    return gg.advise(*task, seconds=seconds, **options)
+
+
+def whole(*task, **options) -> Advice:
+    """With every candidate and a single round."""
+    return advise(*task, seconds=60, **options)
+
+
+@pytest.fixture
+def one_round(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(import_module("gradguess.advise.advise"), "ROUNDS", 1)
+    monkeypatch.setattr(import_module("gradguess.advise.trial"), "SHORTEST", 0.0)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_row_works_or_says_why_not(name: str, one_round: None):
+    model, loss_fn, x, t = TASKS[name]()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before, random, mode = copy.deepcopy(model.state_dict()), torch.get_rng_state(), model.training
+    kept, targets = x.clone(), t.clone()
+    advice = whole(model, loss_fn, x, t)
+
+    assert [row.method for row in advice] == [candidate.name for candidate in candidates_for(model)]
+    for row in advice:
+        if row.works:
+            assert all(math.isfinite(getattr(row, number)) for number in NUMBERS)
+        else:
+            assert row.problem
+            assert "\n" not in row.problem
+            assert "Error:" not in row.problem
+    assert advice.method == BACKPROP
+    if advice[CHECKPOINTED].works:
+        assert advice[CHECKPOINTED].cosine == pytest.approx(1)  # with dropout too: all see the same masks
+    fails = {row.method for row in advice if not row.works}
+    in_pieces = {candidate.name for candidate in candidates_for(model) if candidate.in_pieces}
+    assert fails == (in_pieces if name == "gru" else set())  # no GRU returns a tensor alone: there is no place to cut
+
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(bool((parameter.grad == 1).all()) for parameter in model.parameters())
+    assert model.training == mode
+    assert torch.equal(x, kept)
+    assert torch.equal(t, targets)
+
+
+def test_the_numbers_are_those_of_the_methods(one_round: None):
+    advice = whole(*small())
+    back, check = advice[BACKPROP], advice[CHECKPOINTED]
+    assert back.time == back.memory == 1.0
+    assert back.cosine == pytest.approx(1)
+    assert back.lowest_cosine == pytest.approx(1)
+    assert check.cosine == pytest.approx(1)
+    assert check.over_checkpoints == 1.0
+    assert check.time == pytest.approx(1 / back.over_checkpoints)
+    assert abs(advice["MeZO"].cosine) < 0.5 < advice["Feedback, chained"].cosine < 1
+
+
+def test_the_cosine_is_that_of_the_step_by_hand(one_round: None):
+    model, loss_fn, x, t = small()
+    forward = gg.ForwardGradient(model, gg.baselines.MeZO(), seed=3)
+    for _ in range(4):
+        model.zero_grad()
+        forward(loss_fn, x, t)
+    found = torch.cat([p.grad.flatten() for p in model.parameters()])
+    lowest = next(model.parameters()).grad.flatten()
+    true = torch.autograd.grad(loss_fn(model(x), t).mean(), list(model.parameters()))
+    row = whole(model, loss_fn, x, t, seed=3)["MeZO"]
+    assert row.cosine == pytest.approx(float(F.cosine_similarity(found, torch.cat([g.flatten() for g in true]), 0)))
+    assert row.lowest_cosine == pytest.approx(float(F.cosine_similarity(lowest, true[0].flatten(), 0)), abs=1e-6)
+
+
+def test_the_same_seed_gives_the_same_cosines(one_round: None):
+    task = small()
+    first, again, other = (whole(*task, seed=seed) for seed in (0, 0, 1))
+    assert [row.cosine for row in first] == [row.cosine for row in again]
+    assert [row.memory_mb for row in first] == [row.memory_mb for row in again]
+    assert first["W⊥"].cosine != other["W⊥"].cosine
+
+
+def test_a_parameter_without_an_estimate_counts_as_zero():
+    true = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}
+    assert cosine({"a": torch.tensor([1.0])}, true) == pytest.approx(0.6)
+    assert cosine({"a": torch.tensor([1.0])}, true, ("a",)) == pytest.approx(1)
+    assert cosine({}, true) == 0.0
+
+
+def test_a_limit_of_memory_rules_backpropagation_out(one_round: None):
+    layers = [layer for _ in range(12) for layer in (nn.Linear(4, 4), nn.ReLU())]
+    task = nn.Sequential(*layers), nn.CrossEntropyLoss(reduction="none"), torch.randn(512, 4), torch.randint(4, (512,))
+    free = advise(*task)
+    assert free.method == BACKPROP
+    assert free[CHECKPOINTED].memory < 0.8
+    limit = (free[BACKPROP].memory_mb + free[CHECKPOINTED].memory_mb) / 2
+    tight = advise(*task, memory_mb=limit)
+    assert tight.method == CHECKPOINTED
+    assert tight.code == "forward = gg.ForwardGradient(model, gg.baselines.Checkpointed(), sites=4)"
+    assert "Nothing fits" in advise(*task, memory_mb=1e-3).recommendation
+
+
+def test_what_finds_no_time_says_so():
+    advice = advise(*small(), seconds=1e-3)
+    assert [row.works for row in advice][:4] == [True, True, True, False]
+    assert all("not measured: the 0.001 s were spent" in row.problem for row in advice.rows[3:])
+
+
+def test_an_error_of_a_candidate_is_its_reason(one_round: None):
+    class Swish(torch.autograd.Function):  # no forward mode
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x.sigmoid()
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g * (x.sigmoid() * (1 + x * (1 - x.sigmoid())))
+
+    class Activation(nn.Module):
+        def forward(self, x):
+            return Swish.apply(x)
+
+    model = nn.Sequential(nn.Linear(40, 8), Activation(), nn.Linear(8, 8), Activation(), nn.Linear(8, 10))
+    advice = whole(model, *small()[1:])
+    assert advice[BACKPROP].works
+    assert advice["Students"].works
+    assert advice["MeZO"].works
+    assert "forward" in advice["W⊥"].problem
+    assert advice["W⊥"].time is None
+
+
+def test_reasons_are_one_short_line():
+    assert reason(torch.OutOfMemoryError("CUDA out of memory. Tried")) == "out of memory"
+    assert reason(InputError("One thing.\n  Two things.")) == "One thing. Two things."
+    assert reason(InputError("One thing. " + 30 * "and more ")) == "One thing."
+    assert reason(RuntimeError("broke")) == "RuntimeError: broke"
+    assert len(reason(RuntimeError(1000 * "x"))) == 160
+
+
+def trial(candidate: Candidate, rounds: list[float], search: float = 0.0) -> Trial:
+    found = Trial(candidate, Task(*small()), "auto", 4, seed=0)
+    found.rounds, found.search = rounds, search
+    return found
+
+
+def test_a_ratio_is_a_median_and_has_its_share_of_searches():
+    back, check, rare, *_ = candidates_for(nn.Linear(1, 1))
+    guess = Candidate("W⊥", gg.WPerp(refresh=50), "")
+    base, other = trial(back, [1.0, 2.0, 4.0]), trial(check, [3.0, 4.0, 400.0])
+    assert other.row(base, base).time == 3.0  # of 3, 2 and 100
+    assert trial(guess, [4.0, 4.0, 4.0], search=104.0).row(base, other).time == 2.0 + 100 / 50 / 2.0
+    assert trial(rare, [4.0, 4.0, 4.0], search=104.0).row(base, other).time == 2.0 + 100 / 200 / 2.0
+    base.problem = "out of memory"
+    assert other.row(base, base).time is None
+
+
+def test_what_a_method_keeps_counts_as_memory(monkeypatch: pytest.MonkeyPatch, one_round: None):
+    monkeypatch.setattr(import_module("gradguess.advise.trial"), "peak_bytes", lambda run, device: 2**20)
+    model, loss_fn, x, t = small()
+    forward = gg.ForwardGradient(model, gg.Students(), sites=4)
+    forward(loss_fn, x, t)
+    kept = sum(value.nbytes for entries in forward.learned.values() for value in entries.values())
+    advice = whole(model, loss_fn, x, t)
+    assert advice[BACKPROP].memory_mb == 1
+    assert advice["Students"].memory == 1 + kept / 2**20
+
+
+def test_a_loss_that_keeps_something_is_copied(one_round: None):
+    class Counting(nn.CrossEntropyLoss):
+        calls = 0
+
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(outputs, targets)
+
+    loss_fn = Counting(reduction="none")
+    model, _, x, t = small()
+    advise(model, loss_fn, x, t)
+    assert loss_fn.calls == 0
+
+
+def test_nothing_outside_the_model_gets_a_gradient(one_round: None):
+    model, _, x, t = small()
+    x.requires_grad_()
+    scale = nn.Parameter(torch.ones(()))
+    loss_fn = lambda out, t: per_sample_loss(out * scale, t) + 0 * sum(p.sum() for p in model.parameters())  # noqa: E731
+    advise(model, loss_fn, x, t)
+    assert x.grad is None
+    assert scale.grad is None
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_callers_mode_does_not_matter(mode, one_round: None):
+    model, loss_fn, *_ = small()
+    with mode():
+        x, t = torch.randn(8, 40), torch.randint(10, (8,))
+        advice = whole(model, loss_fn, x, t)
+    assert all(row.works for row in advice)
+
+
+def test_wrong_input_is_an_error_and_no_row():
+    model, loss_fn, x, t = small()
+    with pytest.raises(InputError, match="one loss per sample"):
+        advise(model, nn.CrossEntropyLoss(), x, t)
+    with pytest.raises(NonFiniteError, match="before any step"):
+        advise(model, loss_fn, x * math.nan, t)
+    with pytest.raises(InputError, match=r"expected a torch\.nn\.Module"):
+        advise(len, loss_fn, x, t)
+    with pytest.raises(InputError, match="nothing to train"):
+        advise(nn.ReLU(), loss_fn, x, t)
+    with pytest.raises(InputError, match="seconds: expected a positive number, found 0"):
+        advise(model, loss_fn, x, t, seconds=0)
+    with pytest.raises(InputError, match="memory_mb: expected a positive number, found '1'"):
+        advise(model, loss_fn, x, t, memory_mb="1")
+    with pytest.raises(InputError, match="pieces: expected a whole number of at least 2, found 1"):
+        advise(model, loss_fn, x, t, pieces=1)
+    with pytest.raises(InputError, match="the model has no module named 'nope'"):
+        advise(model, loss_fn, x, t, sites=["nope"])
+    model.lock = threading.Lock()
+    with pytest.raises(InputError, match="cannot be copied"):
+        advise(model, loss_fn, x, t)
+
+
+def test_the_advice_prints_as_a_table_and_is_json(one_round: None):
+    advice = whole(*small())
+    lines = str(advice).splitlines()
+    assert len(advice.table().splitlines()) == 1 + len(advice.rows)
+    assert lines[0].split("  ")[0] == "method"
+    assert lines[-1] == advice.code
+    assert lines[1].split()[:3] == ["Backpropagation", "yes", "1.00"]
+    record = json.loads(json.dumps(advice.to_dict()))
+    assert record["method"] == BACKPROP
+    assert record["rows"][0]["time"] == 1.0

@@ -1,0 +1,103 @@
+"""The recommendation, from rows that are made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+import gradguess as gg
+from gradguess.advise import Row
+from gradguess.advise.candidates import BACKPROP, CHECKPOINTED, SHALLOW, candidates_for
+from gradguess.advise.recommend import recommend
+
+BACK = Row(BACKPROP, "loss.backward()", None, 1.0, 0.7, 1.0, 100.0, 1.0, 1.0)
+CHECK = Row(CHECKPOINTED, "checkpoints", None, 1.4, 1.0, 0.4, 40.0, 1.0, 1.0)
+STUDENTS = Row("Students", "students", None, 1.5, 1.1, 0.2, 20.0, 0.3, 0.1)
+MEZO = Row("MeZO", "mezo", None, 0.8, 0.6, 0.1, 10.0, 0.01, 0.0)
+ROWS = [BACK, CHECK, STUDENTS, MEZO]
+
+
+def failed(row: Row) -> Row:
+    return Row(row.method, row.code, "out of memory")
+
+
+def test_without_a_limit_backpropagation_is_the_answer():
+    chosen, why = recommend(ROWS)
+    assert chosen is BACK
+    assert why.startswith("Use plain backpropagation")
+    assert "Students (1.50 × the time and 0.20 × the memory of backpropagation)" in why
+    assert "no signal passes backwards through the whole network" in why
+
+
+@pytest.mark.parametrize(
+    ("limit", "row", "words"),
+    [
+        (100.0, BACK, "Use plain backpropagation"),
+        (99.0, CHECK, "Use backpropagation with checkpoints (1.40 × the time and 0.40 × the memory"),
+        (39.0, STUDENTS, "backpropagation needs 100 MB and backpropagation, checkpoints needs 40 MB"),
+        (10.0, MEZO, "Use MeZO"),
+        (9.0, None, "Nothing fits into 9 MB; MeZO needs least, 10 MB"),
+    ],
+)
+def test_the_first_that_fits_is_chosen(limit: float, row: Row | None, words: str):
+    chosen, why = recommend(ROWS, limit)
+    assert chosen is row
+    assert words in why
+
+
+def test_what_does_not_work_is_passed_over():
+    chosen, why = recommend([failed(BACK), CHECK, STUDENTS])
+    assert chosen is CHECK
+    assert "backpropagation does not work here" in why
+    chosen, why = recommend([failed(BACK), failed(CHECK), STUDENTS])
+    assert chosen is STUDENTS
+    assert "compare its accuracy with that of backpropagation" in why
+    chosen, why = recommend([failed(row) for row in ROWS])
+    assert chosen is None
+    assert why == "Nothing works here; the table says why."
+
+
+def test_where_memory_is_not_counted_nothing_is_said_to_fit():
+    unknown = [replace(row, memory=None, memory_mb=None) for row in ROWS]
+    assert recommend(unknown)[0] is unknown[0]
+    chosen, why = recommend(unknown, 1e6)
+    assert chosen is None
+    assert "not counted" in why
+    chosen, why = recommend([unknown[0], CHECK], 50.0)
+    assert chosen is CHECK
+    assert "backpropagation has an unknown peak of memory" in why
+
+
+def test_without_an_alternative_that_is_said():
+    assert "Nothing else that fits" in recommend([BACK, CHECK])[1]
+
+
+# --- the candidates ------------------------------------------------------------------------------------------
+
+
+def deep(layers: int) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers)))
+
+
+def test_the_code_of_a_candidate_makes_its_method():
+    for candidate in candidates_for(deep(3)):
+        if candidate.method is not None:
+            assert eval(candidate.code, {"gg": gg}) == candidate.method
+
+
+def test_students_come_first_on_deep_models_alone():
+    shallow, long = ([c.name for c in candidates_for(deep(n))] for n in (SHALLOW, SHALLOW + 1))
+    assert sorted(shallow) == sorted(long)
+    assert shallow[:2] == long[:2] == [BACKPROP, CHECKPOINTED]
+    assert long[2] == "Students"
+    assert shallow[2] == "Feedback, chained, rare lessons, in pieces"
+
+
+def test_the_line_of_code_names_sites():
+    back, check, *_, guess = candidates_for(deep(3))
+    assert back.line("auto", 4) == "loss_fn(model(inputs), targets).mean().backward()"
+    assert check.line("leaf", 4).endswith("gg.baselines.Checkpointed(), sites=4)")
+    assert guess.line("auto", 4).endswith("gg.baselines.MeZO())")
+    assert guess.line(["0"], 4).endswith("gg.baselines.MeZO(), sites=['0'])")

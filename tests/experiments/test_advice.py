@@ -1,0 +1,35 @@
+"""The command `gradguess advise`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("mnist1d")
+typer_testing = pytest.importorskip("typer.testing")
+SMALL = ["--width", "8", "--depth", "2", "--batch", "16", "--seconds", "0.1"]
+
+
+def invoke(*arguments: str):
+    from gradguess.cli import app
+
+    return typer_testing.CliRunner().invoke(app, ["advise", *SMALL, *arguments])
+
+
+def test_a_person_gets_a_table_and_a_line_of_code():
+    result = invoke()
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("method ")
+    assert lines[1].startswith("Backpropagation ")
+    assert lines[-1] == "loss_fn(model(inputs), targets).mean().backward()"
+
+
+def test_a_program_gets_one_json_object_last():
+    result = invoke("--json", "--memory-mb", "0.0001", "--sites", "2")
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert record["method"] is None
+    assert "Nothing fits" in record["recommendation"]
+    assert record["rows"][1]["code"].endswith("Checkpointed(), sites=2)")
