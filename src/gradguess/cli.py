@@ -15,7 +15,15 @@ try:
 
     from gradguess.experiments.compare.command import compare_command
     from gradguess.experiments.options import with_config_options
-    from gradguess.experiments.terminal import emit, epoch_bar, interruptible, notes, print_sites, print_tables
+    from gradguess.experiments.terminal import (
+        emit,
+        epoch_bar,
+        interruptible,
+        loss_curve,
+        notes,
+        print_sites,
+        print_tables,
+    )
 except ModuleNotFoundError as error:
     raise SystemExit(f"gradguess: the package {error.name} is missing: pip install 'gradguess[cli]'") from None
 
@@ -72,13 +80,15 @@ def train(
     if threads:
         torch.set_num_threads(threads)
     first = launched_rank() == 0
+    rows: list[dict[str, Any]] = []
     with (
         interruptible(),
-        epoch_bar(config, first) as show,
+        epoch_bar(config, first, rows) as show,
         logs(config, out, tensorboard and first, wandb and first) as log,
     ):
 
         def on_epoch(row: dict[str, Any]) -> None:
+            rows.append(row)
             show(row)
             log(row)
 
@@ -87,7 +97,7 @@ def train(
         return
     metrics = record["metrics"]
     lines = [f"{name:>15}  {value:.4g}" for name, value in metrics.items()]
-    emit({"key": record["key"], **metrics}, json, lines)
+    emit({"key": record["key"], **metrics}, json, loss_curve(rows) + lines)
 
 
 @app.command()
