@@ -12,6 +12,7 @@ searched for. `last` is the mean loss of the last 20 steps, `gap` the largest di
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -74,17 +75,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    load_before = os.getloadavg()[0]
     text = load("shakespeare").x_train.long().flatten()
     sequences = text[: len(text) // 64 * 64].view(-1, 64)[:4000]
     data = [{"input_ids": row, "labels": row} for row in sequences]
-    rows = []
     for way in options.only:
         rows.append({"way": way, "steps": options.steps, **train(WAYS[way], options.steps, data)})
         print(f"{way:20} last {rows[-1]['last']:.4f}  {rows[-1]['step_ms']:.1f} ms", flush=True)
     plain = next((row["losses"] for row in rows if row["way"] == "trainer"), [])
     for row in rows:
         row["gap"] = max((abs(a - b) for a, b in zip(row["losses"], plain, strict=False)), default=None)
-    keep(make_record("trainer", rows, "cpu", 0.0), options.out, "trainer.json")
+    keep(make_record("trainer", rows, "cpu", load_before), options.out, "trainer.json")
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ PAGES = (
     "docs/finite.md",
     "docs/compare.md",
     "docs/deep.md",
+    "docs/bridges.md",
 )
 # tables that may have no run
 OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost", "projector")
@@ -288,6 +289,18 @@ def memory_table() -> str:
     return "\n".join(lines)
 
 
+def trainer_table() -> str:
+    """The loss of Hugging Face's Trainer and of the bridge, early and late in a run."""
+    rows = bench_record("trainer.json", "bridges")["rows"]
+    steps = [1, 50, 100, rows[0]["steps"]]
+    head = ["", *(f"step {step}" for step in steps), "mean of the last 20", "largest difference from Trainer"]
+    lines = [line(head), "|---" * len(head) + "|"]
+    for row in rows:
+        losses = [f"{row['losses'][step - 1]:.3f}" for step in steps]
+        lines.append(line([row["way"], *losses, f"{row['last']:.3f}", f"{row['gap']:.1g}"]))
+    return "\n".join(lines)
+
+
 def finite_table() -> str:
     """Errors of the directional derivative, finite differences and dual numbers, by network and dtype."""
     rows = bench_record("accuracy.json", "finite")["derivatives"]
@@ -349,6 +362,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "deep": deep_block(),
         "deep-steps": steps_table(),
         **compiled_tables(),
+        "trainer": trainer_table(),
         "finite": finite_table(),
         "finite-runs": finite_runs_table(),
         "overview": overview_table(runs),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +170,9 @@ def test_a_checkpoint_of_the_plain_trainer_starts_afresh(tmp_path: Path):
     with pytest.warns(UserWarning, match="starts afresh"):
         losses(trainer, str(tmp_path / "checkpoint-2"))
     assert trainer.estimator.steps == 1
+    (tmp_path / "checkpoint-2" / bridge.STATE).write_bytes(b"half of a file")
+    with pytest.raises(gg.GradguessError, match="is truncated"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
 def test_a_loss_of_ones_own(tmp_path: Path):
@@ -179,6 +186,34 @@ def test_a_loss_of_ones_own(tmp_path: Path):
     found = losses(trainer)
     assert 0.5 < found[0] < 2  # about 1, the mean of two parts and not their sum
     assert found[-1] < found[0]
+
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[1:3]
+from test_trainer import FEEDBACK, Bridge, arguments, counting, gpt2, losses
+args = arguments(Path(sys.argv[3]), 4, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+trainer = Bridge(gpt2(), args, train_dataset=counting(), method=FEEDBACK)
+found = losses(trainer)
+if trainer.is_world_process_zero():
+    Path(sys.argv[3], "losses.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_processes_share_a_batch(tmp_path: Path):
+    """Two processes with half of each batch have the losses of one."""
+    more = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    alone = losses(Bridge(gpt2(), arguments(tmp_path, 4, **more), train_dataset=counting(), method=FEEDBACK))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    paths = [str(Path(gg.__file__).parents[1]), str(Path(__file__).parent), str(tmp_path)]
+    command = [*launcher, str(tmp_path / "program.py"), *paths]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert json.loads((tmp_path / "losses.json").read_text()) == pytest.approx(alone, rel=1e-5)
 
 
 def test_only_adapters_are_trained(tmp_path: Path):

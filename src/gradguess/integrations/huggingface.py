@@ -123,7 +123,12 @@ class ForwardGradientTrainer(Trainer):
             warnings.warn(f"{checkpoint} has no {STATE}: what the method learns starts afresh.", stacklevel=2)
             return
         with explained(path):
-            self.estimator.load_state_dict(_safetensors().load(path.read_bytes()))
+            data = path.read_bytes()
+        try:
+            state = _safetensors().load(data)
+        except Exception as error:  # the package has errors of its own
+            raise gg.GradguessError(f"{path} is truncated or no file of tensors. Delete it to start afresh.") from error
+        self.estimator.load_state_dict(state)
 
 
 def _safetensors() -> Any:
