@@ -150,12 +150,14 @@ def test_lightning_logs_how_good_the_estimates_are(guess: Any, options: dict[str
             self.rows.append((step, metrics))
 
     module, log = lightning_module(L, guess, **options), Log()
-    trainer = fit(L, module, 3, logger=log, log_every_n_steps=1, callbacks=[EstimateQuality(every=5, draws=4)])
-    measured = {key for _, row in log.rows for key in row if "/" in key}
-    assert measured == {f"{name}/{site}" for name in ("cosine", "bias", "variance") for site in ("0", "2")}
-    source = generator(6)  # seed 0, after step 6
-    report = module.diagnose_step(generator=source, draws=4, curve=False)
-    found = {key: float(value) for key, value in trainer.logged_metrics.items()}
+    fit(L, module, 3, logger=log, log_every_n_steps=1, callbacks=[EstimateQuality(every=5, draws=4)])
+    measured = [(step, row) for step, row in log.rows if "cosine/0" in row]
+    assert [step for step, _ in measured] == [0, 5]
+    found = measured[-1][1]
+    assert set(found) == {f"{name}/{site}" for name in ("cosine", "bias", "variance") for site in ("0", "2")}
+    x, y = (each[32:] for each in toy())  # the last batch
+    how = {"forward": module.estimator, "generator": generator(6), "draws": 4, "curve": False}
+    report = gg.diagnose(module.net, guess, loss_fn, x, y, **how, **options)
     assert found["cosine/0"] == pytest.approx(report["0"].cosine, rel=1e-4)
     assert found["variance/0"] == pytest.approx(report["0"].variance, rel=1e-4)
     plain = lightning_module(L, guess, **options)

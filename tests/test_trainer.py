@@ -81,6 +81,9 @@ def test_backprop_is_the_plain_trainer(tmp_path: Path, more: dict[str, Any]):
     ours = losses(Bridge(gpt2(0.1), args, train_dataset=counting(), method=gg.Backprop()))
     assert ours == pytest.approx(losses(Trainer(gpt2(0.1), args, train_dataset=counting())), rel=1e-4)
     assert ours[-1] < ours[0]
+    if "bf16" in more:
+        whole = arguments(tmp_path, 8, **more | {"bf16": False})
+        assert ours != losses(Bridge(gpt2(0.1), whole, train_dataset=counting(), method=gg.Backprop()))
 
 
 @pytest.mark.parametrize(
