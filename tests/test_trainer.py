@@ -219,6 +219,19 @@ def test_processes_share_a_batch(tmp_path: Path):
     assert json.loads((tmp_path / "losses.json").read_text()) == pytest.approx(alone, rel=1e-5)
 
 
+def test_a_loss_of_several_labels(tmp_path: Path):
+    """Questions are answered by a start and an end; the plain Trainer averages the two losses."""
+
+    def both(outputs: Any, labels: dict[str, Tensor]) -> Tensor:
+        ends = (outputs.start_logits, labels["start_positions"]), (outputs.end_logits, labels["end_positions"])
+        return sum(nn.functional.cross_entropy(*end, reduction="none") for end in ends) / 2
+
+    data = [{"input_ids": row["input_ids"], "start_positions": 2, "end_positions": 5} for row in counting()]
+    args, method = arguments(tmp_path, 4), gg.Backprop()
+    ours = losses(Bridge(bert("QuestionAnswering", 2), args, train_dataset=data, method=method, loss_fn=both))
+    assert ours == pytest.approx(losses(Trainer(bert("QuestionAnswering", 2), args, train_dataset=data)), rel=1e-4)
+
+
 def test_only_adapters_are_trained(tmp_path: Path):
     peft = pytest.importorskip("peft")
 
@@ -245,6 +258,9 @@ def test_refusals(tmp_path: Path):
         Bridge(gpt2(), args, train_dataset=[{"input_ids": data[0]["input_ids"]}] * 8, method=FEEDBACK).train()
     with pytest.raises(gg.InputError, match=r"logits \(8, 3\) and labels \(8, 5\)"):
         Bridge(bert("SequenceClassification"), args, train_dataset=wrong, method=FEEDBACK).train()
+    both = [{"input_ids": row["input_ids"], "start_positions": 0, "end_positions": 1} for row in data]
+    with pytest.raises(gg.InputError, match=r"found \['end_positions', 'start_positions'\]. Pass a loss_fn"):
+        Bridge(bert("QuestionAnswering", 2), args, train_dataset=both, method=FEEDBACK).train()
     args.fp16 = True
     with pytest.raises(gg.InputError, match="bf16=True"):
         Bridge(gpt2(), args, train_dataset=data, method=FEEDBACK)

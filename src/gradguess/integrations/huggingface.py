@@ -82,14 +82,14 @@ class ForwardGradientTrainer(Trainer):
         labels = {name: inputs.pop(name) for name in self.label_names if name in inputs}
         if not labels:
             raise gg.InputError(f"The batch has none of the labels {self.label_names}, found {sorted(inputs)}.")
-        target = next(iter(labels.values())) if len(labels) == 1 else labels
-        weight = 1 / self.current_gradient_accumulation_steps
-        if self.loss_fn is None:
-            if isinstance(target, dict):
-                raise gg.InputError(f"Expected one kind of labels, found {sorted(labels)}. Pass a loss_fn for these.")
-            target, weight = self._counted(target, num_items_in_batch)
-        batch = len(next(iter(labels.values())))
-        weights = torch.as_tensor(weight, device=self.args.device).expand(batch)
+        first = next(iter(labels.values()))
+        if self.loss_fn is not None:
+            target, weight = labels if len(labels) > 1 else first, 1 / self.current_gradient_accumulation_steps
+        elif len(labels) > 1:
+            raise gg.InputError(f"Expected one kind of labels, found {sorted(labels)}. Pass a loss_fn for these.")
+        else:
+            target, weight = self._counted(first, num_items_in_batch)
+        weights = torch.as_tensor(weight, device=first.device).expand(len(first))
         with self.compute_loss_context_manager():
             return self.estimator(self._loss, inputs, (target, weights))
 
@@ -105,7 +105,7 @@ class ForwardGradientTrainer(Trainer):
 
     def _summed(self, outputs: Any, labels: Tensor) -> Tensor:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        kind = getattr(self.model.config, "problem_type", None)
+        kind = getattr(getattr(self.model, "config", None), "problem_type", None)
         return _summed_loss(logits.float(), labels, kind, self.args.label_smoothing_factor)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
