@@ -1,5 +1,10 @@
-"""Triton is for Linux: elsewhere its kernels cannot even be imported."""
+"""Triton is for Linux, and other packages are extras: without them some modules cannot even be imported."""
 
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("triton") else ["src/gradguess/backends/triton_*.py"]
+_NEED = {
+    "triton": "backends/triton_*.py",
+    "transformers": "integrations/huggingface.py",
+    "lightning": "integrations/estimate_quality.py",
+}
+collect_ignore_glob = [f"src/gradguess/{path}" for package, path in _NEED.items() if not find_spec(package)]

@@ -70,6 +70,7 @@ PAGES = (
     "docs/streams.md",
     "docs/when.md",
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs" / "methods").glob("*.md"))),
+    "docs/bridges.md",
 )
 COSTS = ("time-cpu.json", "time-cuda.json", "memory-cpu.json")
 # tables that may have no run
@@ -290,6 +291,19 @@ def memory_table() -> str:
     return "\n".join(lines)
 
 
+def trainer_table() -> str:
+    """The loss of Hugging Face's Trainer and of the bridge, early and late in a run."""
+    rows = bench_record("trainer.json", "bridges")["rows"]
+    steps = [1, 50, 100, rows[0]["steps"]]
+    head = ["", *(f"step {step}" for step in steps), "mean of the last 20"]
+    lines = [line(head), "|---" * len(head) + "|"]
+    for row in rows:
+        losses = [f"{row['losses'][step - 1]:.3f}" for step in steps]
+        lines.append(line([row["way"], *losses, f"{row['last']:.3f}"]))
+    gap = next(row["gap"] for row in rows if row["way"] == "backprop")
+    return "\n".join([*lines, "", f"Over all steps, `gg.Backprop()` and Trainer differ by at most {gap:.0e}."])
+
+
 def finite_table() -> str:
     """Errors of the directional derivative, finite differences and dual numbers, by network and dtype."""
     rows = bench_record("accuracy.json", "finite")["derivatives"]
@@ -353,6 +367,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "deep-steps": steps_table(),
         "streams": streams_block(),
         **compiled_tables(),
+        "trainer": trainer_table(),
         "finite": finite_table(),
         "finite-runs": finite_runs_table(),
         "glance": glance_table(runs),

@@ -78,7 +78,7 @@ def test_a_closure_may_estimate_again():
 # --- Lightning -----------------------------------------------------------------------------------------------
 
 
-def lightning_module(L: Any, guess: Any) -> Any:
+def lightning_module(L: Any, guess: Any, **options: Any) -> Any:
     from gradguess.integrations.lightning import ForwardGradientMixin
 
     class Classifier(ForwardGradientMixin, L.LightningModule):
@@ -86,7 +86,7 @@ def lightning_module(L: Any, guess: Any) -> Any:
             super().__init__()
             self.net = small_net()
             self.losses: list[float] = []
-            self.guess_with(self.net, guess)
+            self.guess_with(self.net, guess, **options)
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             loss = self.forward_step(loss_fn, *batch)
@@ -100,14 +100,14 @@ def lightning_module(L: Any, guess: Any) -> Any:
     return Classifier()
 
 
-def fit(L: Any, module: Any, epochs: int, checkpoint: Path | None = None) -> Any:
+def fit(L: Any, module: Any, epochs: int, checkpoint: Path | None = None, **options: Any) -> Any:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*toy()), batch_size=32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = L.Trainer(
             max_epochs=epochs,
             accelerator="cpu",
-            logger=False,
+            **{"logger": False, **options},
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -131,6 +131,50 @@ def test_lightning_trains_steps_schedulers_and_resumes(tmp_path: Path):
         warnings.simplefilter("ignore")
         fit(L, second, 10, tmp_path / "model.ckpt")
     assert first.losses + second.losses == pytest.approx(whole.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("guess", "options"),
+    [(gg.WPerp(k=3), {}), (gg.Feedback(gg.WPerp(k=3)), {"sites": "leaf"}), (gg.Students(), {"sites": 2})],
+    ids=["wperp", "feedback", "students"],
+)
+def test_lightning_logs_how_good_the_estimates_are(guess: Any, options: dict[str, Any]):
+    """The numbers are those of `gg.diagnose`, and training goes on as it would without them."""
+    L = pytest.importorskip("lightning")
+    from gradguess.integrations.estimate_quality import EstimateQuality
+
+    class Log(L.pytorch.loggers.logger.DummyLogger):
+        rows: list[tuple[int, dict[str, float]]] = []  # noqa: RUF012
+
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            self.rows.append((step, metrics))
+
+    module, log = lightning_module(L, guess, **options), Log()
+    fit(L, module, 3, logger=log, log_every_n_steps=1, callbacks=[EstimateQuality(every=5, draws=4)])
+    measured = [(step, row) for step, row in log.rows if "cosine/0" in row]
+    assert [step for step, _ in measured] == [0, 5]
+    found = measured[-1][1]
+    assert set(found) == {f"{name}/{site}" for name in ("cosine", "bias", "variance") for site in ("0", "2")}
+    x, y = (each[32:] for each in toy())  # the last batch
+    how = {"forward": module.estimator, "generator": generator(6), "draws": 4, "curve": False}
+    report = gg.diagnose(module.net, guess, loss_fn, x, y, **how, **options)
+    assert found["cosine/0"] == pytest.approx(report["0"].cosine, rel=1e-4)
+    assert found["variance/0"] == pytest.approx(report["0"].variance, rel=1e-4)
+    plain = lightning_module(L, guess, **options)
+    fit(L, plain, 3)
+    assert plain.losses == module.losses
+
+
+def test_quality_needs_the_mixin():
+    pytest.importorskip("lightning")
+    from gradguess.integrations.estimate_quality import EstimateQuality
+
+    with pytest.raises(gg.InputError, match="ForwardGradientMixin"):
+        EstimateQuality().on_train_batch_end(None, object(), None, None, 0)
+    with pytest.raises(gg.InputError, match="every"):
+        EstimateQuality(every=0)
+    with pytest.raises(gg.InputError, match="no batch"):
+        lightning_module(pytest.importorskip("lightning"), gg.WPerp()).diagnose_step()
 
 
 def test_lightning_says_what_was_forgotten():

@@ -6,7 +6,6 @@ import dataclasses
 import signal
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,17 @@ try:
     from gradguess.experiments.advice import advise
     from gradguess.experiments.compare.command import compare_command
     from gradguess.experiments.options import with_config_options
-    from gradguess.experiments.terminal import emit, epoch_bar, interruptible, notes, print_sites, print_tables, say
+    from gradguess.experiments.streams.command import stream
+    from gradguess.experiments.terminal import (
+        emit,
+        epoch_bar,
+        interruptible,
+        loss_curve,
+        notes,
+        print_sites,
+        print_tables,
+        say,
+    )
 except ModuleNotFoundError as error:
     raise SystemExit(f"gradguess: the package {error.name} is missing: pip install 'gradguess[cli]'") from None
 
@@ -24,7 +33,6 @@ from gradguess.errors import GradguessError
 from gradguess.experiments import interrupts
 from gradguess.experiments.config import CHOICES, TrainConfig
 from gradguess.experiments.methods import METHODS, VARIANTS
-from gradguess.experiments.streams.config import StreamConfig
 
 app = typer.Typer(
     help="Train networks without backpropagation, and reproduce the paper.",
@@ -74,13 +82,15 @@ def train(
     if threads:
         torch.set_num_threads(threads)
     first = launched_rank() == 0
+    rows: list[dict[str, Any]] = []
     with (
         interruptible(),
-        epoch_bar(config, first) as show,
+        epoch_bar(config, first, rows) as show,
         logs(config, out, tensorboard and first, wandb and first) as log,
     ):
 
         def on_epoch(row: dict[str, Any]) -> None:
+            rows.append(row)
             show(row)
             log(row)
 
@@ -89,7 +99,7 @@ def train(
         return
     metrics = record["metrics"]
     lines = [f"{name:>15}  {value:.4g}" for name, value in metrics.items()]
-    emit({"key": record["key"], **metrics}, json, lines)
+    emit({"key": record["key"], **metrics}, json, loss_curve(rows) + lines)
 
 
 @app.command()
@@ -196,31 +206,6 @@ def diagnose(
 
 
 @app.command()
-@partial(with_config_options, config=StreamConfig)
-def stream(
-    config: Any,
-    out: Annotated[Path | None, typer.Option(help="Write the whole record, with its curves, to this file.")] = None,
-    json: Json = False,
-    threads: Threads = 0,
-) -> None:
-    """Learn online from an endless stream: the error at the end, the time of a step, and the memory that is kept."""
-    import torch
-
-    from gradguess.experiments.files import write_json
-    from gradguess.experiments.streams.run import run
-
-    if threads:
-        torch.set_num_threads(threads)
-    with interruptible(), notes.status(config.key) as status:
-        record = run(config, lambda point: status.update(f"{config.key}: step {point['step']}, error {point['error']}"))
-    if out is not None:
-        write_json(out, record)
-    shown = {name: record[name] for name in ("error", "chance", "step_ms", "memory_mb", "skipped", "failed")}
-    lines = [f"{name:>10}  {value:.4g}" for name, value in shown.items() if isinstance(value, int | float)]
-    emit({"key": record["key"], **shown}, json, lines + [record["failed"]] * bool(record["failed"]))
-
-
-@app.command()
 def bench(
     width: Annotated[list[int] | None, typer.Option(help="Units per hidden layer; may be repeated.")] = None,
     depth: Annotated[list[int] | None, typer.Option(help="Hidden layers; may be repeated.")] = None,
@@ -278,6 +263,7 @@ def bench(
     emit({**record, "plots": plots}, json, plots)
 
 
+app.command()(stream)
 app.command()(advise)
 app.command()(compare_command(lambda directory: _write_page(directory)))
 

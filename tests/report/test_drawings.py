@@ -25,3 +25,11 @@ def test_themed_keeps_every_element_but_bare_groups() -> None:
 def test_themed_keeps_groups_that_say_something() -> None:
     svg = '<svg a="b"><g clip-path="url(#c)"> <g> <path d="M 0 0"/> </g> </g></svg>'
     assert themed(svg, "p") == '<svg a="b"><g clip-path="url(#p-c)"><path d="M 0 0"/></g></svg>'
+
+
+def test_one_point_is_seen() -> None:
+    def curve_marks(x: list[float]) -> int:
+        axes = draw(Figure("f", "F", "x", "y", (Curve("", x, x, "wt"),), x_ticks=(0.0,), y_range=(0.0, 2.0))).inline
+        return axes.count("<use")
+
+    assert curve_marks([1.0]) == curve_marks([0.0, 1.0]) + 1

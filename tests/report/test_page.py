@@ -105,9 +105,21 @@ def test_names_in_figures_are_inert_too(tmp_path: Path):
 
 @pytest.mark.usefixtures("plain")
 def test_one_run_is_enough(tmp_path: Path):
-    content = write_report(write_results(tmp_path, [record("wt", 64, epochs=2)])).read_text()
+    content = write_report(write_results(tmp_path, [record("wt", 64)])).read_text()
     assert "none of its lines is among these results" in content
-    assert "1 run of 1 method, 1 seed" in content
+    assert "1 run of 1 method, 1 seed, 30 seconds of training" in content
+
+
+@pytest.mark.usefixtures("plain")
+def test_runs_that_are_not_the_papers_have_a_page_without_it(tmp_path: Path):
+    runs = [record(method, data="digits", model="cnn", epochs=4) for method in ("backprop", "wt")]
+    page = write_report(write_results(tmp_path, runs))
+    content = page.read_text()
+    assert "<h1>Runs</h1>" in content
+    assert {a["id"] for tag, a in Tags(content).found if tag == "section"} == {"how-to-read", "runs"}
+    assert "not run" not in content
+    assert "Wang" not in content
+    assert {path.stem for path in (page.parent / "tables").glob("*.csv")} == {"environments", "runs"}
 
 
 def test_a_diverged_run_is_shown(tmp_path: Path):

@@ -15,7 +15,7 @@ the state of the estimator with the checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ class ForwardGradientMixin:
         self._guess = model, guess, options
         self._forward: gg.ForwardGradient | None = None
         self._stored: dict[str, Tensor] | None = None
+        self._last: tuple[Any, Any, Any] | None = None
 
     @property
     def estimator(self) -> gg.ForwardGradient:
@@ -51,6 +52,7 @@ class ForwardGradientMixin:
     def forward_step(self, loss_fn: Callable[[Tensor, Tensor], Tensor], inputs: Any, targets: Any) -> Tensor:
         """One training step: estimate, optimiser, scheduler. Returns the mean loss."""
         optimisers = _listed(self.optimizers())  # type: ignore[attr-defined]
+        self._last = loss_fn, inputs, targets
         for optimiser in optimisers:
             optimiser.zero_grad()
         loss = self.estimator(loss_fn, inputs, targets)
@@ -59,6 +61,15 @@ class ForwardGradientMixin:
         for scheduler in _listed(self.lr_schedulers()):  # type: ignore[attr-defined]
             scheduler.step()
         return loss
+
+    def diagnose_step(self, **options: Any) -> Mapping[str, gg.SiteReport]:
+        """`gg.diagnose` of a step on the last batch, with what the estimator has learned. Writes nothing."""
+        if self._last is None:
+            raise gg.InputError("There is no batch to diagnose. Call self.forward_step(...) before.")
+        forward = self.estimator
+        plan, how = forward.plan, forward.plan.options
+        chosen = {"sites": plan.sites, "isolate": how.isolate, "coupling": how.coupling, **options}
+        return gg.diagnose(forward.model, forward.guess, *self._last, forward=forward, **chosen)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)  # type: ignore[misc]

@@ -26,7 +26,7 @@ from gradguess.experiments.tables.tally import verdicts
 from gradguess.extras import require
 from gradguess.report.export import to_csv, to_latex
 from gradguess.report.palette import colours
-from gradguess.report.sections import Section
+from gradguess.report.sections import Section, is_of_the_paper
 
 _MARKS = {
     HOLDS: "✓",
@@ -37,6 +37,10 @@ _MARKS = {
     NOT_COMPARED: "–",
     NOT_RUN: "○",
 }
+_GUIDE = (
+    "Loss and accuracy over the epochs, and a line for each run. None of the runs is in the paper's setting, so the "
+    "paper's numbers are left out. Click a column's title to sort by it."
+)
 _MATH = {"Wᵀ": "W<sup>T</sup>", "W⊥": "W<sup>⊥</sup>", "Wᴾ": "W<sup>P</sup>"}
 
 
@@ -60,8 +64,11 @@ class Opening:
 
 
 def render(runs: Sequence[Run], sections: Sequence[Section], environments: Table, drawings: Mapping[str, str]) -> str:
-    """The page of the paper as one string; `drawings` holds the themed SVG of each figure by its slug."""
-    opening = Opening("The paper, reproduced", lead(runs), _tiles(runs, sections), rules=RULES)
+    """The page of the paper, or of other runs, as one string; `drawings` holds each figure's themed SVG by its slug."""
+    if is_of_the_paper(runs):
+        opening = Opening("The paper, reproduced", lead(runs), _tiles(runs, sections), rules=RULES)
+    else:
+        opening = Opening("Runs", lead(runs), guide=_GUIDE)
     return render_page(opening, sections, environments, drawings)
 
 
@@ -139,8 +146,11 @@ def lead(runs: Sequence[Run]) -> str:
     """One sentence on what was run."""
     methods = {run.method for run in runs}
     seeds = {run.config.get("seed") for run in runs}
-    hours = sum(run.metrics.get("seconds", 0.0) for run in runs) / 3600
-    spent = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+    seconds = sum(run.metrics.get("seconds", 0.0) for run in runs)
+    if seconds < 120:
+        spent = f"{seconds:.0f} seconds"
+    else:
+        spent = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
     return (
         f"{_plural(len(runs), 'run')} of {_plural(len(methods), 'method')}, {_plural(len(seeds), 'seed')}, "
         f"{spent} of training."

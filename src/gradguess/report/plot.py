@@ -96,7 +96,7 @@ def _draw_curve(axes: Axes, curve: Curve) -> None:
         color=style.light,
         linestyle=(0, (3, 2)) if curve.dashed else "-",
         linewidth=1.0 if curve.dashed and curve.markers else 1.6,
-        marker=style.marker if curve.markers else "",
+        marker=style.marker if curve.markers or len(curve.x) == 1 else "",  # a line of one point is not seen
         markersize=5.5,
         markerfacecolor="none" if curve.dashed else style.light,
         label=curve.label or "_paper",  # a leading underscore keeps it out of the legend

@@ -29,6 +29,7 @@ from gradguess.experiments.tables.paper import (
 )
 from gradguess.experiments.tables.projector import projector_table
 from gradguess.experiments.tables.real import real_table
+from gradguess.experiments.tables.runs import Run, in_paper_setting, toggles
 from gradguess.experiments.tables.solvers import solvers_table
 from gradguess.experiments.tables.speed import speed_claims_table
 from gradguess.experiments.tables.table import Figure, Table
@@ -44,7 +45,8 @@ class SectionEntry:
     """What a section is called, and what it is made of.
 
     `source` says what its makers read: finished runs, or the records of benchmarks. A section without anything to show
-    is left out of the page, unless it is one of the paper's: those stay and say what was not run.
+    is left out of the page, unless it is one of the paper's: those stay and say what was not run. Where no run is in
+    the paper's setting, the paper's sections are left out.
     """
 
     slug: str
@@ -178,10 +180,17 @@ SECTIONS: tuple[SectionEntry, ...] = (
 )
 
 
+def is_of_the_paper(runs: Sequence[Run]) -> bool:
+    """Whether the paper's numbers have a counterpart among the runs; benchmarks alone may answer to its claims."""
+    return not runs or any(in_paper_setting(run, ",".join(toggles(run))) for run in runs)
+
+
 def build_sections(results: Mapping[str, Sequence[Any]]) -> list[Section]:
     """The sections that have something to show, and the paper's; `results` holds each source under its name."""
-    built = []
+    built, paper = [], is_of_the_paper(results["runs"])
     for entry in SECTIONS:
+        if entry.of_the_paper and not paper:
+            continue
         found = results[entry.source]
         section = Section(entry.slug, entry.title, entry.intro, _make(entry.tables, found), _make(entry.figures, found))
         if section.has_data or entry.of_the_paper:
