@@ -214,7 +214,7 @@ def test_processes_share_a_batch(tmp_path: Path):
     paths = [str(Path(gg.__file__).parents[1]), str(Path(__file__).parent), str(tmp_path)]
     command = [*launcher, str(tmp_path / "program.py"), *paths]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert run.returncode == 0, run.stderr
     assert json.loads((tmp_path / "losses.json").read_text()) == pytest.approx(alone, rel=1e-5)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradguess.experiments.methods import METHODS, VARIANTS, method_label, settings_of
+from gradguess.experiments.config import TrainConfig
+from gradguess.experiments.methods import METHODS, VARIANTS, method_label, options_of, settings_of
 from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.runs import Run, Variant, setting, variants
 from gradguess.experiments.tables.table import Cell, Table, mean_text, number, text
@@ -58,10 +59,13 @@ def _row(variant: Variant, mean: Summary, base: Summary | None, quantity: str) -
 
 
 def _name(variant: Variant) -> str:
-    """The label of the method, or of the variant of it that these settings are."""
-    config = variant.first.config
+    """The label of the method, or of the variant of it that these settings are; with the students' rate if unusual."""
+    config, method = variant.first.config, variant.first.method
     fitting = [name for name in (*METHODS, *VARIANTS) if settings_of(name).items() <= config.items()]
-    return method_label(max(fitting, key=lambda name: len(settings_of(name)), default=variant.first.method))
+    label = method_label(max(fitting, key=lambda name: len(settings_of(name)), default=method))
+    rate = setting(variant.first, "student_lr")
+    unusual = "student_lr" in options_of(method) and rate != TrainConfig.student_lr
+    return f"{label}, their rate {rate:g}" if unusual else label
 
 
 def _mean(summary: Summary | None) -> Cell:
