@@ -143,6 +143,8 @@ def test_it_learns(guess):
     assert losses[-1] < 0.6 * losses[0]
 
 
+PER_SAMPLE = ("svd", "subspace", "svd-bottom", "ns", "ns-nearest")  # a matrix for each sample: slow on a transformer
+
 # --- state ---------------------------------------------------------------------------------------------------
 
 
@@ -150,7 +152,7 @@ def test_it_learns(guess):
 def test_same_seed_same_result(guess):
     runs = []
     for seed in (3, 3, 4):
-        case = make("transformer" if guess != "ns" else "gelu-bias")
+        case = make("gelu-bias" if guess in PER_SAMPLE else "transformer")
         torch.manual_seed(seed * 17)  # the global generator has no say
         runs.append((train(case, gg.ForwardGradient(case.model, METHODS[guess], seed=seed)), grads(case.model)))
     assert runs[0][0] == runs[1][0]
@@ -241,9 +243,11 @@ REPLAYED = [
 ]
 
 
-@pytest.mark.parametrize("name", [*REPLAYED, "attention"])
-@pytest.mark.parametrize("guess", GUESSES)
-def test_replay_is_store_bit_for_bit(name, guess):
+@pytest.mark.parametrize(
+    ("guess", "name"),
+    [(g, n) for g in GUESSES for n in (*REPLAYED, "attention") if g not in PER_SAMPLE or n != "transformer"],
+)
+def test_replay_is_store_bit_for_bit(guess, name):
     results = []
     for memory in ("store", "replay"):
         case = attention_case() if name == "attention" else make(name)
