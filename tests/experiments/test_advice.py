@@ -31,5 +31,5 @@ def test_a_program_gets_one_json_object_last():
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout.splitlines()[-1])
     assert record["method"] is None
-    assert "Nothing fits" in record["recommendation"]
+    assert "Nothing that was measured fits" in record["recommendation"]
     assert record["rows"][1]["code"].endswith("Checkpointed(), sites=2)")
