@@ -34,8 +34,8 @@ def _why_exact(chosen: Row, rows: Sequence[Row]) -> str:
 
 def _why_local(chosen: Row, rows: Sequence[Row]) -> str:
     return (
-        f"Use {chosen.method}{_price(chosen)}, since {_passed(chosen, rows)}. Its gradient is an approximation: "
-        "compare its accuracy with that of backpropagation on a smaller model or batch."
+        f"Use {chosen.method}{_price(chosen)}, since {_passed(chosen, rows)}. Its gradient is an "
+        f"approximation{_near(chosen)}: compare its accuracy with that of backpropagation on a smaller model or batch."
     )
 
 
@@ -45,7 +45,7 @@ def _bought(local: Row | None) -> str:
         return "Nothing else that was measured and fits does without a backward pass through the whole network."
     return (
         f"{local.method}{_price(local)} buys something else: no signal passes backwards through the whole network. Its "
-        "gradient is an approximation."
+        f"gradient is an approximation{_near(local)}."
     )
 
 
@@ -65,6 +65,11 @@ def _price(row: Row) -> str:
     told = [] if row.time is None else [f"{row.time:.2f} × the time"]
     told += [] if row.memory is None else [f"{row.memory:.2f} × the memory"]
     return f" ({' and '.join(told)} of backpropagation)" if told else ""
+
+
+def _near(row: Row) -> str:
+    """How good the gradient is, in brackets."""
+    return "" if row.cosine is None else f" (cosine {row.cosine:.2f})"
 
 
 def _nothing_fits(working: Sequence[Row], memory_mb: float | None) -> str:
