@@ -215,6 +215,24 @@ def test_a_ratio_is_a_median_and_has_its_share_of_searches():
     assert other.row(base, base).time is None
 
 
+def test_a_round_ends_before_the_next_search(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(import_module("gradguess.advise.trial"), "SHORTEST", 1.0)
+    searches, search = [], gg.WPerp.search
+
+    def counted(self, *place, **more):
+        searches.append(place)
+        return search(self, *place, **more)
+
+    monkeypatch.setattr(gg.WPerp, "search", counted)
+    guess = trial(Candidate("W⊥", gg.WPerp(refresh=5), ""), [])
+    guess.prepare(None, ())
+    searches.clear()
+    guess.round()
+    assert searches == []
+    guess.step()
+    assert searches
+
+
 def test_what_a_method_keeps_counts_as_memory(monkeypatch: pytest.MonkeyPatch, one_round: None):
     monkeypatch.setattr(import_module("gradguess.advise.trial"), "peak_bytes", lambda run, device: 2**20)
     model, loss_fn, x, t = small()

@@ -67,6 +67,8 @@ class Trial:
         self._rewind()
         spent = [seconds(self.step, self.device) for _ in range(3, LESSONS if self._learns() else STEPS)]
         self.length = max(1, ceil(SHORTEST / (min(spent) * self.candidate.every)))
+        if self.candidate.refresh > 1:
+            self.length = min(self.length, self.candidate.refresh - 1)  # no search in a round: `_ratio` adds it
         if true is not None:
             self.cosine, self.lowest_cosine = cosine(self.gradients(), true), cosine(self.gradients(), true, lowest)
 
