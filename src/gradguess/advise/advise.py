@@ -107,7 +107,7 @@ def _copied(task: Task) -> Task:
     try:
         model, loss_fn = copy.deepcopy((task.model, task.loss_fn))  # at once: the loss may be a method of the model
     except Exception as error:
-        raise InputError(f"The model cannot be copied with copy.deepcopy, so it cannot be tried: {error}") from error
+        raise InputError(f"The model or the loss cannot be copied by copy.deepcopy: {error}") from error
     own = lambda t: t.detach().clone().requires_grad_(t.requires_grad)  # noqa: E731
     return Task(model, loss_fn, *tree_map_only(Tensor, own, (task.inputs, task.targets)))
 

@@ -69,7 +69,9 @@ def _price(row: Row) -> str:
 
 def _near(row: Row) -> str:
     """How good the gradient is, in brackets."""
-    return "" if row.cosine is None else f" (cosine {row.cosine:.2f})"
+    if row.cosine is None or row.lowest_cosine is None:
+        return ""
+    return f" (cosine {row.cosine:.2f}, {row.lowest_cosine:.2f} at the lowest site)"
 
 
 def _nothing_fits(working: Sequence[Row], memory_mb: float | None) -> str:
