@@ -280,7 +280,7 @@ def memory_table() -> str:
     depths = sorted({row["depth"] for row in rows})
     found = {(row["method"], row["depth"]): row for row in rows}
     lines = [
-        line(["", *(f"depth {depth}" for depth in depths), *("time" for _ in depths)]),
+        line(["", *(f"depth {depth}" for depth in depths), *(f"time, {depth}" for depth in depths)]),
         "|---" * (1 + 2 * len(depths)) + "|",
     ]
     for method in dict.fromkeys(row["method"] for row in rows):

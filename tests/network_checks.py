@@ -211,7 +211,7 @@ REFUSALS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
         "was changed in place after the layer had read it",
         lambda case: bool({"changed input", "in place"} & case.features),
     ),
-    (r"pieces need \d+ places", lambda case: isinstance(case.sites, int)),
+    (r"pieces all of the model must pass", lambda case: isinstance(case.sites, int)),
     ("None of the modules", lambda case: isinstance(case.sites, list)),
     ("No module with trainable parameters", lambda case: "frozen" in case.features),
     ("does not depend on any trainable parameter", lambda case: "frozen" in case.features),

@@ -82,6 +82,20 @@ def test_gradients_of_two_parameters_never_share_memory():
         assert torch.equal(case.model.b.grad, first["b"])
 
 
+def test_sparse_gradients_stay_sparse():
+    model = nn.Sequential(nn.EmbeddingBag(5, 8, mode="sum", sparse=True), nn.ReLU(), nn.Linear(8, 3))
+    x, t = torch.randint(5, (6, 4)), torch.randint(3, (6,))
+    loss_fn = nn.CrossEntropyLoss(reduction="none")
+    forward = gg.ForwardGradient(model, gg.Backprop())
+    for _ in range(2):
+        forward(loss_fn, x, t)
+    found = model[0].weight.grad
+    model.zero_grad()
+    loss_fn(model(x), t).mean().backward()
+    assert found.is_sparse
+    torch.testing.assert_close(found.to_dense(), 2 * model[0].weight.grad.to_dense())
+
+
 def test_clipping_param_groups_and_zero_grad():
     case = make("relu-bias")
     forward = gg.ForwardGradient(case.model, gg.WPerp(k=3), seed=0)

@@ -233,7 +233,9 @@ class ForwardGradient:
         assert self.layout is not None
         for name, grad in grads.items():
             parameter = self.layout.members.parameters[name]
-            if parameter.grad is None and grad.stride() != parameter.stride():
+            if grad.is_sparse:  # of nn.Embedding(sparse=True)
+                parameter.grad = grad.detach() if parameter.grad is None else parameter.grad + grad
+            elif parameter.grad is None and grad.stride() != parameter.stride():
                 parameter.grad = torch.empty_like(parameter).copy_(grad.detach())  # fused optimisers need one layout
             elif parameter.grad is None:
                 parameter.grad = grad.detach().clone() if grad.data_ptr() in taken else grad.detach()

@@ -156,7 +156,7 @@ def test_a_limit_of_memory_rules_backpropagation_out(one_round: None):
     tight = advise(*task, memory_mb=limit)
     assert tight.method == CHECKPOINTED
     assert tight.code == "forward = gg.ForwardGradient(model, gg.baselines.Checkpointed(), sites=4)"
-    assert "Nothing fits" in advise(*task, memory_mb=1e-3).recommendation
+    assert "Nothing that was measured fits" in advise(*task, memory_mb=1e-3).recommendation
 
 
 def test_what_finds_no_time_says_so():
@@ -213,6 +213,24 @@ def test_a_ratio_is_a_median_and_has_its_share_of_searches():
     assert trial(rare, [4.0, 4.0, 4.0], search=104.0).row(base, other).time == 2.0 + 100 / 200 / 2.0
     base.problem = "out of memory"
     assert other.row(base, base).time is None
+
+
+def test_a_round_ends_before_the_next_search(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(import_module("gradguess.advise.trial"), "SHORTEST", 1.0)
+    searches, search = [], gg.WPerp.search
+
+    def counted(self, *place, **more):
+        searches.append(place)
+        return search(self, *place, **more)
+
+    monkeypatch.setattr(gg.WPerp, "search", counted)
+    guess = trial(Candidate("W⊥", gg.WPerp(refresh=5), ""), [])
+    guess.prepare(None, ())
+    searches.clear()
+    guess.round()
+    assert searches == []
+    guess.step()
+    assert searches
 
 
 def test_what_a_method_keeps_counts_as_memory(monkeypatch: pytest.MonkeyPatch, one_round: None):

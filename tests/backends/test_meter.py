@@ -62,3 +62,8 @@ def test_nobody_counts_the_memory_of_other_devices():
 
 def test_seconds_are_those_of_the_run():
     assert 0.02 <= seconds(lambda: time.sleep(0.02), CPU) < 2
+
+
+def test_a_sparse_tensor_is_as_large_as_its_parts():
+    x = torch.eye(10)
+    assert peak_bytes(x.to_sparse, CPU) == 2 * 8 * 10 + floats(10)  # two indices in int64 and a number each

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+
+from gradguess.errors import InputError
 
 pytest.importorskip("mnist1d")
 typer_testing = pytest.importorskip("typer.testing")
@@ -31,5 +34,29 @@ def test_a_program_gets_one_json_object_last():
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout.splitlines()[-1])
     assert record["method"] is None
-    assert "Nothing fits" in record["recommendation"]
+    assert "Nothing that was measured fits" in record["recommendation"]
     assert record["rows"][1]["code"].endswith("Checkpointed(), sites=2)")
+
+
+def test_the_network_computes_in_the_precision_of_the_run(monkeypatch: pytest.MonkeyPatch):
+    seen: list[bool] = []
+
+    def note(*task, **options):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        raise InputError("seen enough")
+
+    monkeypatch.setattr("gradguess.advise", note)
+    for options in ([], ["--autocast"]):
+        assert isinstance(invoke(*options).exception, InputError)
+    assert seen == [False, True]
+
+
+def test_ctrl_c_promises_nothing(monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*task, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gradguess.advise", interrupted)
+    result = invoke()
+    assert result.exit_code != 0
+    assert "Interrupted." in result.output
+    assert "--out" not in result.output

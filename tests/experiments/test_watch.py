@@ -57,7 +57,10 @@ def test_remedies_suit_the_method():
     assert "instead of a bare guess" in remedy(TrainConfig(method="wperp"))
     assert "--bootstrap" in remedy(TrainConfig(method="feedback-chained"))
     assert "--sites, it is 4" in remedy(TrainConfig(method="students", sites="4"))
-    assert remedy(TrainConfig(method="backprop", lr=0.5)) == "Try a smaller --lr (it is 0.5)."
+    assert "--student-lr" in remedy(TrainConfig(method="students", sites="4"))
+    assert "--student-lr" not in remedy(TrainConfig(method="local-linear", sites="4"))  # it has no students
+    for exact in ("backprop", "checkpointed"):
+        assert remedy(TrainConfig(method=exact, lr=0.5, sites="4")) == "Try a smaller --lr (it is 0.5)."
 
 
 def test_what_was_said_before_an_interruption_is_not_said_again():

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from gradguess.advise.advice import Advice
 from gradguess.advise.candidates import candidates_for
@@ -19,7 +20,7 @@ from gradguess.backends import RandomState
 from gradguess.errors import InputError, check_count
 from gradguess.model.find_sites import lay_out
 from gradguess.model.site import Sites
-from gradguess.model.task import LossFn, Task, check_model, opened
+from gradguess.model.task import LossFn, Task, check_model, check_plain, opened
 from gradguess.step.processes import pool_of
 
 SURE = 3  # candidates that are measured however long it takes: the exact ones, and the first after them
@@ -41,9 +42,10 @@ def advise(
 ) -> Advice:
     """Run a few steps of every method that may suit this model, and say which one to use.
 
-    The steps are made on a copy: model, buffers, `.grad` and random state stay as they are. The weights of the copy
-    stay as they are as well, and all steps are on this batch. What a method learns has learned for six steps when its
-    gradient is compared. That says how good a signal is at the start, and little of the accuracy at the end.
+    The steps are made on copies: model, buffers, `.grad`, batch and random state stay as they are; hooks of the model
+    run. The weights of the copy stay as they are as well, and all steps are on this batch. What a method learns has
+    learned for six steps when its gradient is compared. That says how good a signal is at the start, and little of the
+    accuracy at the end.
 
     Args:
         model: any module, on the device on which it will be trained.
@@ -72,7 +74,8 @@ def advise(
     """
     begin = time.perf_counter()
     check_model(model)
-    _check(model, seconds, pieces, memory_mb)
+    check_plain(model)
+    _check(model, seconds, pieces, memory_mb, seed)
     before = RandomState.everywhere()
     try:
         with opened(model, loss_fn, inputs, targets, finite=True) as task, torch.enable_grad():
@@ -87,11 +90,12 @@ def advise(
     return Advice(rows, name, why, code, time.perf_counter() - begin)
 
 
-def _check(model: nn.Module, seconds: float, pieces: int, memory_mb: float | None) -> None:
-    for name, value in (("seconds", seconds), ("memory_mb", memory_mb)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+def _check(model: nn.Module, seconds: float, pieces: int, memory_mb: float | None, seed: int) -> None:
+    for name, value in (("seconds", seconds), ("memory_mb", 1 if memory_mb is None else memory_mb)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise InputError(f"{name}: expected a positive number, found {value!r}.")
     check_count("pieces", pieces, least=2)
+    check_count("seed", seed, least=0)
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError("The model has no parameter that requires a gradient: there is nothing to train.")
     if pool_of(None, model).size > 1:
@@ -101,11 +105,11 @@ def _check(model: nn.Module, seconds: float, pieces: int, memory_mb: float | Non
 def _copied(task: Task) -> Task:
     """The same task on copies of all that a step could change."""
     try:
-        model = copy.deepcopy(task.model)
-        loss_fn = copy.deepcopy(task.loss_fn) if isinstance(task.loss_fn, nn.Module) else task.loss_fn
+        model, loss_fn = copy.deepcopy((task.model, task.loss_fn))  # at once: the loss may be a method of the model
     except Exception as error:
-        raise InputError(f"The model cannot be copied with copy.deepcopy, so it cannot be tried: {error}") from error
-    return Task(model, loss_fn, task.inputs, task.targets)
+        raise InputError(f"The model or the loss cannot be copied by copy.deepcopy: {error}") from error
+    own = lambda t: t.detach().clone().requires_grad_(t.requires_grad)  # noqa: E731
+    return Task(model, loss_fn, *tree_map_only(Tensor, own, (task.inputs, task.targets)))
 
 
 def _trials(task: Task, sites: Sites, pieces: int, seed: int) -> tuple[list[Trial], Names]:

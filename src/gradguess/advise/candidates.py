@@ -6,7 +6,9 @@ feedback in pieces with rare lessons on shallow ones (`docs/real.md`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -45,10 +47,11 @@ class Candidate:
         guess = self.method.guess if isinstance(self.method, Feedback) else self.method
         return guess.refresh if isinstance(guess, Guess) and guess.searches else 0
 
-    def line(self, sites: Sites, pieces: int) -> str:
+    def line(self, sites: Sites, pieces: int, inputs: Any = None) -> str:
         """The line of code to use."""
         if self.method is None:
-            return "loss_fn(model(inputs), targets).mean().backward()"
+            stars = "**" if isinstance(inputs, Mapping) else "*" if isinstance(inputs, tuple) else ""
+            return f"loss_fn(model({stars}inputs), targets).mean().backward()"
         where = f", sites={pieces}" if self.in_pieces else "" if sites == "auto" else f", sites={sites!r}"
         return f"forward = gg.ForwardGradient(model, {self.code}{where})"
 

@@ -34,18 +34,18 @@ def _why_exact(chosen: Row, rows: Sequence[Row]) -> str:
 
 def _why_local(chosen: Row, rows: Sequence[Row]) -> str:
     return (
-        f"Use {chosen.method}{_price(chosen)}, since {_passed(chosen, rows)}. Its gradient is an approximation: "
-        "compare its accuracy with that of backpropagation on a smaller model or batch."
+        f"Use {chosen.method}{_price(chosen)}, since {_passed(chosen, rows)}. Its gradient is an "
+        f"approximation{_near(chosen)}: compare its accuracy with that of backpropagation on a smaller model or batch."
     )
 
 
 def _bought(local: Row | None) -> str:
     """What the best method without a global backward pass gives instead."""
     if local is None:
-        return "Nothing else that fits does without a backward pass through the whole network."
+        return "Nothing else that was measured and fits does without a backward pass through the whole network."
     return (
-        f"{local.method}{_price(local)} buys something else: no signal passes backwards through the whole network, and "
-        "each piece or layer has an approximate gradient of its own."
+        f"{local.method}{_price(local)} buys something else: no signal passes backwards through the whole network. Its "
+        f"gradient is an approximation{_near(local)}."
     )
 
 
@@ -53,7 +53,7 @@ def _passed(chosen: Row, rows: Sequence[Row]) -> str:
     """Why the exact rows above the chosen one are out."""
     above = [row for row in rows if row.method in EXACT and row is not chosen]
     return " and ".join(
-        f"{row.method.lower()} needs {row.memory_mb:.3g} MB"
+        f"{row.method.lower()} needs {_mb(row.memory_mb)}"
         if row.works and row.memory_mb is not None
         else f"{row.method.lower()} {'has an unknown peak of memory' if row.works else 'does not work here'}"
         for row in above
@@ -67,12 +67,24 @@ def _price(row: Row) -> str:
     return f" ({' and '.join(told)} of backpropagation)" if told else ""
 
 
+def _near(row: Row) -> str:
+    """How good the gradient is, in brackets."""
+    if row.cosine is None or row.lowest_cosine is None:
+        return ""
+    return f" (cosine {row.cosine:.2f}, {row.lowest_cosine:.2f} at the lowest site)"
+
+
 def _nothing_fits(working: Sequence[Row], memory_mb: float | None) -> str:
     known = [row for row in working if row.memory_mb is not None]
     if not known:
         return "Memory is not counted on this device, so nobody knows what fits."
     least = min(known, key=lambda row: row.memory_mb or 0.0)
     return (
-        f"Nothing fits into {memory_mb:.3g} MB; {least.method} needs least, {least.memory_mb:.3g} MB. Take a smaller "
-        "batch (or chunk= of gg.ForwardGradient), more pieces, or memory='replay'."
+        f"Nothing that was measured fits into {_mb(memory_mb)}; {least.method} needs least, {_mb(least.memory_mb)}. "
+        "Take a smaller batch (or chunk= of gg.ForwardGradient), more pieces, or memory='replay'."
     )
+
+
+def _mb(value: float | None) -> str:
+    assert value is not None
+    return f"{value:.4g} MB" if value < 1000 else f"{value:.0f} MB"

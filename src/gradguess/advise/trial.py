@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gradguess.advise.advice import Row
 from gradguess.advise.candidates import Candidate
-from gradguess.backends import peak_bytes, seconds
-from gradguess.errors import GradguessError, NonFiniteError
+from gradguess.backends import peak_bytes, seconds, seed_global
+from gradguess.errors import GradguessError, InputError, NonFiniteError
 from gradguess.estimate import ForwardGradient
 from gradguess.model.cut_pass import watched_run
 from gradguess.model.site import Sites
@@ -32,7 +32,7 @@ class Trial:
     def __init__(self, candidate: Candidate, task: Task, sites: Sites, pieces: int, seed: int) -> None:
         self.candidate, self.task, self.seed = candidate, task, seed
         self.sites: Sites = pieces if candidate.in_pieces else sites
-        self.code = candidate.line(sites, pieces)
+        self.code = candidate.line(sites, pieces, task.inputs)
         self.parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
         self.device = next(iter(self.parameters.values())).device
         self.forward: ForwardGradient | None = None
@@ -67,6 +67,8 @@ class Trial:
         self._rewind()
         spent = [seconds(self.step, self.device) for _ in range(3, LESSONS if self._learns() else STEPS)]
         self.length = max(1, ceil(SHORTEST / (min(spent) * self.candidate.every)))
+        if self.candidate.refresh > 1:
+            self.length = min(self.length, self.candidate.refresh - 1)  # no search in a round: `_ratio` adds it
         if true is not None:
             self.cosine, self.lowest_cosine = cosine(self.gradients(), true), cosine(self.gradients(), true, lowest)
 
@@ -93,7 +95,7 @@ class Trial:
         """Compute gradients, so many times."""
         for _ in range(count):
             self._clear()
-            torch.manual_seed(self.seed)  # the same dropout masks for all
+            seed_global(self.seed)  # the same dropout masks for all
             if self.forward is None:
                 self._differentiate()
             else:
@@ -101,6 +103,12 @@ class Trial:
 
     def _differentiate(self) -> None:
         loss = watched_run(self.task, grad=True)[1].mean()
+        if not loss.requires_grad:
+            raise InputError(
+                "The loss has no derivative with respect to any parameter, so there is no gradient to compare with. "
+                "Is something detached, or under torch.no_grad()? Operations without a derivative need "
+                "gg.ForwardGradient(..., derivative='finite'), which advise does not try."
+            )
         if not torch.isfinite(loss):
             raise NonFiniteError("The loss of this batch is NaN or infinite before any step. Check the data.")
         loss.backward(inputs=list(self.parameters.values()))  # and nothing else that the loss may depend on
@@ -156,10 +164,11 @@ class Trial:
 def cosine(found: Gradients, true: Gradients, names: Names | None = None) -> float:
     """Over all parameters that have a true gradient, or those of `names`; 0 if either is zero."""
     chosen = [name for name in true if names is None or name in names]
-    pairs = [(found[name].double(), true[name].double()) for name in chosen if name in found]
+    numbers = lambda grad: grad.to_dense().double()  # noqa: E731
+    pairs = [(numbers(found[name]), numbers(true[name])) for name in chosen if name in found]
     inner = sum(float((a * b).sum()) for a, b in pairs)
     square = sum(float(a.square().sum()) for a, _ in pairs)
-    true_square = sum(float(true[name].double().square().sum()) for name in chosen)
+    true_square = sum(float(numbers(true[name]).square().sum()) for name in chosen)
     return inner / (square * true_square) ** 0.5 if square * true_square > 0 else 0.0
 
 

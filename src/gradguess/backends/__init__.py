@@ -27,7 +27,7 @@ from gradguess.backends.elementwise import cross_entropy, gram, positive, weigh
 from gradguess.backends.meter import peak_bytes, seconds
 from gradguess.backends.orthonormal import orthonormal_columns, orthonormal_rows
 from gradguess.backends.policy import Preferences, preferences
-from gradguess.backends.random import RandomState, generator_state
+from gradguess.backends.random import RandomState, generator_state, seed_global
 from gradguess.backends.small_eigh import eigh, largest_eigenvalue
 from gradguess.backends.streams import side_by_side
 
@@ -51,6 +51,7 @@ __all__ = [
     "recording",
     "require",
     "seconds",
+    "seed_global",
     "semidefinite_cholesky",
     "side_by_side",
     "triangular_apply",

@@ -74,6 +74,11 @@ class _Counted(TorchDispatchMode):
         """Count the memory of a tensor until it is freed. What was there before the first operator is not new."""
         if not isinstance(leaf, Tensor) or leaf.device.type != "cpu":
             return
+        if leaf.layout is torch.sparse_coo:
+            self._note(leaf._indices(), new=new)
+            leaf = leaf._values()
+        if leaf.layout is not torch.strided:
+            return  # it has no memory of its own that one can ask for
         storage = leaf.untyped_storage()
         key, size = storage._cdata, storage.nbytes() if new else 0
         if key in self.alive:

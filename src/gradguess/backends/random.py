@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradguess.backends.cuda_graphs import recording
 
-__all__ = ["RandomState", "generator_state"]
+__all__ = ["RandomState", "generator_state", "seed_global"]
 
 
 def generator_state(generator: torch.Generator) -> Tensor | None:
@@ -17,6 +17,16 @@ def generator_state(generator: torch.Generator) -> Tensor | None:
     if generator.device.type == "cuda" and recording():
         return None
     return generator.get_state()
+
+
+def seed_global(seed: int) -> None:
+    """Seed the generators that `RandomState.everywhere` holds.
+
+    `torch.manual_seed` would also leave a seed for CUDA devices that nobody has used yet.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 class RandomState:

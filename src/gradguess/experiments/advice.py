@@ -25,7 +25,7 @@ def advise(
     from gradguess.experiments.data import load
     from gradguess.experiments.environment import check_device
     from gradguess.experiments.loss import smoothed_loss
-    from gradguess.experiments.train import build_model
+    from gradguess.experiments.train import autocast, build_model
 
     check_device(config.device)
     if threads:
@@ -33,7 +33,7 @@ def advise(
     data = load(config.data).first(config.samples or config.batch).to(config.device, getattr(torch, config.dtype))
     batch = data.x_train[: config.batch], data.y_train[: config.batch]
     where: dict[str, Any] = {"pieces": int(config.sites)} if config.sites.isdecimal() else {"sites": config.sites}
-    with interruptible(), notes.status("trying"):
+    with interruptible(keeps=False), notes.status("trying"), autocast(config):
         model, loss_fn = build_model(config, data), smoothed_loss(config.smoothing)
         limit = memory_mb or None
         found = gg.advise(model, loss_fn, *batch, seconds=seconds, memory_mb=limit, seed=config.seed, **where)

@@ -36,12 +36,13 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Let Ctrl-C end the command, and say what is kept."""
+def interruptible(*, keeps: bool = True) -> Iterator[None]:
+    """Let Ctrl-C end the command, and say what is kept, if it keeps anything."""
     try:
         yield
     except KeyboardInterrupt:
-        notes.print("Interrupted. What is in the --out directory is kept: the same command continues from there.")
+        kept = " What is in the --out directory is kept: the same command continues from there." if keeps else ""
+        notes.print(f"Interrupted.{kept}")
         raise typer.Exit(interrupts.INTERRUPTED) from None
 
 

@@ -69,9 +69,10 @@ def remedy(config: TrainConfig) -> str:
     tries = [f"a smaller --lr (it is {config.lr:g})"]
     if config.method.startswith("feedback"):
         tries += ["fewer sites (--sites 4)", "--bootstrap 0.3", "--method students --sites 4"]
-    elif config.method.startswith(("students", "local", "checkpointed", "frozen")):
-        tries += [f"another number of pieces (--sites, it is {config.sites})", "another --student-lr"]
-    elif config.method != "backprop":
+    elif config.method.startswith(("students", "local", "frozen")):
+        tries += [f"another number of pieces (--sites, it is {config.sites})"]
+        tries += ["another --student-lr"] if config.method.startswith(("students", "local-guess")) else []
+    elif config.method not in ("backprop", "checkpointed"):
         tries += ["--method feedback-chained or --method students --sites 4 instead of a bare guess"]
     return f"Try {', or '.join(tries)}."
 

@@ -73,7 +73,7 @@ def pattern_of(module: nn.Module, s: Tensor, batch_dim: int | None, outputs: lis
     one = outputs[0] if len(outputs) == 1 else None
     if one is not None and one.dim() == 3 and batch_dim == 0 and one.shape[:2] == (len(s), positions):
         return Pattern("each", features, channels_first)
-    size = moved[0].numel() * sum(out[0].numel() for out in outputs)
+    size = moved[0].numel() * sum(out[0].numel() if out.dim() else 1 for out in outputs)
     if size > LARGEST or not (channels_first or isinstance(module, nn.RNNBase)):
         return Pattern("shared", features, channels_first)
     return FULL

@@ -37,8 +37,8 @@ def bottleneck_calls(task: Task, count: int) -> set[tuple[nn.Module, int]]:
     narrow = [place for place in _narrow(losses, places) if place.node not in outputs]
     if len(narrow) < count - 1:
         raise InputError(
-            f"sites: {count} pieces need {count - 1} places where all of the model passes through the output of one "
-            f"module; found {len(narrow)}. Use fewer, name modules with sites=[...], or use sites='auto'."
+            f"sites: for {count} pieces all of the model must pass through one module at {count - 1} or more places; "
+            f"found {len(narrow)}. Use fewer, name modules with sites=[...], or use sites='auto'."
         )
     chosen: list[_Place] = []
     for piece in range(1, count):

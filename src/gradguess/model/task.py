@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from gradguess.errors import InputError
@@ -25,6 +26,8 @@ def check_model(model: Any) -> None:
     """Refuse what is no module, or one whose parameters cannot carry a tangent."""
     if not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch.nn.Module, found {type(model).__name__}.")
+    if any(is_lazy(p) for p in model.parameters()):
+        raise InputError("The model has lazy layers that no batch has gone through: call model(inputs) once before.")
     if any(p.is_inference() for p in model.parameters()):
         raise InputError(
             "The model was made under torch.inference_mode(): its parameters can never be trained. Make it outside."
@@ -37,7 +40,7 @@ def check_plain(model: nn.Module) -> None:
         if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
             raise InputError(
                 f"model: expected modules as they are, found {repr(name) if name else 'the model itself'} compiled by "
-                "torch.compile. Pass the model from before (`model._orig_mod`), and let "
+                "torch.compile. Pass the model from before it was compiled, and let "
                 "gg.ForwardGradient(..., compile=True) compile the whole step."
             )
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from gradguess.errors import InputError
 from gradguess.layers.positions import coded
 from gradguess.model.site import at_least_float32
 from gradguess.model.task import Task, tensors
@@ -56,5 +57,10 @@ def pull(ends: list[Tensor], leaves: list[Tensor], seeds: list[Tensor]) -> list[
 
 def flatten_outputs(parts: list[Tensor]) -> Tensor:
     """(batch, C) from one or several output tensors."""
+    if any(part.dim() == 0 for part in parts):
+        raise InputError(
+            "Feedback expects outputs with one row per sample, found a scalar among them. Is it a loss of the model's "
+            "own? Then leave the labels out of the inputs."
+        )
     flats = [part.reshape(part.shape[0], -1) for part in parts]
     return at_least_float32(flats[0] if len(flats) == 1 else torch.cat(flats, 1))
