@@ -3,7 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 RUNS := $(VENV)/.installed-runs
 ALL := $(VENV)/.installed
 SITE := $(VENV)/.installed-site
@@ -38,7 +38,7 @@ format: $(ALL)
 	$(BIN)/ruff format .
 
 test: lint docs
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs: $(SITE)  # the site, in build/site; a warning is an error, unless mkdocs is told to be quiet

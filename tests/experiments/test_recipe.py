@@ -291,7 +291,7 @@ def test_channels_last_changes_the_layout_alone(tiny: TrainConfig, method: str, 
     for last in (False, True):
         run = _Run(dataclasses.replace(config, channels_last=last), None)
         assert run.model[2].weight.is_contiguous(memory_format=torch.channels_last) == last
-        losses.append(run.go(None)["metrics"]["train_loss"])
+        losses.append(run.go(None, print)["metrics"]["train_loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
 
 
