@@ -13,13 +13,3 @@ if not torch.cuda.is_available():
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
-
-
-TOGETHER = {"test_processes.py", "test_memory.py", "test_torchrun.py", "test_browser.py", "test_agreement.py"}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What these files prepare takes long: with several test processes (`--dist loadgroup`) one of them does it."""
-    for item in items:
-        if item.path.name in TOGETHER:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
