@@ -15,23 +15,22 @@ import dataclasses
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import gradguess as gg
+from gradguess.backends import seconds
 from gradguess.captured_step import WARM_UP
 from gradguess.experiments import environment
 from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.data import Shape
+from gradguess.experiments.data import Dataset
 from gradguess.experiments.files import read_json, write_json
 from gradguess.experiments.loss import smoothed_loss
-from gradguess.experiments.models import MODELS
 from gradguess.experiments.optimiser import build_optimiser
 from gradguess.experiments.recipes import RECIPES
-from gradguess.experiments.train import autocast, build_forward
+from gradguess.experiments.train import autocast, build_forward, build_model
 
 PIECES = {"resnet18-cifar10": ("4", "8"), "vit-cifar10": ("4",)}
 IN_PIECES = ("students", "students-chained", "students-error", "local-linear", "checkpointed")
@@ -55,35 +54,26 @@ def measure(way: dict[str, Any], device: str, steps: int, small: bool) -> dict[s
         config = dataclasses.replace(config, width=config.width // 8, batch=4, autocast=False)
     torch.set_float32_matmul_precision(config.matmul)
     torch.backends.cudnn.benchmark = True
-    step = _step(config)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(config.batch, 3, 32, 32, generator=generator).to(device)
     t = torch.randint(10, (config.batch,), generator=generator).to(device)
+    step = _step(config, Dataset(x, t, x, t, 10, "image"))
     with autocast(config):
         losses = [float(step(x, t)) for _ in range(WARM_UP)]
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()  # what tracing needs once is not what a step needs
         losses += [float(step(x, t)) for _ in range(WARM)]
-        _wait(device)
-        start = time.perf_counter()
-        for _ in range(steps):
-            step(x, t)
-        _wait(device)
-    row = {**way, "step_ms": 1e3 * (time.perf_counter() - start) / steps, "losses": losses}
+        spent = seconds(lambda: [step(x, t) for _ in range(steps)], torch.device(device))
+    row = {**way, "step_ms": 1e3 * spent / steps, "losses": losses}
     if device == "cuda":
         row["captured"] = bool(getattr(step, "captured", ()))
         row["peak_mb"] = (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()) / 2**20
     return row
 
 
-def _step(config: TrainConfig) -> Any:
+def _step(config: TrainConfig, data: Dataset) -> Any:
     """A function that trains the network on a batch, as `gradguess train` does."""
-    generator = torch.Generator().manual_seed(0)
-    shape = Shape("image", (3, 32, 32), 10)
-    model = MODELS[config.model](shape, config.width, config.depth, config.bias, config.activation, generator)
-    model = model.to(config.device)
-    if config.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = build_model(config, data)
     forward, optimiser = build_forward(config, model), build_optimiser(config, model)
     loss_fn = smoothed_loss(config.smoothing)
     if config.device == "cuda":
@@ -96,11 +86,6 @@ def _step(config: TrainConfig) -> Any:
         return loss
 
     return step
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def main() -> None:

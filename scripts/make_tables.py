@@ -28,7 +28,7 @@ from gradguess.experiments.tables.bench import bench_tables
 from gradguess.experiments.tables.claims import claims_table
 from gradguess.experiments.tables.compare import DIFFERS, HOLDS, RULES
 from gradguess.experiments.tables.compiled import memory_matrix, times_matrix
-from gradguess.experiments.tables.costs import cost_tables
+from gradguess.experiments.tables.costs import cost_tables, ratio_cell
 from gradguess.experiments.tables.curves import overlap_figures, scaling_figure
 from gradguess.experiments.tables.deep import deep_tables
 from gradguess.experiments.tables.feedback import feedback_tables
@@ -151,10 +151,6 @@ def bench_record(name: str, folder: str = "bench") -> dict[str, Any]:
     return record
 
 
-def ratio_text(ratio: float) -> str:
-    return f"{ratio:.3g}" if ratio < 1000 else f"{ratio:,.0f}"
-
-
 def times_table(device: str) -> str:
     """Ratio of a step to backpropagation's, by method and width."""
     rows = bench_record(f"time-{device}.json")["rows"]
@@ -164,7 +160,7 @@ def times_table(device: str) -> str:
     base = [f"{found['backprop', width]['step_ms']:.3g} ms" for width in widths]
     lines.append(line(["Backpropagation", *base]))
     for method in dict.fromkeys(row["method"] for row in rows if row["method"] != "backprop"):
-        cells = [ratio_text(row["ratio"]) if (row := found.get((method, width))) else "–" for width in widths]
+        cells = [ratio_cell(row["ratio"]).text if (row := found.get((method, width))) else "–" for width in widths]
         lines.append(line([method_label(method), *cells]))
     return "\n".join(lines)
 
@@ -250,21 +246,6 @@ def deep_block() -> str:
     made = deep_tables(load_runs(ROOT / "results" / "deep"))
     parts = [f"### {table.title}\n\n{markdown(table)}" for table in made]
     return "\n\n".join([*parts, *dict.fromkeys(table.caption for table in made)])
-
-
-def steps_table() -> str:
-    """A step of each way to train a deep network, over backpropagation's with the same network."""
-    rows = bench_record("steps.json", "deep")["rows"]
-    base = {row["task"]: row["step_ms"] for row in rows if row["method"] == "backprop" and not row["compiled"]}
-    head = ("", "pieces", "compiled", "step", "over backpropagation, uncompiled")
-    lines = [line(head), "|---" * len(head) + "|"]
-    for row in rows:
-        pieces = row["sites"] if row["sites"].isdecimal() else "–"
-        name, compiled = f"{row['task']}, {method_label(row['method'])}", "yes" if row["compiled"] else "no"
-        lines.append(
-            line([name, pieces, compiled, f"{row['step_ms']:.1f} ms", f"{row['step_ms'] / base[row['task']]:.2f}"])
-        )
-    return "\n".join(lines)
 
 
 def streams_block() -> str:
@@ -364,7 +345,6 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "gpt": gpt2_table(),
         "compare": comparison_block(),
         "deep": deep_block(),
-        "deep-steps": steps_table(),
         "streams": streams_block(),
         **compiled_tables(),
         "trainer": trainer_table(),

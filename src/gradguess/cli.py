@@ -14,7 +14,7 @@ try:
 
     from gradguess.experiments.advice import advise
     from gradguess.experiments.compare.command import compare_command
-    from gradguess.experiments.options import with_config_options
+    from gradguess.experiments.options import Json, Threads, with_config_options
     from gradguess.experiments.streams.command import stream
     from gradguess.experiments.terminal import (
         emit,
@@ -43,8 +43,6 @@ app = typer.Typer(
 
 Out = Annotated[Path | None, typer.Option(help="Directory of the run; the same command continues it.")]
 _METHODS, _DTYPES, RUNS = ", ".join([*METHODS, *VARIANTS]), ", ".join(CHOICES["dtype"]), Path("runs/reproduce")
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
-Threads = Annotated[int, typer.Option(help="Threads of PyTorch; 0: its own default.")]
 
 
 def main() -> None:
@@ -73,14 +71,12 @@ def train(
     threads: Threads = 0,
 ) -> None:
     """Train one network. With --out the run can be killed at any time and continued by the same command."""
-    import torch
-
+    from gradguess.experiments.environment import use_threads
     from gradguess.experiments.train import train as run
     from gradguess.experiments.world import launched_rank
     from gradguess.integrations.logs import logs
 
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     first = launched_rank() == 0
     rows: list[dict[str, Any]] = []
     with (
@@ -229,18 +225,15 @@ def bench(
     json: Json = False,
 ) -> None:
     """Measure time and memory of a training step of every method against backpropagation."""
-    import torch
-
     from gradguess.experiments.bench import bench_memory, bench_starts, bench_tasks, bench_time
     from gradguess.experiments.bench.cases import Case, grid
-    from gradguess.experiments.environment import check_device
+    from gradguess.experiments.environment import check_device, use_threads
     from gradguess.experiments.tables.bench import bench_figures, bench_tables
 
     check_device(device)
     if (compile or starts) and not task:
         raise GradguessError("--compile and --starts need --task: the name of a real network, or all.")
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     batch, k, dtype = batch or [512], k or [10], dtype or ["float32"]
     with interruptible(), notes.status("measuring") as status:
         say = lambda words: status.update(words)  # noqa: E731

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradguess.experiments.options import with_config_options
+from gradguess.experiments.options import Json, Threads, with_config_options
 from gradguess.experiments.terminal import emit, interruptible, notes
 
 
@@ -15,21 +15,20 @@ def advise(
     config: Any,
     seconds: Annotated[float, typer.Option(help="About how long it may take.")] = 30.0,
     memory_mb: Annotated[float, typer.Option(help="What a step may take; 0: anything.")] = 0.0,
-    threads: Annotated[int, typer.Option(help="Threads of PyTorch; 0: its own default.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+    threads: Threads = 0,
+    json: Json = False,
 ) -> None:
     """Try the methods on a network for a few steps, and say which one to use. --sites is the number of pieces."""
     import torch
 
     import gradguess as gg
     from gradguess.experiments.data import load
-    from gradguess.experiments.environment import check_device
+    from gradguess.experiments.environment import check_device, use_threads
     from gradguess.experiments.loss import smoothed_loss
     from gradguess.experiments.train import autocast, build_model
 
     check_device(config.device)
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     data = load(config.data).first(config.samples or config.batch).to(config.device, getattr(torch, config.dtype))
     batch = data.x_train[: config.batch], data.y_train[: config.batch]
     where: dict[str, Any] = {"pieces": int(config.sites)} if config.sites.isdecimal() else {"sites": config.sites}

@@ -64,6 +64,12 @@ def check_device(device: str) -> None:
         raise InputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
+def use_threads(threads: int) -> None:
+    """So many of PyTorch; 0: as many as it takes by itself."""
+    if threads:
+        torch.set_num_threads(threads)
+
+
 def describe(device: str) -> dict[str, Any]:
     """The environment record of a result."""
     cuda = torch.device(device).type == "cuda"

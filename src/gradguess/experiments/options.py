@@ -11,6 +11,9 @@ import typer
 
 from gradguess.experiments.config import TrainConfig
 
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Threads = Annotated[int, typer.Option(help="Threads of PyTorch; 0: its own default.")]
+
 
 def with_config_options(command: Callable[..., None], config: Any = TrainConfig) -> Callable[..., None]:
     """Replace the parameter `config` by one option per field of the configuration: fields are declared once."""

@@ -12,6 +12,7 @@ from gradguess.errors import InputError
 from gradguess.experiments.compare.contenders import CONTENDERS
 from gradguess.experiments.compare.plan import SEEDS, Comparison
 from gradguess.experiments.compare.tasks import TASKS
+from gradguess.experiments.options import Json
 from gradguess.experiments.terminal import emit, interruptible, notes, print_tables, runs_bar
 
 
@@ -35,7 +36,7 @@ def compare_command(write_page: Callable[[Path], Path]) -> Callable[..., None]:
         dry_run: Annotated[
             bool, typer.Option("--dry-run", "--list", help="Say what would be run, and run nothing.")
         ] = False,
-        json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+        json: Json = False,
     ) -> None:
         """Compare methods on tasks at equal epochs, each at its best learning rate. No finished run is repeated."""
         from gradguess.experiments.compare.run import compare as run

@@ -11,8 +11,9 @@ from gradguess.errors import GradguessError
 from gradguess.experiments.compare.run import SCHEMA
 from gradguess.experiments.files import read_json
 from gradguess.experiments.methods import method_label, style_name
+from gradguess.experiments.tables.averages import mean_cell
 from gradguess.experiments.tables.compare import Summary
-from gradguess.experiments.tables.table import Cell, Curve, Figure, Table, mean_text, number, text
+from gradguess.experiments.tables.table import Cell, Curve, Figure, Table, number, text
 
 COLUMNS = (
     *("Method", "Rate", "Train", "Test", "Difference"),
@@ -86,8 +87,8 @@ def _line(row: dict[str, Any], base: Summary | None) -> tuple[Cell, ...]:
     return (
         Cell(label, label, note=_why(row)),
         Cell("–") if row["lr"] is None else Cell(f"{row['lr']:g}", row["lr"]),
-        _shown(Summary.of(row["train"])),
-        _shown(test),
+        mean_cell(Summary.of(row["train"])),
+        mean_cell(test),
         against,
         number(row.get("ratio"), ".2f"),
         number(row.get("memory_ratio"), ".2f"),
@@ -100,10 +101,6 @@ def _line(row: dict[str, Any], base: Summary | None) -> tuple[Cell, ...]:
 def _why(row: dict[str, Any]) -> str:
     """Why there is no result, in short."""
     return row["failed"].partition(". ")[0].rstrip(".")
-
-
-def _shown(summary: Summary | None) -> Cell:
-    return Cell("–") if summary is None else Cell(mean_text(summary.mean, summary.sd), summary.mean)
 
 
 def figure(task: dict[str, Any], cost: str) -> Figure | None:

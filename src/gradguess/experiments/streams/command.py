@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradguess.experiments.options import with_config_options
+from gradguess.experiments.options import Json, Threads, with_config_options
 from gradguess.experiments.streams.config import StreamConfig
 from gradguess.experiments.terminal import emit, interruptible, notes
 
@@ -19,17 +19,15 @@ SHOWN = ("error", "chance", "step_ms", "memory_mb", "skipped", "failed")
 def stream(
     config: Any,
     out: Annotated[Path | None, typer.Option(help="Write the whole record, with its curves, to this file.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
-    threads: Annotated[int, typer.Option(help="Threads of PyTorch; 0: its own default.")] = 0,
+    json: Json = False,
+    threads: Threads = 0,
 ) -> None:
     """Learn online from an endless stream: the error at the end, the time of a step, and the memory that is kept."""
-    import torch
-
+    from gradguess.experiments.environment import use_threads
     from gradguess.experiments.files import write_json
     from gradguess.experiments.streams.run import run
 
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     with interruptible(), notes.status(config.key) as status:
         record = run(config, lambda point: status.update(f"{config.key}: step {point['step']}, error {point['error']}"))
     if out is not None:

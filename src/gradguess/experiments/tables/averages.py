@@ -1,4 +1,4 @@
-"""Curves over the seeds of an experiment: the mean, with its standard deviation or its range."""
+"""Cells and curves over the seeds of an experiment: the mean, with its standard deviation or its range."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from collections.abc import Sequence
 
 from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.runs import Variant
-from gradguess.experiments.tables.table import Curve
+from gradguess.experiments.tables.table import Cell, Curve, mean_text
+
+
+def mean_cell(summary: Summary | None) -> Cell:
+    """The mean with its standard deviation; a dash where nothing was run."""
+    return Cell("–") if summary is None else Cell(mean_text(summary.mean, summary.sd), summary.mean)
 
 
 def curve_of_means(label: str, points: Sequence[tuple[float, Summary]], style: str) -> Curve | None:

@@ -43,32 +43,34 @@ def _times(slug: str, methods: Sequence[str], found: Mapping[tuple[str, int, str
     rows = []
     for method in ("backprop", *methods):
         mine = [found.get((*place, method)) for place in PLACES]
-        ratios = (_ratio(None if row is None else row["ratio"]) for row in mine)
+        ratios = (ratio_cell(None if row is None else row["ratio"]) for row in mine)
         peak = found.get(("CPU", PEAK, method))
         whole = peak is not None and not peak["scaled_from"]  # else it is that of a part of the batch
         rows.append((text(method_label(method)), *ratios, number(peak["peak_mb"] if peak and whole else None, ".0f")))
     return Table(slug, "What a step costs", columns, tuple(rows), "")
 
 
-def _ratio(ratio: float | None) -> Cell:
+def ratio_cell(ratio: float | None) -> Cell:
     return number(ratio, ".3g") if ratio is None or ratio < 1000 else Cell(f"{ratio:,.0f}", ratio)
 
 
 def _students(record: Record) -> Table:
-    """A step over backpropagation's with the same network, uncompiled."""
-    rows = [row for row in record["rows"] if not row["compiled"]]
-    base = {row["task"]: row["step_ms"] for row in rows if row["method"] == "backprop"}
+    """A step of each way to train a deep network, and over backpropagation's with the same network, uncompiled."""
+    rows = record["rows"]
+    base = {row["task"]: row["step_ms"] for row in rows if row["method"] == "backprop" and not row["compiled"]}
     shown = tuple(
         (
             text(method_label(row["method"])),
             text(row["task"]),
-            text(row["sites"]),
-            _ratio(row["step_ms"] / base[row["task"]]),
+            text(row["sites"] if row["sites"].isdecimal() else "–"),
+            text("yes" if row["compiled"] else "no"),
+            number(row["step_ms"], ".1f"),
+            ratio_cell(row["step_ms"] / base[row["task"]]),
         )
         for row in rows
-        if row["method"] != "backprop"
     )
-    return Table("cost-students", "What a step costs", ("", "Network", "Pieces", "Step"), shown, "")
+    columns = ("", "Network", "Pieces", "Compiled", "ms", "Over backpropagation, uncompiled")
+    return Table("cost-students", "What a step costs", columns, shown, "")
 
 
 def _checkpoints(record: Record) -> Table:
@@ -79,7 +81,7 @@ def _checkpoints(record: Record) -> Table:
         (
             text(method_label(name)),
             number(row["peak_mb"] - row["gradients_mb"], ".0f"),
-            _ratio(row["step_ms"] / rows["backprop"]["step_ms"]),
+            ratio_cell(row["step_ms"] / rows["backprop"]["step_ms"]),
         )
         for name, row in rows.items()
         if name in ("backprop", "checkpoint-all", "checkpoint-sqrt", "replay")

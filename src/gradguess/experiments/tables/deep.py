@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.methods import METHODS, VARIANTS, method_label, options_of, settings_of
+from gradguess.experiments.tables.averages import mean_cell
 from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.runs import Run, Variant, setting, variants
-from gradguess.experiments.tables.table import Cell, Table, mean_text, number, text
+from gradguess.experiments.tables.table import Cell, Table, number, text
 
 BASE = "backprop"
 _TASK = ("model", "data", "width", "depth", "epochs")
@@ -50,9 +51,9 @@ def _row(variant: Variant, mean: Summary, base: Summary | None, quantity: str) -
         text(_name(variant)),
         text(pieces if pieces.isdecimal() else "–"),
         number(setting(variant.first, "lr"), "g"),
-        _mean(Summary.of(variant.values(f"train_{quantity}"))),
-        _mean(mean),
-        _mean(Summary.of([pick(values) for values in seen if values])),
+        mean_cell(Summary.of(variant.values(f"train_{quantity}"))),
+        mean_cell(mean),
+        mean_cell(Summary.of([pick(values) for values in seen if values])),
         text("–") if base is None or mean is base else number(mean.mean - base.mean, ".4f", signed=True),
         number(len(variant.runs), "d"),
     )
@@ -66,7 +67,3 @@ def _name(variant: Variant) -> str:
     rate = setting(variant.first, "student_lr")
     unusual = "student_lr" in options_of(method) and rate != TrainConfig.student_lr
     return f"{label}, their rate {rate:g}" if unusual else label
-
-
-def _mean(summary: Summary | None) -> Cell:
-    return Cell("–") if summary is None else Cell(mean_text(summary.mean, summary.sd), summary.mean)

@@ -9,9 +9,10 @@ from gradguess.errors import GradguessError
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.methods import method_label
 from gradguess.experiments.real import STUDIED, TASKS, task_of, variant_of
+from gradguess.experiments.tables.averages import mean_cell
 from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.runs import Run
-from gradguess.experiments.tables.table import Cell, Table, mean_text, number, text
+from gradguess.experiments.tables.table import Cell, Table, number, text
 
 _CAPTION = (
     "All methods at equal epochs and over the same grid of learning rates (cosine schedule); each is shown at the rate "
@@ -91,8 +92,8 @@ def _rows(setting: Setting, runs: dict[str, list[Run]]) -> list[tuple[Cell, ...]
             number(epochs, "d"),
             text(method_label(variant)),
             Cell(f"{one.lr:g}", one.lr, note="" if one.rates > 1 else "the only one tried"),
-            _shown(one.summary(f"train_{quantity}")),
-            _shown(one.summary(f"test_{quantity}")),
+            mean_cell(one.summary(f"train_{quantity}")),
+            mean_cell(one.summary(f"test_{quantity}")),
             _against(one, base, f"test_{quantity}"),
             number(len(one.runs), "d"),
         )
@@ -116,12 +117,6 @@ def _best(variant: str, runs: Sequence[Run], quantity: str, less: bool) -> _Best
 
     lr = max(full, key=score)
     return _Best(variant, lr, len(by_rate), tuple(full[lr]))
-
-
-def _shown(summary: Summary | None) -> Cell:
-    if summary is None:
-        return Cell("–")
-    return Cell(mean_text(summary.mean, summary.sd), summary.mean)
 
 
 def _against(one: _Best, base: _Best | None, quantity: str) -> Cell:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradguess.experiments.paper_numbers import WIDTHS
+from gradguess.experiments.tables.averages import mean_cell
 from gradguess.experiments.tables.compare import Summary
 from gradguess.experiments.tables.runs import Run, Variant, select
 from gradguess.experiments.tables.sides import show_interval
-from gradguess.experiments.tables.table import Cell, Table, mean_text, number, text
+from gradguess.experiments.tables.table import Cell, Table, number, text
 from gradguess.experiments.tables.welch import difference
 
 _QUANTITIES = {"train_accuracy": "Train accuracy", "test_accuracy": "Test accuracy"}
@@ -47,7 +48,8 @@ def _row(width: int, k: int | str, quantity: str, own: Variant, shared: Variant)
         number(width, "d"),
         text(k),
         text(_QUANTITIES[quantity]),
-        *(Cell(mean_text(one.mean, one.sd), one.mean) for one in (a, b)),
+        mean_cell(a),
+        mean_cell(b),
         Cell(show_interval(gap), gap.value) if gap else number(b.mean - a.mean, signed=True),
         text(f"{a.n}, {b.n}"),
     )
