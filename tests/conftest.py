@@ -1,5 +1,6 @@
 """One thread and known seeds: timings are steady and failures repeat."""
 
+import gc
 import os
 
 import pytest
@@ -7,7 +8,14 @@ import torch
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
+    torch.manual_seed = torch.default_generator.manual_seed  # the whole of it notes a stack for each absent device
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are defined: they then run on a CPU, step by step
+
+
+def pytest_collection_finish():
+    """PyTorch and ten thousand tests are here to stay: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

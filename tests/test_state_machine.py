@@ -599,7 +599,7 @@ def _plain(entries: Any) -> dict[str, Any]:
 
 TestTraining = Training.TestCase
 TestTraining.settings = settings(
-    max_examples=int(EXAMPLES or 30),
+    max_examples=int(EXAMPLES or 20),
     stateful_step_count=12,
     deadline=None,
     derandomize=EXAMPLES is None,

@@ -192,8 +192,9 @@ def test_a_loss_of_ones_own(tmp_path: Path):
 
 
 PROGRAM = """
-import json, sys
+import gc, json, sys
 from pathlib import Path
+import torch
 sys.path[:0] = sys.argv[1:3]
 from test_trainer import FEEDBACK, Bridge, arguments, counting, gpt2, losses
 args = arguments(Path(sys.argv[3]), 4, per_device_train_batch_size=4, gradient_accumulation_steps=2)
@@ -201,6 +202,9 @@ trainer = Bridge(gpt2(), args, train_dataset=counting(), method=FEEDBACK)
 found = losses(trainer)
 if trainer.is_world_process_zero():
     Path(sys.argv[3], "losses.json").write_text(json.dumps(found))
+del trainer  # it holds the group, whose threads must end before Python does: else they abort it
+torch.distributed.destroy_process_group()
+gc.collect()
 """
 
 

@@ -135,6 +135,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("method", METHODS)
 def test_nor_does_it_with_other_options(method, options):
     assert_pure(make("relu-bias"), METHODS[method], SEARCH, **OPTIONS[options])
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("method", ["activation", "shared", "chained", "mezo", "backprop"])
+def test_nor_on_tokens(method, options):
     assert_pure(make("transformer"), METHODS[method], 1, **OPTIONS[options])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import nn
 
 import gradguess as gg
@@ -23,10 +24,16 @@ PATH = os.pathsep.join([str(WORKER.parent), os.environ.get("PYTHONPATH", "")])
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory) -> dict[int, list[dict[str, Any]]]:
-    """What every rank of worlds of 2 and 4 processes saw."""
-    directory = tmp_path_factory.mktemp("worlds")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
-    subprocess.run([sys.executable, str(WORKER), str(directory)], env=environment, timeout=300, check=True)
+    """What every rank of worlds of 2 and 4 processes saw. The processes that run these tests share it."""
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent
+    directory /= "worlds"
+    with FileLock(f"{directory}.lock"):
+        if not directory.exists():
+            directory.mkdir()
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
+            subprocess.run([sys.executable, str(WORKER), str(directory)], env=environment, timeout=300, check=True)
     return {s: [torch.load(directory / f"{s}-{r}.pt", weights_only=True) for r in range(s)] for s in BOUNDS}
 
 

@@ -139,7 +139,7 @@ def traced_autograd() -> AbstractContextManager[Any]:
 def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> fx.GraphModule:
     """The operations of `function` on these tensors. What is not among the arguments is a constant of the graph."""
     try:
-        graph = make_fx(_watched(function))(*arguments)
+        graph = _graph_of(_watched(function), arguments)
     except NotTraceable:
         raise
     except Exception as error:  # whatever a model does that cannot be traced
@@ -161,6 +161,14 @@ def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) ->
     return _merged(graph, arguments)
 
 
+def _graph_of(function: Callable[..., Any], arguments: Sequence[Tensor]) -> fx.GraphModule:
+    """Every operation, with the shapes of what it makes. Without the context each of them would note a stack."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # here, since it brings sympy
+
+    with torch._guards.tracing(torch._guards.TracingContext(FakeTensorMode())):
+        return make_fx(function)(*arguments)
+
+
 def _is_fresh(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Is a constant of the graph one number, which the step itself makes?"""
     value = getattr(graph, str(node.target))
@@ -173,7 +181,7 @@ def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModul
     Values can be told to be equal where nothing is written in place.
     """
     with torch.no_grad(), full_precision(arguments[0].device):  # its casts are in it already
-        pure = make_fx(torch.func.functionalize(graph, remove="mutations"))(*arguments)
+        pure = _graph_of(torch.func.functionalize(graph, remove="mutations"), arguments)
     for node in pure.graph.nodes:
         if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             node.replace_all_uses_with(node.args[0])
