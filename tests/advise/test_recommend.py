@@ -40,6 +40,7 @@ def test_without_a_limit_backpropagation_is_the_answer():
         (39.0, STUDENTS, "backpropagation needs 100 MB and backpropagation, checkpoints needs 40 MB"),
         (10.0, MEZO, "Use MeZO"),
         (10.0, MEZO, "approximation (cosine 0.01, 0.00 at the lowest site): compare"),
+        (10.0, MEZO, "So faint a signal suits fine-tuning"),
         (9.0, None, "Nothing that was measured fits into 9 MB; MeZO needs least, 10 MB"),
     ],
 )
@@ -47,6 +48,10 @@ def test_the_first_that_fits_is_chosen(limit: float, row: Row | None, words: str
     chosen, why = recommend(ROWS, limit)
     assert chosen is row
     assert words in why
+
+
+def test_a_signal_that_is_not_faint_is_not_called_so():
+    assert "faint" not in recommend(ROWS, 39.0)[1]
 
 
 def test_what_does_not_work_is_passed_over():

@@ -8,6 +8,7 @@ from gradguess.advise.advice import Row
 from gradguess.advise.candidates import BACKPROP, CHECKPOINTED
 
 EXACT = (BACKPROP, CHECKPOINTED)
+FAINT = 0.1  # a cosine below it: training from scratch takes many times as many steps
 
 
 def recommend(rows: Sequence[Row], memory_mb: float | None = None) -> tuple[Row | None, str]:
@@ -33,10 +34,13 @@ def _why_exact(chosen: Row, rows: Sequence[Row]) -> str:
 
 
 def _why_local(chosen: Row, rows: Sequence[Row]) -> str:
-    return (
+    why = (
         f"Use {chosen.method}{_price(chosen)}, since {_passed(chosen, rows)}. Its gradient is an "
         f"approximation{_near(chosen)}: compare its accuracy with that of backpropagation on a smaller model or batch."
     )
+    if chosen.cosine is None or chosen.cosine >= FAINT:
+        return why
+    return f"{why} So faint a signal suits fine-tuning; a smaller batch with a better method trains from scratch sooner."
 
 
 def _bought(local: Row | None) -> str:
