@@ -40,7 +40,7 @@ def _why_local(chosen: Row, rows: Sequence[Row]) -> str:
     )
     if chosen.cosine is None or chosen.cosine >= FAINT:
         return why
-    return f"{why} So faint a signal suits fine-tuning; a smaller batch with a better method trains from scratch sooner."
+    return f"{why} So faint a signal suits fine-tuning; from scratch a smaller batch with a better method is faster."
 
 
 def _bought(local: Row | None) -> str:

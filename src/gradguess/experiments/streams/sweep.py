@@ -33,23 +33,37 @@ def results(out: Path, configs: Iterable[StreamConfig]) -> list[dict[str, Any]]:
 
 
 def best_rate(out: Path, group: Group, entry: StreamConfig) -> float | None:
-    """The learning rate whose worse tuning run has the least error; None while some of its runs are missing."""
-    if not group.grid:
-        return entry.lr
-    worst: dict[float, float] = {}
-    for config in group.tuning(entry):
-        for record in results(out, [config]):
-            error = record["error"] if record["error"] is not None else math.inf
-            worst[config.lr] = max(error, worst.get(config.lr, 0.0))
-    complete = all(place(out, config).exists() for config in group.tuning(entry))
-    return min(worst, key=lambda rate: worst[rate]) if complete else None
+    """The learning rate whose worse tuning run has the least error; None while it is not known."""
+    return _tuned(out, group, entry)[0]
 
 
 def wanted(out: Path, group: Group) -> Iterator[StreamConfig]:
-    """What can be run now: for each entry the tuning runs, and once these are there the reported ones."""
+    """What can be run now: for each entry the next tuning runs, and once its rate is known the reported ones."""
     for entry in group.entries:
-        rate = best_rate(out, group, entry)
-        yield from group.tuning(entry) if rate is None else group.reported(entry, rate)
+        rate, missing = _tuned(out, group, entry)
+        yield from missing if rate is None else group.reported(entry, rate)
+
+
+def _tuned(out: Path, group: Group, entry: StreamConfig) -> tuple[float | None, list[StreamConfig]]:
+    """The rate, or the tuning runs that come next.
+
+    A rate of which one run is worse than both of another cannot win any more: its other run is not made.
+    """
+    if not group.grid:
+        return entry.lr, []
+    worst = dict.fromkeys(group.grid, -math.inf)
+    missing: dict[float, list[StreamConfig]] = {rate: [] for rate in group.grid}
+    for config in group.tuning(entry):
+        if not place(out, config).exists():
+            missing[config.lr].append(config)
+        for record in results(out, [config]):
+            worst[config.lr] = max(worst[config.lr], math.inf if record["error"] is None else record["error"])
+    untried = [missing[rate][0] for rate in group.grid if worst[rate] == -math.inf]
+    if untried:
+        return None, untried
+    best = min((rate for rate in group.grid if not missing[rate]), key=worst.__getitem__, default=None)
+    better = [rate for rate in group.grid if missing[rate] and (best is None or worst[rate] < worst[best])]
+    return (None, missing[min(better, key=worst.__getitem__)][:1]) if better else (best, [])
 
 
 def sweep(
