@@ -42,7 +42,7 @@ format: $(ALL)
 	$(BIN)/ruff format .
 
 test: lint docs
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --durations 20
 
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs: $(SITE)  # the site, in build/site; a warning is an error, unless mkdocs is told to be quiet

@@ -15,11 +15,15 @@ from gradguess.experiments.check import GOLDEN, check, parts_of, read_golden
 from gradguess.experiments.tables.runs import Run
 
 CASES = {
-    "zoo/cnn/ns-placed": 5.0,
+    "zoo/relu-bias/ns-placed": 5.0,
     "own/chain/wt": 1.0,
     "own/chain/shared": 2.0,
-    "zoo/cnn/ns": 3.0,
-    "run/chain/chained-part/events": 4.0,
+    "zoo/relu-bias/ns": 3.0,
+    "own/residual/chained": 6.0,
+    "pieces/chain/chained": 7.0,
+    "pieces/chain/wt": 8.0,
+    "run/chain/chained-part/plain": 4.0,
+    "run/chain/chained/events": 9.0,
 }
 
 
@@ -30,7 +34,7 @@ def git(root: Path, *arguments: str) -> str:
 
 
 def record_golden(root: Path, **changed: float) -> None:
-    cases = {name: value + changed.get(name.split("/")[2], 0.0) for name, value in CASES.items()}
+    cases = {name: value + changed.get(name, changed.get(name.split("/")[2], 0.0)) for name, value in CASES.items()}
     about = {"labels": {name: ["a norm", "a projection"] for name in cases}, "tolerances": {}}
     values = [number for value in cases.values() for number in (value, value / 7)]
     path = root / GOLDEN
@@ -87,6 +91,24 @@ def test_variations_of_a_method_count_for_it(root: Path):
     found = check([result("a", "feedback-chained", first), result("b", "feedback-direct", first)], root)
     assert list(found.stale) == ["a"]
     assert found.current == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("case", "stale"),
+    [
+        ("own/residual/chained", ["residual", "mlp in pieces"]),
+        ("pieces/chain/chained", ["residual", "mlp in pieces"]),
+        ("run/chain/chained/events", ["residual", "mlp in pieces"]),
+        ("run/chain/chained-part/plain", ["mlp", "residual", "mlp in pieces"]),
+    ],
+)
+def test_an_mlp_is_held_to_the_cases_of_chains(root: Path, case: str, stale: list[str]):
+    first = commit(root, "first")
+    record_golden(root, **{case: 1.0})
+    commit(root, "second")
+    networks = {"mlp": {"model": "mlp"}, "residual": {"model": "residual"}, "mlp in pieces": {"sites": 3}}
+    results = [result(name, "feedback-chained", first, **config) for name, config in networks.items()]
+    assert list(check(results, root).stale) == stale
 
 
 def test_thresholds_are_told_apart(root: Path):
