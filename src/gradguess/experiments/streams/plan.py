@@ -48,8 +48,8 @@ def _wperp(base: StreamConfig, *ks: int, bases: Sequence[str] = ("lagged",)) -> 
 
 def recall12() -> Group:
     base = StreamConfig(task="recall", delay=12, width=64, steps=5000)
-    bases = ("lagged", "krylov", "wperp", "observable", "random")
-    return Group(_wperp(base, 24, 16, 12, 8, bases=bases) + _rules(base, (8, 16)))
+    others = _wperp(base, 16, 8, bases=("krylov", "wperp", "observable", "random"))
+    return Group(_wperp(base, 24, 16, 12, 8) + others + _rules(base, (8, 16)))
 
 
 def recall40() -> Group:
