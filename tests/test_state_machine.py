@@ -511,6 +511,7 @@ class Training(RuleBasedStateMachine):
             cut = twin.Cut(self.model, loss_fn, x[:rows], t[:rows], sites)
         few = twin.Cut(self.model, loss_fn, x[: twin.PROBE], t[: twin.PROBE], sites)
         few = few if self.coupling == "sample" else cut
+        searched = [site for site in guessed if now or site.name not in before.kept]
         for site in guessed:
             old = before.kept.get(site.name)
             if old is not None and not now:
@@ -528,7 +529,7 @@ class Training(RuleBasedStateMachine):
             elif self.model.training and self.kind == "dropout":
                 continue  # masks of fewer samples are others
             else:
-                P, sure = twin.expected_sketch(few, site, guessed, guess.k, count, warm)
+                P, sure = twin.expected_sketch(few, site, searched, guess.k, count, warm)
             if sure:
                 torch.testing.assert_close(V @ V.mT, P, rtol=0, atol=1e-5)
 

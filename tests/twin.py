@@ -175,23 +175,36 @@ def _strongest(W: Tensor, k: int, old: Tensor | None) -> tuple[Tensor, bool]:
 
 
 def expected_sketch(
-    cut: Cut, site: Site, guessed: Sequence[Site], k: int, count: int, old: Tensor | None
+    cut: Cut, site: Site, searched: Sequence[Site], k: int, count: int, old: Tensor | None
 ) -> tuple[Tensor, bool]:
-    """The same for any other site: the strongest directions of `W̃ᵀ ε`, from noise with a seed of its own."""
+    """The same for any other site: the strongest directions of `W̃ᵀ ε`, from noise with a seed of its own.
+
+    Sites of which all next ones have been met are sketched together, one such group after the other.
+    """
     noise = torch.Generator().manual_seed(SEED + count)
-    ends = [cut.below[other.name] for other in cut.sites]
-    if any(other.reaches_output for other in guessed):
-        ends = [*ends, cut.outputs]
-    leaf = cut.above[site.name]
+    for group in _groups(cut, [other for other in searched if other.linear is None]):
+        ends = [cut.below[name] for name in dict.fromkeys(name for other in group for name in other.above)]
+        ends += [cut.outputs] if any(other.reaches_output for other in group) else []
+        vectors = max(8, -(-2 * _rank(cut, group[0], k) // cut.batch))
+        eps = [[torch.randn(end.shape, generator=noise, dtype=end.dtype) for end in ends] for _ in range(vectors)]
+        if site in group:
+            leaf = cut.above[site.name]
+            rows = [torch.autograd.grad(ends, leaf, each, retain_graph=True)[0] for each in eps]
+            return _strongest(torch.cat([flat(site, row) for row in rows]), _rank(cut, site, k), old)
+    raise AssertionError(f"{site.name} is not sketched")
+
+
+def _rank(cut: Cut, site: Site, k: int) -> int:
     m = sum(cut.below[name][0].numel() for name in site.above)
     m += cut.outputs[0].numel() if site.reaches_output else 0
-    k = min(k, flat(site, leaf).shape[1], m)
-    rows = []
-    for _ in range(max(8, -(-2 * k // cut.batch))):
-        eps = [torch.randn(end.shape, generator=noise, dtype=end.dtype) for end in ends]
-        (grad,) = torch.autograd.grad(ends, leaf, eps, retain_graph=True)
-        rows.append(flat(site, grad))
-    return _strongest(torch.cat(rows), k, old)
+    return min(k, flat(site, cut.above[site.name]).shape[1], m)
+
+
+def _groups(cut: Cut, sites: Sequence[Site]) -> list[list[Site]]:
+    """Sites by the call at which the last of those next above them is met; those that reach the output last."""
+    order = [other.name for other in cut.sites]
+    at = {s.name: len(order) if s.reaches_output else max(order.index(name) for name in s.above) for s in sites}
+    return [[s for s in sites if at[s.name] == place] for place in sorted(set(at.values()))]
 
 
 def transposed(cut: Cut, site: Site, eps: Tensor) -> Tensor:

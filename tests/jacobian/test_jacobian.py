@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import gradguess as gg
 from asserts import assert_in_subspace
 from frames import frames_of, matrix
 from gradguess.jacobian import CutGraph, Dense, GatedLinear, Jacobian
+from gradguess.model.site import Site
 from gradguess.noise import Noise
 from models import BATCH, ZOO, Case, generator, make
 from references import mlp_jacobians, row_projector, top_projector
@@ -170,3 +172,61 @@ def test_sketched_basis_finds_a_low_rank_row_space():
     P = row_projector(model[2].weight.detach())
     assert_in_subspace(V.mT, P)
     torch.testing.assert_close(V @ V.mT, P, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["branching", "transformer", "residual", "cnn", "two-inputs", "bare"])
+def test_a_graph_in_passing_shows_every_site_the_jacobian_of_the_whole_graph(name):
+    case = make(name)
+    step, seen = step_of(case), []
+    reference = step.passes.cut()
+
+    def settle(graph: CutGraph, site: Site) -> None:
+        assert not torch.is_grad_enabled()
+        whole, passing = (g.jacobian(site) for g in (reference, graph))
+        eps = torch.randn(whole.batch, whole.m, generator=generator(), dtype=torch.float64)
+        torch.testing.assert_close(passing.vjp(eps), whole.vjp(eps))
+        torch.testing.assert_close(passing.jvp(passing.vjp(eps)), whole.jvp(whole.vjp(eps)))
+        seen.append(site.name)
+
+    step.passes.cut_in_passing(step.layout.guessed, settle)
+    assert sorted(seen) == sorted(site.name for site in step.layout.guessed)
+
+
+@pytest.mark.parametrize("depth", [3, 12])
+def test_a_graph_in_passing_frees_what_no_site_waits_for(depth):
+    """Of a network in pieces one piece is alive at a time, whatever the depth."""
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(5, 5), nn.Softmax(-1))]
+    case = Case(
+        nn.Sequential(nn.Linear(6, 5), *layers).double(), torch.randn(BATCH, 6).double(), torch.zeros(BATCH).long()
+    )
+    step, alive, nodes = step_of(case), [], weakref.WeakSet()
+
+    def settle(graph: CutGraph, site: Site) -> None:
+        nodes.update(graph.below.values())
+        alive.append((len(graph.below), len(graph.above), len(nodes)))
+
+    step.passes.cut_in_passing(step.layout.guessed, settle)
+    assert alive == [(1, 2, 1)] * depth
+    assert not nodes
+
+
+def test_sites_that_are_met_together_are_sketched_together(monkeypatch):
+    """Query, key and value of an attention share one reverse pass for each vector."""
+    calls = []
+    grad = torch.autograd.grad
+    monkeypatch.setattr(
+        torch.autograd,
+        "grad",
+        lambda ends, leaves, *rest, **more: (calls.append(len(leaves)), grad(ends, leaves, *rest, **more))[1],
+    )
+    step = step_of(make("branching"))
+    sizes = {}
+
+    def settle(graph: CutGraph, site: Site) -> None:
+        rows = graph.jacobian(site).shared_basis(2, Noise(generator()))
+        sizes[site.name] = rows.shape[1]
+
+    step.passes.cut_in_passing(step.layout.guessed, settle, twice=False)
+    assert len(calls) % 8 == 0
+    assert sum(calls) == 8 * len(step.layout.guessed)
+    assert len(calls) < sum(calls)

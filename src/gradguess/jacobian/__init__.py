@@ -2,10 +2,11 @@
 
 - `GatedLinear`: an elementwise function, then a linear layer: `W̃ = W M` with one `W` for the whole batch (eq. 4).
 - `CutGraph`: everything else. The graph is cut at every site, so `autograd.grad` sees exactly those paths.
+  `PassingCutGraph` keeps no more of it than some site still waits for.
 """
 
 from gradguess.jacobian.base import Dense, Jacobian
-from gradguess.jacobian.cut_graph import CutGraph
+from gradguess.jacobian.cut_graph import CutGraph, PassingCutGraph
 from gradguess.jacobian.gated_linear import GatedLinear
 
-__all__ = ["CutGraph", "Dense", "GatedLinear", "Jacobian"]
+__all__ = ["CutGraph", "Dense", "GatedLinear", "Jacobian", "PassingCutGraph"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,24 +48,69 @@ class CutGraph:
         return GraphJacobian(self, site)
 
     def sketch(self, site: Site, count: int, noise: Noise) -> Tensor:
-        """Rows `W̃ᵀ ε` for every sample of the pass, `count` each: (rows, d). One cut backward serves all sites."""
-        if not self._sketch:
-            self._sketch = self._sketch_all(count, noise)
-        return self._sketch[site.name]
+        """Rows `W̃ᵀ ε` for every sample of the pass, at least `count` each: (rows, d)."""
+        known = self._sketch.get(site.name)
+        if known is None or len(known) < count * len(site.flat(self.above[site.name])):
+            self._sketch = self._sketched(self._beside(site), count, noise)
+        return at_least_float32(self._sketch[site.name])
 
-    def _sketch_all(self, count: int, noise: Noise) -> dict[str, Tensor]:
-        sites = self.layout.guessed
-        ends = [self.below[name] for name in self.below]
+    def _beside(self, site: Site) -> Sequence[Site]:
+        """The sites that are sketched together, by one reverse pass for each vector."""
+        return [site]
+
+    def _sketched(self, sites: Sequence[Site], count: int, noise: Noise) -> dict[str, Tensor]:
+        ends = [self.below[name] for name in dict.fromkeys(name for site in sites for name in site.above)]
         if any(site.reaches_output for site in sites):
             ends = ends + self.ends
         leaves = [self.above[site.name] for site in sites]
-        rows: dict[str, list[Tensor]] = {site.name: [] for site in sites}
-        for _ in range(count):
+        rows = {}
+        for site, leaf in zip(sites, leaves, strict=True):
+            batch, d = site.flat(leaf).shape
+            rows[site.name] = leaf.new_empty(count, batch, d)
+        for number in range(count):
             eps = [noise.normal(end.shape, end.dtype, end.device) for end in ends]
             grads = torch.autograd.grad(ends, leaves, eps, retain_graph=True)
             for site, grad in zip(sites, grads, strict=True):
-                rows[site.name].append(at_least_float32(site.flat(grad)))
-        return {name: torch.cat(parts) for name, parts in rows.items()}
+                rows[site.name][number] = site.flat(grad)
+        return {name: found.flatten(0, 1) for name, found in rows.items()}
+
+
+class PassingCutGraph(CutGraph):
+    """A cut graph that is let go of on the way: only the pieces are alive that some site still waits for.
+
+    Args:
+        sites: of these, `settle(graph, site)` sees each as soon as the pass has met all that lies next above it.
+    """
+
+    def __init__(
+        self, layout: Layout, run: Run, sites: Sequence[Site], settle: Callable[[CutGraph, Site], None]
+    ) -> None:
+        self._waiting, self._met, self._settle = list(sites), list[Site](), settle
+        super().__init__(layout, run)
+        self._go_on(over=True)
+
+    def _cut(self, site: Site, x: Any, s: Tensor) -> Tensor:
+        leaf = super()._cut(site, x, s)
+        self._go_on()
+        return leaf
+
+    def _beside(self, site: Site) -> Sequence[Site]:
+        return self._met
+
+    def _go_on(self, over: bool = False) -> None:
+        """Settle the sites that wait for nothing any more, and drop what no other waits for."""
+        self._met = [site for site in self._waiting if self._has_all(site, over)]
+        self._waiting = [site for site in self._waiting if site not in self._met]
+        with torch._C.DisableTorchFunction(), torch.no_grad():  # the rules of the pass end here
+            for site in self._met:
+                self._settle(self, site)
+        self._sketch = {}
+        names, ends = {site.name for site in self._waiting}, {name for site in self._waiting for name in site.above}
+        self.above = {name: leaf for name, leaf in self.above.items() if name in names}
+        self.below = {name: s for name, s in self.below.items() if name in ends}
+
+    def _has_all(self, site: Site, over: bool) -> bool:
+        return site.name in self.above and set(site.above) <= set(self.below) and (over or not site.reaches_output)
 
 
 class GraphJacobian(Jacobian):

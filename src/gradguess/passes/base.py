@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from gradguess.jacobian import CutGraph
+from gradguess.jacobian import CutGraph, PassingCutGraph
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import Task
@@ -79,3 +79,9 @@ class Pass(ABC):
     def cut(self, *, twice: bool = True) -> CutGraph:
         """A pass with a reverse graph that is cut at every site; `twice` as in `graph`, for products `W̃ v`."""
         return CutGraph(self.layout, partial(self.graph, twice=twice))
+
+    def cut_in_passing(
+        self, sites: Sequence[Site], settle: Callable[[CutGraph, Site], None], *, twice: bool = True
+    ) -> None:
+        """The same, but `settle` sees each of the sites on the way, and what no site waits for is freed."""
+        PassingCutGraph(self.layout, partial(self.graph, twice=twice), sites, settle)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradguess.backends.policy import full_precision
 from gradguess.guesses.base import Guess, SiteView, fits, in_dtype
-from gradguess.jacobian import Jacobian
+from gradguess.jacobian import CutGraph, Jacobian
 from gradguess.layers.elementwise import mask
 from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import Task
@@ -48,6 +48,10 @@ class Search:
     mixes: bool
     source: torch.Generator | torch.device  # of the noise
 
+    def noise(self) -> SketchNoise:
+        """Noise with the seed of this search, from its beginning."""
+        return SketchNoise(self.source, sketch_seed(self.count))
+
 
 def refresh(search: Search, layout: Layout, kept: Kept, pool: Pool, *, missing_only: bool = False) -> Kept:
     """What is kept from now on."""
@@ -64,9 +68,14 @@ def refresh(search: Search, layout: Layout, kept: Kept, pool: Pool, *, missing_o
 
 
 def _search(
-    search: Search, site: Site, s: Tensor, gate: Tensor | None, kept: Kept, jacobian: Callable[[], Jacobian]
+    search: Search,
+    site: Site,
+    s: Tensor,
+    gate: Tensor | None,
+    kept: Kept,
+    jacobian: Callable[[], Jacobian],
+    noise: SketchNoise,
 ) -> dict[str, Tensor]:
-    noise = SketchNoise(search.source, sketch_seed(search.count))
     old = kept.get(site.name, {})
     warm = in_dtype(old, s.dtype) if fits(old, s.shape[1]) else {}
     view = SiteView(site.name, s, gate, site.gate is mask, warm, noise, jacobian)
@@ -107,7 +116,7 @@ def _below_linear(
     def find(site: Site, flat: Tensor, moment: Tensor | None) -> None:
         gate = None if site.gate is None else site.gate(flat)
         jacobian = partial(jacobian_at, site, flat, gate, None, moment)
-        found[site.name] = _search(search, site, flat, gate, kept, jacobian)
+        found[site.name] = _search(search, site, flat, gate, kept, jacobian, search.noise())
 
     for part in search.parts if sites else ():
         choose_pass(part, layout, keep=False).aside().plain(observe)
@@ -126,10 +135,13 @@ def _below_others(search: Search, layout: Layout, sites: list[Site], kept: Kept)
     task = search.probe()
     if layout.sliceable and not search.mixes:
         task = task.rows(min(PROBE_ROWS, task.batch), task.batch)
-    graph = choose_pass(task, layout).aside().cut(twice=search.guess.multiplies)
+    noise = search.noise()
     found = {}
-    for site in sites:
+
+    def settle(graph: CutGraph, site: Site) -> None:
         s = graph.above[site.name].detach()
-        flat = at_least_float32(site.flat(s))
-        found[site.name] = _search(search, site, flat, site.gate_at(s), kept, partial(graph.jacobian, site))
+        flat, jacobian = at_least_float32(site.flat(s)), partial(graph.jacobian, site)
+        found[site.name] = _search(search, site, flat, site.gate_at(s), kept, jacobian, noise)
+
+    choose_pass(task, layout).aside().cut_in_passing(sites, settle, twice=search.guess.multiplies)
     return found
