@@ -62,8 +62,8 @@ def chaos() -> Group:
     entries: Entries = []
     for task in ("henon", "lorenz"):
         base = StreamConfig(task=task, width=64, streams=8, steps=15_000, start="uniform")
-        entries += _wperp(base, 16, 8, 4) + _rules(base, (25,))
-    return Group(entries)
+        entries += _wperp(base, 16, 8) + _rules(base, (25,))
+    return Group(entries, grid=(1e-3, 3e-3))
 
 
 def copy40() -> Group:
