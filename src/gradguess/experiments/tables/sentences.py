@@ -26,8 +26,8 @@ def tally_sentence(runs: Sequence[Run]) -> str:
     judged, explained = found[HOLDS] + found[DIFFERS], sum(bool(one.closing) for one in explanations(runs))
     return (
         f"Of {judged} published numbers that can be judged, {found[HOLDS]} hold and {found[DIFFERS]} differ; "
-        f"{LEVEL * judged:.0f} would differ by chance alone. Of those that differ, {explained} follow from something that "
-        f"the authors' scripts do and the paper does not say; {found[DIFFERS] - explained} remain unexplained."
+        f"{LEVEL * judged:.0f} would differ by chance alone. Of those that differ, {explained} follow from what the "
+        f"authors' scripts do and the paper does not say; {found[DIFFERS] - explained} remain unexplained."
     )
 
 
