@@ -136,6 +136,15 @@ def test_formulas_become_mathml():
     assert 'display="block"' in hooks.on_page_content(r'<div class="arithmatex">\[a\]</div>', None, None, None)
 
 
+def test_formulas_are_spaced_as_latex_spaces_them():
+    pytest.importorskip("latex2mathml")
+    formula = r'<span class="arithmatex">\(z \sim \tilde W^\top \operatorname{Cov}(y) \lVert g \rVert^2\)</span>'
+    made = hooks.on_page_content(formula, None, None, None)
+    assert all(right in made for right in ("<mo>&#x0223C;</mo>", "<mi>&#x022A4;</mi>", "<mi>Cov</mi>"))
+    assert '<mover accent="true"><mi>W</mi>' in made
+    assert made.count('<mo stretchy="false">&#x02016;</mo>') == 2
+
+
 def test_the_page_of_the_command_line_has_every_option():
     pytest.importorskip("typer")
     from gradguess.experiments.config import TrainConfig

@@ -29,6 +29,14 @@ FENCED = re.compile(r"^```.*?^```$|`[^`\n]*`", flags=re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"^<!-- [\w-]+ -->$", flags=re.MULTILINE)  # of scripts/make_tables.py
 ITEM = re.compile(r"^(?:[-*]|\d+\.) ")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', flags=re.DOTALL)
+# what latex2mathml writes -> what browsers space as LaTeX does
+MATHML = (
+    ("<mi>&#x0007E;</mi>", "<mo>&#x0223C;</mo>"),  # is distributed as
+    ("<mo>&#x022A4;</mo>", "<mi>&#x022A4;</mi>"),  # a transpose is no operator
+    ("<mo>([A-Za-z]{2,})</mo>", r"<mi>\1</mi>"),  # nor is a name
+    ("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>'),  # both bars of a norm are of one height
+    ('<mover>(?=<mi>[^<]*</mi><mo stretchy="false">&#x0007E;)', '<mover accent="true">'),
+)
 
 
 def source_of(src_uri: str) -> Path:
@@ -126,6 +134,9 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
     from latex2mathml.converter import convert
 
     def drawn(found: re.Match[str]) -> str:
-        return convert(html.unescape(found[3]), display="block" if found[2] == "[" else "inline")
+        made: str = convert(html.unescape(found[3]), display="block" if found[2] == "[" else "inline")
+        for wrong, right in MATHML:
+            made = re.sub(wrong, right, made)
+        return made
 
     return FORMULA.sub(drawn, content)

@@ -202,7 +202,15 @@ class ForwardGradient:
         place: tuple[int, int] | None = None,
         nonfinite: str = "raise",
     ) -> Tensor:
-        """The same as a call, with `nonfinite` for this step alone."""
+        """The same as a call, with `nonfinite` for this step alone.
+
+        Args:
+            loss_fn: as in a call.
+            inputs: as in a call.
+            targets: as in a call.
+            place: as in a call.
+            nonfinite: "raise", "skip" or "ignore", as in the constructor.
+        """
         with opened(self.model, loss_fn, inputs, targets, finite=self.plan.options.finite) as task:
             return self._advance(task, place, nonfinite)
 

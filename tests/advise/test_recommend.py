@@ -50,6 +50,16 @@ def test_the_first_that_fits_is_chosen(limit: float, row: Row | None, words: str
     assert words in why
 
 
+def test_backpropagation_by_another_name_buys_nothing():
+    chained = Row("Feedback, chained", "chained", None, 1.6, 1.2, 1.3, 130.0, 0.9999999, 0.9999999)
+    chosen, why = recommend([BACK, CHECK, chained, STUDENTS])
+    assert chosen is BACK
+    assert "Students (1.50" in why
+    assert "chained" not in why
+    near = replace(chained, lowest_cosine=0.99)
+    assert "Feedback, chained (1.60" in recommend([BACK, near])[1]
+
+
 def test_a_signal_that_is_not_faint_is_not_called_so():
     assert "faint" not in recommend(ROWS, 39.0)[1]
 

@@ -1,5 +1,8 @@
 """The tangent pass against reverse mode: every guess on every model."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -96,3 +99,13 @@ def test_switches_are_put_back(kernel, enabled):
     finally:
         torch.backends.mha.set_fastpath_enabled(before[0])
         torch._C._set_mkldnn_enabled(before[1])
+
+
+def test_the_first_dual_number_warns_of_nothing():
+    """PyTorch loads its formulas then, by a function that it deprecates."""
+    code = (
+        "import torch, gradguess as gg; x, t = torch.randn(3, 2), torch.zeros(3, dtype=torch.long); "
+        "gg.estimate(torch.nn.Linear(2, 2), gg.WPerp(), torch.nn.CrossEntropyLoss(reduction='none'), x, t)"
+    )
+    done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, check=True)
+    assert "torch.jit.script" not in done.stderr

@@ -8,6 +8,7 @@ from gradguess.advise.advice import Row
 from gradguess.advise.candidates import BACKPROP, CHECKPOINTED
 
 EXACT = (BACKPROP, CHECKPOINTED)
+SAME = 1 - 1e-5  # a cosine above it: the gradient itself, up to rounding
 FAINT = 0.1  # a cosine below it: training from scratch takes many times as many steps
 
 
@@ -22,9 +23,14 @@ def recommend(rows: Sequence[Row], memory_mb: float | None = None) -> tuple[Row 
     if not fitting:
         return None, _nothing_fits(working, memory_mb)
     chosen = fitting[0]
-    local = next((row for row in fitting if row.method not in EXACT), None)
+    local = next((row for row in fitting if row.method not in EXACT and not _is_backpropagation(row)), None)
     why = _why_exact(chosen, rows) if chosen.method in EXACT else _why_local(chosen, rows)
-    return chosen, why if chosen is local else f"{why} {_bought(local)}"
+    return chosen, why if chosen.method not in EXACT else f"{why} {_bought(local)}"
+
+
+def _is_backpropagation(row: Row) -> bool:
+    """Is its gradient the true one? A chained form with few sites is backpropagation by another name."""
+    return row.cosine is not None and row.lowest_cosine is not None and min(row.cosine, row.lowest_cosine) > SAME
 
 
 def _why_exact(chosen: Row, rows: Sequence[Row]) -> str:

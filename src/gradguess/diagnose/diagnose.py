@@ -51,7 +51,7 @@ def diagnose(
             returns for the same generator.
         sites: where gradients are guessed, as in `estimate`.
         draws: how many random vectors, or estimates, replace a closed form that does not exist. That concerns methods
-            that draw no directions at sites, W^T below a large layer that is not linear, and outputs that the batch
+            that draw no directions at sites, Wᵀ below a large layer that is not linear, and outputs that the batch
             shares.
         curve: decompose the Jacobian above each site, for rank, singular values and overlap.
         isolate: as in `estimate`: the variance is then without the noise of the other sites.

@@ -19,7 +19,7 @@ def _perp(preset: Preset, **options: Any) -> Runs:
 
 
 def choice_of_k(preset: Preset) -> Runs:
-    """W⊥ for several k against W^T."""
+    """W⊥ for several k against Wᵀ."""
     kinds = [TrainConfig(method="wt")]
     kinds += [kind for k in ("rank", 25, 10, 1) for kind in _perp(preset, k=k)]
     return [replace(kind, width=width) for width in preset.near(128) for kind in kinds]
@@ -31,7 +31,7 @@ def overlap(preset: Preset) -> Runs:
 
 
 def bias_variance(preset: Preset) -> Runs:
-    """Bias, variance and covariance norm of W^T, W⊥-bottom and W⊥; backpropagation, to see them on its network too."""
+    """Bias, variance and covariance norm of Wᵀ, W⊥-bottom and W⊥; backpropagation, to see them on its network too."""
     kinds = [TrainConfig(method=method) for method in ("wt", "wperp-bottom", "backprop")] + _perp(preset)
     return [replace(kind, width=width, diagnose=DIAGNOSE) for width in preset.near(128) for kind in kinds]
 
@@ -44,14 +44,14 @@ def scaling(preset: Preset) -> Runs:
 
 
 def newton_schulz(preset: Preset) -> Runs:
-    """W⊥-NS against W⊥ and W^T: accuracy, time, memory. With the paper's threshold, and with the one that is placed."""
+    """W⊥-NS against W⊥ and Wᵀ: accuracy, time, memory. With the paper's threshold, and with the one that is placed."""
     kinds = [TrainConfig(method="wperp-ns", threshold=threshold) for threshold in ("nearest", "placed")]
     kinds += [*_perp(preset), TrainConfig(method="wt")]
     return [replace(kind, width=width) for width in preset.near(128, 512) for kind in kinds]
 
 
 def preconditioning(preset: Preset) -> Runs:
-    """W^P, unbiased and noisy, against W⊥ and W^T."""
+    """Wᴾ, unbiased and noisy, against W⊥ and Wᵀ."""
     kinds = [*_perp(preset), TrainConfig(method="wp"), TrainConfig(method="wt")]
     return [replace(kind, width=width, diagnose=DIAGNOSE) for width in preset.near(256) for kind in kinds]
 

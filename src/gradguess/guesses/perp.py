@@ -52,7 +52,7 @@ class WPerp(Guess):
             "shared", the default: one basis `V` for the batch, found every `refresh` steps, then multiplied by each
             sample's gate and made orthonormal: `D V C^{-½} z` with `C = Vᵀ D² V`. Its covariance is an exact rank-k
             projector inside the image of the gate. It is not the sample's own top-k subspace, which the paper uses.
-            It costs about as much as W^T.
+            It costs about as much as Wᵀ.
         refresh: steps between two searches for the shared basis, or for the first vectors of "subspace".
         end: "top" for the k largest singular values, "bottom" for the k smallest (the paper's control).
 

@@ -1,4 +1,4 @@
-"""W^P: the Jacobian above, preconditioned until the guess is unbiased (the paper's control)."""
+"""Wᴾ: the Jacobian above, preconditioned until the guess is unbiased (the paper's control)."""
 
 from __future__ import annotations
 

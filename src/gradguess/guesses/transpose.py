@@ -1,4 +1,4 @@
-"""W^T (Singhal et al. 2023)."""
+"""Wᵀ (Singhal et al. 2023)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,13 @@ class ForwardGradientMixin:
     automatic_optimization = False
 
     def guess_with(self, model: nn.Module, guess: Any, **options: Any) -> None:
-        """Choose what is trained and how; `options` are those of `gg.ForwardGradient`."""
+        """Choose what is trained and how. Call it in `__init__`.
+
+        Args:
+            model: the module that is trained, this one or a part of it.
+            guess: `gg.WPerp()`, `gg.Feedback(...)`, or any other method.
+            options: those of `gg.ForwardGradient`.
+        """
         self._guess = model, guess, options
         self._forward: gg.ForwardGradient | None = None
         self._stored: dict[str, Tensor] | None = None
@@ -50,7 +56,13 @@ class ForwardGradientMixin:
         return self._forward
 
     def forward_step(self, loss_fn: Callable[[Tensor, Tensor], Tensor], inputs: Any, targets: Any) -> Tensor:
-        """One training step: estimate, optimiser, scheduler. Returns the mean loss."""
+        """One training step: estimate, optimisers, schedulers. Returns the mean loss.
+
+        Args:
+            loss_fn: `loss_fn(outputs, targets)` returns one loss per sample.
+            inputs: of the model; a tuple is passed as arguments, a dict as keyword arguments.
+            targets: of the loss.
+        """
         optimisers = _listed(self.optimizers())  # type: ignore[attr-defined]
         self._last = loss_fn, inputs, targets
         for optimiser in optimisers:
@@ -63,7 +75,11 @@ class ForwardGradientMixin:
         return loss
 
     def diagnose_step(self, **options: Any) -> Mapping[str, gg.SiteReport]:
-        """`gg.diagnose` of a step on the last batch, with what the estimator has learned. Writes nothing."""
+        """`gg.diagnose` of a step on the last batch, with what the estimator has learned. Writes nothing.
+
+        Args:
+            options: those of `gg.diagnose`. Sites, `isolate` and `coupling` are the estimator's unless given.
+        """
         if self._last is None:
             raise gg.InputError("There is no batch to diagnose. Call self.forward_step(...) before.")
         forward = self.estimator

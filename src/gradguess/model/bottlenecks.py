@@ -36,9 +36,10 @@ def bottleneck_calls(task: Task, count: int) -> set[tuple[nn.Module, int]]:
     outputs = {end.grad_fn for end in ends}
     narrow = [place for place in _narrow(losses, places) if place.node not in outputs]
     if len(narrow) < count - 1:
+        hint = "Use fewer, name" if narrow else "Name"
         raise InputError(
             f"sites: for {count} pieces all of the model must pass through one module at {count - 1} or more places; "
-            f"found {len(narrow)}. Use fewer, name modules with sites=[...], or use sites='auto'."
+            f"found {len(narrow)}. {hint} modules with sites=[...], or use sites='auto'."
         )
     chosen: list[_Place] = []
     for piece in range(1, count):

@@ -42,6 +42,12 @@ class LRU(nn.Module):
         return self.nu.new_zeros(streams, 2 * len(self.nu)).detach()
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """One step of all streams: the new state twice, since it is the output as well.
+
+        Args:
+            x: the input of each stream, (streams, inputs).
+            state: what the step before returned, (streams, 2 units); None starts anew.
+        """
         u, v = (self.initial_state(x.shape[0]) if state is None else state).chunk(2, 1)
         modulus, angle = torch.exp(-torch.exp(self.nu)), torch.exp(self.phi)
         a, b = modulus * torch.cos(angle), modulus * torch.sin(angle)

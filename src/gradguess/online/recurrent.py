@@ -59,6 +59,12 @@ class Recurrent(nn.Module):
         return states if self.stacked else states[0]
 
     def forward(self, x: Tensor, state: Any = None) -> tuple[Any, Any]:
+        """One step of all streams: the output of the readout, and the new state.
+
+        Args:
+            x: the input of each stream, (streams, inputs).
+            state: what the step before returned; None starts anew.
+        """
         if state is None:
             state = self.initial_state(x.shape[0])
         states = []

@@ -172,7 +172,12 @@ class Later:
         return self.step.output
 
     def __call__(self, loss_fn: LossFn, target: Any) -> Tensor:
-        """Add the gradient to `.grad`, and return the mean loss."""
+        """Add the gradient to `.grad`, and return the mean loss.
+
+        Args:
+            loss_fn: `loss_fn(output, target)` returns one loss per stream.
+            target: of the loss.
+        """
         loss, grads, error, _ = self.step.learn(loss_fn, target, self.streams)
         write(self.step.model, grads)
         if error is not None:

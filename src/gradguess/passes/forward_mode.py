@@ -5,8 +5,10 @@ No reverse graph is recorded unless it is asked for: a stray one costs more memo
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -49,7 +51,16 @@ def dual_numbers() -> AbstractContextManager[Any]:
             "gradguess was called inside torch.autograd.forward_ad.dual_level(); PyTorch has no nested levels. "
             "Call it outside."
         )
+    _load_formulas()
     return fwAD.dual_level()
+
+
+@cache
+def _load_formulas() -> None:
+    """PyTorch loads its formulas with the first dual number, and warns of a function that it uses for that itself."""
+    with warnings.catch_warnings(), fwAD.dual_level():
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated")
+        fwAD.make_dual(torch.zeros(1), torch.zeros(1))
 
 
 def unpack_dual(t: Tensor) -> tuple[Tensor, Tensor]:

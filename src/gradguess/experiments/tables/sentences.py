@@ -26,8 +26,8 @@ def tally_sentence(runs: Sequence[Run]) -> str:
     judged, explained = found[HOLDS] + found[DIFFERS], sum(bool(one.closing) for one in explanations(runs))
     return (
         f"Of {judged} published numbers that can be judged, {found[HOLDS]} hold and {found[DIFFERS]} differ; "
-        f"{LEVEL * judged:.0f} would differ by chance alone. A way of the authors' scripts that the paper does not say "
-        f"explains {explained} of those that differ, and {found[DIFFERS] - explained} remain."
+        f"{LEVEL * judged:.0f} would differ by chance alone. Of those that differ, {explained} follow from what the "
+        f"authors' scripts do and the paper does not say; {found[DIFFERS] - explained} remain unexplained."
     )
 
 
@@ -94,34 +94,31 @@ def _seeds(summary: Summary) -> str:
 
 def speed_bullet(cpu: Record, cuda: Record) -> str:
     """Time of a step over that of backpropagation, for W⊥ and for learned feedback with rare tangents."""
+    records = (cpu, cuda)
+    perp, rare = ([_range(one, method) for one in records] for method in ("wperp", "feedback-direct-rare"))
+    old = any("commit" not in record["environment"] for record in records)  # it is noted since the rebuild
     return (
-        "- Speed, as a multiple of a step of backpropagation (W⊥ has the shared basis). "
-        f"{_ratios(cpu, 'On two CPU cores')} {_ratios(cuda, 'On one H200')} "
-        "[docs/speed.md](docs/speed.md) and [docs/gpu.md](docs/gpu.md) have more."
+        f"- Speed: on the paper's MLP a step of W⊥ with the shared basis takes {perp[0]} steps of backpropagation on "
+        f"two CPU cores and {perp[1]} on one H200, depending on the width; one of learned feedback with rare tangents "
+        f"{rare[0]} and {rare[1]}{'. The engine has been rebuilt since' if old else ''} ([on a CPU](docs/speed.md), "
+        "[on a GPU](docs/gpu.md))."
     )
 
 
-def _ratios(record: Record, place: str) -> str:
-    ratios = {(row["method"], row["width"]): f"{row['ratio']:.2f}" for row in record["rows"]}
-    widths = sorted({width for method, width in ratios if method == "wperp"})
-    perp, rare = (
-        ", ".join(ratios.get((method, width), "–") for width in widths) for method in ("wperp", "feedback-direct-rare")
-    )
-    return f"{place}, at widths {', '.join(map(str, widths))}: W⊥ {perp}; learned feedback with rare tangents {rare}."
+def _range(record: Record, method: str) -> str:
+    ratios = [row["ratio"] for row in record["rows"] if row["method"] == method]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
 def memory_bullet(record: Record) -> str:
-    """Peak memory of the deepest network, with the gradients of the parameters and without."""
+    """Peak memory of the deepest network, without the gradients of the parameters."""
     depth = max(row["depth"] for row in record["rows"])
     rows = {row["method"]: row for row in record["rows"] if row["depth"] == depth}
     replay, base = rows["replay"], rows["backprop"]
     shown = {'`memory="replay"`': replay, "backpropagation": base, "√depth checkpoints": rows["checkpoint-sqrt"]}
-    parts = [
-        f"{name} {row['peak_mb']:,.0f} ({row['peak_mb'] - row['gradients_mb']:,.0f})" for name, row in shown.items()
-    ]
+    parts = [f"{name} {row['peak_mb'] - row['gradients_mb']:,.0f}" for name, row in shown.items()]
     return (
-        f'- Memory: `memory="replay"` hardly grows with depth. Peak at {depth} layers in MB, and in brackets without '
-        f"the {replay['gradients_mb']:,.0f} MB of the parameters' gradients, which every method needs: "
-        f"{', '.join(parts)}. Replay takes {replay['step_ms'] / base['step_ms']:.1f} times the time of a "
-        "backpropagation step ([docs/scale.md](docs/scale.md))."
+        f'- Memory: `memory="replay"` hardly grows with depth. Peak at {depth} linear layers in MB, without the '
+        f"parameters' gradients: {', '.join(parts)}. Replay takes {replay['step_ms'] / base['step_ms']:.1f} times the "
+        "time of a step of backpropagation ([more](docs/scale.md))."
     )

@@ -1,7 +1,7 @@
 """Forms: how predictions `h` become the estimate `ĝ`.
 
     direct       ĝ_i = h_i
-    chained      ĝ_i = Σ_j W̃_ijᵀ h_j       over the sites j above, exact at the output: W^T with what was learned in
+    chained      ĝ_i = Σ_j W̃_ijᵀ h_j       over the sites j above, exact at the output: Wᵀ with what was learned in
                                            the place of its noise
     corrected    ĝ_i = h_i + r y_i         with the residual r = c - Σ_i <y_i, h_i>
 
