@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradguess as gg
 from asserts import assert_in_subspace
@@ -220,7 +221,7 @@ def test_a_graph_in_passing_frees_what_no_site_waits_for(depth):
         alive.append((len(graph.below), len(graph.above), len(nodes)))
 
     step.passes.cut_in_passing(step.layout.guessed, settle)
-    assert alive == [(1, 2, 1)] * depth
+    assert alive == [(1, 2, 1)] * (depth - 1) + [(1, 1, 1)]
     assert not nodes
 
 
@@ -244,3 +245,49 @@ def test_sites_that_are_met_together_are_sketched_together(monkeypatch):
     assert len(calls) % 8 == 0
     assert sum(calls) == 8 * len(step.layout.guessed)
     assert len(calls) < sum(calls)
+
+
+class Rewired(nn.Module):
+    """The same calls for every batch, but what they are given depends on its sign."""
+
+    def __init__(self, *, past: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.past = past
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, v = self.a(x), self.b(x)
+        if x.mean() > 0 and not self.past:
+            u, v = v, u
+        y = self.c(u.softmax(-1)).softmax(-1) + v.softmax(-1)
+        return self.d(y + u.sin() if x.mean() > 0 and self.past else y)
+
+
+@pytest.mark.parametrize("past", [False, True], ids=["swapped", "past a layer"])
+def test_a_search_sees_that_a_model_is_wired_in_another_way(past):
+    torch.manual_seed(0)
+    model, x, t = Rewired(past=past).double(), torch.rand(BATCH, 6).double(), torch.zeros(BATCH).long()
+    loss_fn = nn.CrossEntropyLoss(reduction="none")
+    moved, fresh = (gg.ForwardGradient(model, gg.WPerp(k=2, refresh=1), sites="leaf") for _ in range(2))
+    for forward, batches in ((moved, (-x, x)), (fresh, (x, x))):
+        for batch in batches:
+            forward(loss_fn, batch, t)
+    above = [{site.name: site.above for site in forward.layout.sites} for forward in (moved, fresh)]
+    assert above[0] == above[1]
+
+
+def test_a_search_passes_through_a_checkpoint():
+    """It computes the layers of the checkpoint again while the pass is under way: no calls of the model's own."""
+
+    class Checkpointed(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    def bases(kind: type[nn.Sequential]) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        inner = kind(nn.Linear(6, 8), nn.Softmax(-1), nn.Linear(8, 8), nn.Softmax(-1))
+        forward = gg.ForwardGradient(nn.Sequential(inner, nn.Linear(8, 3)).double(), gg.WPerp(k=2))
+        forward(nn.CrossEntropyLoss(reduction="none"), torch.randn(BATCH, 6).double(), torch.zeros(BATCH).long())
+        return {name: kept["basis"] for name, kept in forward.kept.items()}
+
+    torch.testing.assert_close(bases(Checkpointed), bases(nn.Sequential))

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from gradguess.jacobian.base import Jacobian
 from gradguess.linalg import followed_basis
+from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.hooks import Visit
-from gradguess.model.site import Layout, Site, at_least_float32
+from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import tensors
 from gradguess.noise import Noise
 
@@ -78,6 +79,8 @@ class CutGraph:
 class PassingCutGraph(CutGraph):
     """A cut graph that is let go of on the way: only the pieces are alive that some site still waits for.
 
+    A pass that is wired in another way than the layout says raises `LayoutChanged`.
+
     Args:
         sites: of these, `settle(graph, site)` sees each as soon as the pass has met all that lies next above it.
     """
@@ -85,32 +88,52 @@ class PassingCutGraph(CutGraph):
     def __init__(
         self, layout: Layout, run: Run, sites: Sequence[Site], settle: Callable[[CutGraph, Site], None]
     ) -> None:
-        self._waiting, self._met, self._settle = list(sites), list[Site](), settle
+        self._settle, self._met = settle, list[Site]()
+        self._missing = {site.name: len(site.above) for site in sites}  # ends that each of them still waits for
+        self._waiting: dict[str, dict[str, Site]] = {site.name: {} for site in layout.sites}  # end -> who needs it
+        self._below_of: dict[str, set[str]] = {site.name: set() for site in layout.sites}  # end -> all that reach it
+        self._names: dict[int, str] = {}  # id of a leaf -> its site
+        for site in sites:
+            for name in site.above:
+                self._waiting[name][site.name] = site
+        for site in layout.sites:
+            for name in site.above:
+                self._below_of[name].add(site.name)
         super().__init__(layout, run)
-        self._go_on(over=True)
+        self._let_go([site for site in sites if site.reaches_output])
 
     def _cut(self, site: Site, x: Any, s: Tensor) -> Tensor:
-        leaf = super()._cut(site, x, s)
-        self._go_on()
-        return leaf
+        after = super()._cut(site, x, s)
+        reached = AutogradGraph.leaves(s)
+        if {self._names[leaf] for leaf in reached if leaf in self._names} != self._below_of[site.name]:
+            raise LayoutChanged
+        self._names[id(self.above[site.name])] = site.name
+        waiting = list(self._waiting[site.name].values())
+        if not waiting:
+            del self.below[site.name]
+        if site.name not in self._missing:
+            del self.above[site.name]
+        for other in waiting:
+            self._missing[other.name] -= 1
+        self._let_go([other for other in waiting if not self._missing[other.name] and not other.reaches_output])
+        return after
 
     def _beside(self, site: Site) -> Sequence[Site]:
         return self._met
 
-    def _go_on(self, over: bool = False) -> None:
+    def _let_go(self, met: list[Site]) -> None:
         """Settle the sites that wait for nothing any more, and drop what no other waits for."""
-        self._met = [site for site in self._waiting if self._has_all(site, over)]
-        self._waiting = [site for site in self._waiting if site not in self._met]
+        self._met = met
         with torch._C.DisableTorchFunction(), torch.no_grad():  # the rules of the pass end here
-            for site in self._met:
+            for site in met:
                 self._settle(self, site)
         self._sketch = {}
-        names, ends = {site.name for site in self._waiting}, {name for site in self._waiting for name in site.above}
-        self.above = {name: leaf for name, leaf in self.above.items() if name in names}
-        self.below = {name: s for name, s in self.below.items() if name in ends}
-
-    def _has_all(self, site: Site, over: bool) -> bool:
-        return site.name in self.above and set(site.above) <= set(self.below) and (over or not site.reaches_output)
+        for site in met:
+            del self.above[site.name]
+            for name in site.above:
+                del self._waiting[name][site.name]
+                if not self._waiting[name]:
+                    del self.below[name]
 
 
 class GraphJacobian(Jacobian):

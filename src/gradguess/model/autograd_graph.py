@@ -26,7 +26,8 @@ class AutogradGraph:
                     self.consumers.setdefault(below, []).append(node)
                     todo.append(below)
 
-    def leaves(self, root: Tensor | Any, stop: Callable[[Any], bool] = lambda node: False) -> set[int]:
+    @staticmethod
+    def leaves(root: Tensor | Any, stop: Callable[[Any], bool] = lambda node: False) -> set[int]:
         """`id`s of the leaf tensors reached from `root` along nodes for which `stop` is false."""
         start = root.grad_fn if isinstance(root, Tensor) else root
         seen: set[Any] = set()

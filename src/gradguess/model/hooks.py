@@ -58,6 +58,7 @@ class CallHooks:
     ) -> None:
         self.modules, self._after, self.before = modules, after, before
         self.calls: dict[nn.Module, int] = {}
+        self._visiting = False  # a checkpoint that is computed again while a site is looked at makes no calls
 
     def __enter__(self) -> CallHooks:
         self._handles = []
@@ -76,10 +77,16 @@ class CallHooks:
         self.before(module)
 
     def _hook(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if self._visiting:
+            return output
         call = self.calls.get(module, 0)
         self.calls[module] = call + 1
         x = args[0] if args else next(iter(kwargs.values()), None)
-        return self.after(module, call, x, output)
+        self._visiting = True
+        try:
+            return self.after(module, call, x, output)
+        finally:
+            self._visiting = False
 
     def after(self, module: nn.Module, call: int, x: Any, output: Any) -> Any:
         assert self._after is not None
