@@ -111,14 +111,15 @@ def _range(record: Record, method: str) -> str:
 
 
 def memory_bullet(record: Record) -> str:
-    """Peak memory of the deepest network, without the gradients of the parameters."""
+    """Peak memory of the deepest network, with the gradients of the parameters."""
     depth = max(row["depth"] for row in record["rows"])
     rows = {row["method"]: row for row in record["rows"] if row["depth"] == depth}
     replay, base = rows["replay"], rows["backprop"]
     shown = {'`memory="replay"`': replay, "backpropagation": base, "√depth checkpoints": rows["checkpoint-sqrt"]}
-    parts = [f"{name} {row['peak_mb'] - row['gradients_mb']:,.0f}" for name, row in shown.items()]
+    parts = [f"{name} {row['peak_mb']:,.0f}" for name, row in shown.items()]
     return (
-        f'- Memory: `memory="replay"` hardly grows with depth. Peak at {depth} linear layers in MB, without the '
-        f"parameters' gradients: {', '.join(parts)}. Replay takes {replay['step_ms'] / base['step_ms']:.1f} times the "
-        "time of a step of backpropagation ([more](docs/scale.md))."
+        f'- Memory: `memory="replay"` hardly grows with depth. Peak at {depth} linear layers in MB, with '
+        f"{replay['gradients_mb']:,.0f} of the parameters' gradients: {', '.join(parts)}. Replay takes "
+        f"{replay['step_ms'] / base['step_ms']:.1f} times the time of a step of backpropagation "
+        "([more](docs/scale.md))."
     )
