@@ -5,7 +5,9 @@ import sys
 
 import pytest
 import torch
+import torch.autograd.forward_ad as fwAD
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gradguess as gg
@@ -109,3 +111,32 @@ def test_the_first_dual_number_warns_of_nothing():
     )
     done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, check=True)
     assert "torch.jit.script" not in done.stderr
+
+
+def test_a_recorded_pass_in_pieces_lets_tangents_go():
+    """A reverse graph holds the tangent of what it saves. At a site that all paths cross they are needed no more."""
+    alive = []
+
+    class Watched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.LayerNorm(6))
+
+        def forward(self, x):
+            _, tangent = fwAD.unpack_dual(x)
+            if tangent is not None:
+                alive.append(StorageWeakRef(tangent.untyped_storage()))
+            return self.inner(x.sin())  # which saves its input, with the tangent
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Watched() for _ in range(6)], nn.Linear(6, 3))
+    held = []
+
+    def loss_fn(outputs, targets):
+        held.append(sum(not ref.expired() for ref in alive))
+        alive.clear()
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    forward = gg.ForwardGradient(model, gg.WPerp(k=2), sites=6)
+    forward(loss_fn, torch.randn(BATCH, 6), torch.randint(3, (BATCH,)))
+    assert max(held) <= 1

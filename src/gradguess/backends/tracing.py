@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +46,7 @@ class _Made(TorchDispatchMode):
 
     def __init__(self, arguments: Sequence[Tensor]) -> None:
         super().__init__()
-        self.by_place: dict[Any, Tensor] = {}  # it holds them, so that no place is used twice
+        self.by_place = WeakValueDictionary[Any, Tensor]()  # a trace needs no more memory than what it follows
         self.varying = {_memory(t) for t in arguments}  # what depends on the arguments
         self.steady = {_memory(torch.empty(0))}  # what was made in the trace and does not; a user may write to the rest
 
@@ -61,7 +62,10 @@ class _Made(TorchDispatchMode):
                 return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         made = [t for t in tree_leaves(out) if isinstance(t, Tensor) and not _is_wrapped(t)]
-        self.by_place |= {_place(t): t for t in made if t.data_ptr()}  # meta tensors lie nowhere
+        self.by_place.update({_place(t): t for t in made if t.data_ptr()})  # meta tensors lie nowhere
+        fresh = {_memory(t) for t in made} - {_memory(t) for t in given if not _is_wrapped(t)}
+        self.varying -= fresh  # what lay there before is gone
+        self.steady -= fresh
         if varies:
             written = given if func._schema.is_mutable else []
             self.varying |= {_memory(t) for t in (*made, *written) if not _is_wrapped(t)}

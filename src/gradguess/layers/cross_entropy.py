@@ -1,37 +1,82 @@
-"""The cross entropy of each sample and its derivative, where a device has one kernel for both."""
+"""The cross entropy of each sample: by one kernel with its derivative where a device has it, and in blocks if large."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
 import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import Tensor
 
 from gradguess.backends import elementwise
+from gradguess.backends.tracing import tracing
 from gradguess.layers.entry import Layer, unpack
 
+BLOCK = 2**23  # numbers: a vocabulary of 8192 for as many tokens is 8 blocks, of 32 MiB each in float32
+Losses = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> one loss each
 
-def tangent(
-    function: Any,
-    x: Tensor,
-    target: Tensor,
-    *,
-    weight: Tensor | None,
-    size_average: bool | None,
-    ignore_index: int,
-    reduce: bool | None,
-    reduction: str,
-    label_smoothing: float,
-) -> Tensor | None:
-    """For classes as targets and one loss for each row. `F.cross_entropy` names all of its options to a rule."""
+
+def tangent(function: Any, x: Tensor, target: Tensor, **options: Any) -> Tensor | None:
+    """For one loss of each row. `F.cross_entropy` names all of its options to a rule."""
+    old = options["size_average"] is not None or options["reduce"] is not None
+    if old or options["reduction"] != "none" or x.dim() < 2 or target.shape[:1] != x.shape[:1]:
+        return None
     p, t = unpack(x)
-    if t is None or p.dim() != 2 or target.shape != p.shape[:1] or target.is_floating_point():
+    plain = p.dim() == 2 and not target.is_floating_point()
+    if t is not None and plain and options["weight"] is None and not options["label_smoothing"]:
+        found = elementwise.cross_entropy(p, t, target, options["ignore_index"])
+        if found is not None:
+            return fwAD.make_dual(*found)
+    if p.numel() <= BLOCK or len(p) == 1 or tracing():  # a compiler has blocks of its own
         return None
-    if weight is not None or size_average is not None or reduce is not None or label_smoothing or reduction != "none":
-        return None
-    found = elementwise.cross_entropy(p, t, target, ignore_index)
-    return None if found is None else fwAD.make_dual(*found)
+    return _in_blocks(partial(function, **options), p, t, target)
 
 
-LAYER = Layer(functions=(F.cross_entropy,), tangent=tangent)
+def _in_blocks(losses: Losses, p: Tensor, t: Tensor | None, target: Tensor) -> Tensor:
+    """Row by row the same as at once. What is as large as the logits, many times over, is held of one block alone."""
+    rows = max(1, BLOCK // p[0].numel())
+    values, tangents = list[Tensor](), list[Tensor]()
+    with torch.no_grad():
+        for start in range(0, len(p), rows):
+            part, own = slice(start, start + rows), p[start : start + rows]
+            loss = losses(own if t is None else fwAD.make_dual(own, t[part]), target[part])
+            value, moved = unpack(loss)
+            values.append(value)
+            tangents += [] if moved is None else [moved]
+        value = torch.cat(values)
+    if torch.is_grad_enabled() and p.requires_grad:
+        value = _Recomputed.apply(p, value, losses, target, rows)
+    return value if t is None else fwAD.make_dual(value, torch.cat(tangents))
+
+
+class _Recomputed(torch.autograd.Function):
+    """Losses that are known. Their graph holds the logits alone, and is made block by block when it is needed."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, value: Tensor, losses: Losses, target: Tensor, rows: int) -> Tensor:
+        ctx.save_for_backward(p, target)
+        kind = p.device.type
+        ctx.autocast = partial(
+            torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
+        )
+        ctx.losses, ctx.rows = losses, rows
+        return value.detach()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
+        p, target = ctx.saved_tensors
+        found = torch.empty_like(p)
+        for start in range(0, len(p), ctx.rows):
+            part = slice(start, start + ctx.rows)
+            with torch.enable_grad(), ctx.autocast():
+                own = p[part].detach().requires_grad_()
+                loss = ctx.losses(own, target[part])
+            (found[part],) = torch.autograd.grad(loss, own, g[part])
+        return found, None, None, None, None
+
+
+LAYER = Layer(functions=(F.cross_entropy,), tangent=tangent, always=True)

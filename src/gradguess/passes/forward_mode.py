@@ -55,6 +55,12 @@ def dual_numbers() -> AbstractContextManager[Any]:
     return fwAD.dual_level()
 
 
+def forget_tangents() -> None:
+    """Close the level and open it again. While one is open, a reverse graph holds the tangents of what it saves."""
+    fwAD.exit_dual_level()
+    fwAD.enter_dual_level()
+
+
 @cache
 def _load_formulas() -> None:
     """PyTorch loads its formulas with the first dual number, and warns of a function that it uses for that itself."""

@@ -18,7 +18,14 @@ from gradguess.model.side_effects import Snapshot, untouched
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import Task, tensors
 from gradguess.passes.base import Carried, Draw, Observe, Pass, Piece, Scale
-from gradguess.passes.forward_mode import formula_kernels, forward_mode, lost_tangent, named_failures, unpack_dual
+from gradguess.passes.forward_mode import (
+    forget_tangents,
+    formula_kernels,
+    forward_mode,
+    lost_tangent,
+    named_failures,
+    unpack_dual,
+)
 
 LOSS = "the loss"  # where a tangent must arrive, besides the sites
 
@@ -40,8 +47,7 @@ class ModulePass(Pass):
         with self._one_pass(), torch.no_grad(), formula_kernels(self.task.model), TangentRules(few=True):
             return self._run(visit)  # by the kernels of a tangent pass, so that both see the same numbers
 
-    @staticmethod
-    def _injecting(draw: Draw, scale: Scale | None, expected: set[str], piece: Piece | None = None) -> Visit:
+    def _injecting(self, draw: Draw, scale: Scale | None, expected: set[str], piece: Piece | None = None) -> Visit:
         """Adds the direction of each site to the tangent that arrives there, and notes where one must arrive."""
 
         def inject(site: Site, x: Any, s: Tensor) -> Tensor:
@@ -50,6 +56,8 @@ class ModulePass(Pass):
                 if piece is not None:
                     piece(site, primal)
                     primal = primal.detach()
+                    if self.layout.in_a_line:
+                        forget_tangents()
                     s = primal if tangent is None else fwAD.make_dual(primal, tangent)
                 with torch.no_grad():
                     return add(site, x, s, primal, tangent)

@@ -116,7 +116,7 @@ class GraphForward(Forward):
 
     def __init__(self, step: Step) -> None:
         self.step = step
-        self.graph = step.passes.cut()
+        self.graph = step.passes.cut(twice=False)
         self.outputs = self.graph.outputs
         self._gates: dict[str, Tensor | None] = {}
         self._exact: dict[str, Tensor] = {}  # gradients of the parameters below the top, met on the way down

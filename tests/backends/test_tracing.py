@@ -1,0 +1,64 @@
+"""Traces: what they hold in memory, and what they know of the numbers in a tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradguess.backends import tracing
+
+
+def test_a_trace_holds_no_tensor_that_the_step_has_let_go():
+    most = 0
+
+    def long(x: Tensor) -> list[Tensor]:
+        nonlocal most
+        for _ in range(20):
+            x = x.sin()
+            assert tracing._Made.now is not None
+            most = max(most, len(tracing._Made.now.by_place))
+        return [x]
+
+    x = torch.randn(100)
+    graph = tracing.trace(long, [x])
+    torch.testing.assert_close(graph(x), long_twin(x))
+    assert most <= 3
+
+
+def long_twin(x: Tensor) -> list[Tensor]:
+    for _ in range(20):
+        x = x.sin()
+    return [x]
+
+
+def test_a_place_in_memory_may_be_used_again():
+    """Numbers that are the same in every step may be looked at, even where others lay before."""
+    places = set[int]()
+
+    def step(x: Tensor) -> list[Tensor]:
+        for _ in range(10):
+            y = x * 2
+            places.add(y.data_ptr())
+            del y
+            z = torch.arange(100)
+            places.add(z.data_ptr())
+            assert z.sum().item() == 4950
+            del z
+        return [x + 1]
+
+    tracing.trace(step, [torch.randn(100, dtype=torch.float64)])  # numbers of the same size
+    assert len(places) < 20  # some place was used twice
+
+
+def test_what_depends_on_the_arguments_is_not_looked_at_where_steady_numbers_lay():
+    def step(x: Tensor) -> list[Tensor]:
+        for _ in range(10):
+            z = torch.arange(100)
+            del z
+            if (x * 2)[0].item() > 0:
+                x = x + 1
+        return [x]
+
+    with pytest.raises(tracing.NotTraceable, match="looks at numbers"):
+        tracing.trace(step, [torch.randn(100, dtype=torch.float64)])

@@ -1,0 +1,138 @@
+"""A large cross entropy in blocks, against the same at once."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gradguess as gg
+from gradguess.experiments.loss import per_sample_loss
+from gradguess.layers import cross_entropy
+from gradguess.layers.tangents import TangentRules
+from gradguess.passes.forward_mode import forward_mode
+
+CLASSES = 6
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def targets(*shape: int) -> Tensor:
+    return torch.randint(CLASSES, shape, generator=torch.Generator().manual_seed(2))
+
+
+CASES = {
+    "rows": ((7, CLASSES), targets(7), {}),
+    "ignored": ((7, CLASSES), targets(7), {"ignore_index": int(targets(7)[0])}),
+    "smooth": ((7, CLASSES), targets(7), {"label_smoothing": 0.2}),
+    "weighted": ((7, CLASSES), targets(7), {"weight": noise(CLASSES, seed=3).exp()}),
+    "probabilities": ((7, CLASSES), noise(7, CLASSES, seed=4).softmax(1), {}),
+    "positions": ((3, CLASSES, 5), targets(3, 5), {}),
+}
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Two rows at a time, or one."""
+    monkeypatch.setattr(cross_entropy, "BLOCK", 2 * CLASSES)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("dual", [False, True])
+def test_blocks_are_the_whole(case, graph, dual, small_blocks):
+    shape, target, options = CASES[case]
+    x, t = noise(*shape), noise(*shape, seed=1)
+
+    def found(rules: bool) -> list[Tensor]:
+        leaf = x.clone().requires_grad_(graph)
+        with fwAD.dual_level(), torch.set_grad_enabled(graph), TangentRules(few=True) if rules else nullcontext():
+            s = fwAD.make_dual(leaf, t) if dual else leaf
+            losses = F.cross_entropy(s, target, reduction="none", **options)
+            value, moved = fwAD.unpack_dual(losses)
+            value = value.clone()
+        grads = torch.autograd.grad((value * value).sum(), leaf) if graph else ()
+        return [value.detach(), *([moved.detach()] if dual else []), *grads]
+
+    for ours, theirs in zip(found(True), found(False), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_no_more_than_a_block_is_computed_at_once(small_blocks):
+    sizes = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "log_softmax" in str(func):
+                sizes.append(args[0].numel())
+            return func(*args, **(kwargs or {}))
+
+    shape, target, _ = CASES["rows"]
+    leaf = noise(*shape).requires_grad_()
+    with TangentRules(few=True), Watch():
+        losses = F.cross_entropy(leaf, target, reduction="none")
+        torch.autograd.grad(losses.sum(), leaf)
+    assert sizes
+    assert max(sizes) <= 2 * CLASSES
+
+
+def test_a_mean_is_left_to_pytorch(small_blocks):
+    shape, target, _ = CASES["rows"]
+    with TangentRules(few=True):
+        torch.testing.assert_close(F.cross_entropy(noise(*shape), target), F.cross_entropy(noise(*shape), target))
+
+
+def test_the_gradient_under_autocast_is_that_of_autocast(small_blocks):
+    """The graph runs when autocast is over, and must round as it would have inside."""
+    x, target = noise(7, CLASSES).bfloat16(), targets(7)
+
+    def gradient(rules: bool) -> tuple[Tensor, Tensor]:
+        leaf = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            if rules:
+                with TangentRules(few=True):
+                    losses = F.cross_entropy(leaf, target, reduction="none")
+            else:
+                losses = F.cross_entropy(leaf, target, reduction="none")
+        return losses.detach(), torch.autograd.grad(losses.sum(), leaf)[0]
+
+    ours, theirs = gradient(True), gradient(False)
+    assert ours[0].dtype == theirs[0].dtype == torch.float32
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("memory", ["store", "replay"])
+@pytest.mark.parametrize("method", [gg.WPerp(k=3), gg.Feedback(gg.WPerp(k=3)), gg.Students()])
+def test_a_step_is_the_same(memory, method, monkeypatch):
+    """Of a network for text, in pieces."""
+    found = []
+    for block in (10**9, 2 * CLASSES):
+        monkeypatch.setattr(cross_entropy, "BLOCK", block)
+        torch.manual_seed(0)
+        layers = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.LayerNorm(8)) for _ in range(3)]
+        model = torch.nn.Sequential(torch.nn.Embedding(CLASSES, 8), *layers, torch.nn.Linear(8, CLASSES)).double()
+        forward = gg.ForwardGradient(model, method, sites=3, memory=memory)
+        for seed in range(2):
+            words = torch.randint(CLASSES, (4, 5), generator=torch.Generator().manual_seed(seed))
+            forward(per_sample_loss, words, words.roll(-1, 1))
+        found.append([p.grad.clone() for p in model.parameters()])
+    for ours, theirs in zip(*reversed(found), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_forward_mode_uses_blocks(small_blocks, monkeypatch):
+    used = []
+    real = cross_entropy._in_blocks
+    monkeypatch.setattr(cross_entropy, "_in_blocks", lambda *given: used.append(1) or real(*given))
+    shape, target, _ = CASES["rows"]
+    with forward_mode(torch.nn.Linear(2, 2)):
+        F.cross_entropy(fwAD.make_dual(noise(*shape), noise(*shape)), target, reduction="none")
+    assert used
