@@ -7,7 +7,7 @@ import math
 import multiprocessing
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,33 +74,51 @@ def sweep(
     Args:
         minutes: stop after this time, 0: never. Runs that are not finished then are lost, the others are kept.
     """
-    groups, end = list(groups), time.monotonic() + 60 * minutes if minutes else float("inf")
+    groups, end = list(groups), time.monotonic() + 60 * minutes if minutes else math.inf
     with explained(out):
         out.mkdir(parents=True, exist_ok=True)
     failures: dict[str, str] = {}
+    given: set[str] = set()
+    waiting: dict[concurrent.futures.Future[str], StreamConfig] = {}
     context = multiprocessing.get_context("spawn")
-    while time.monotonic() < end:
-        missing = {c.key + c.device: c for group in groups for c in wanted(out, group) if not place(out, c).exists()}
-        todo = [config for key, config in missing.items() if key not in failures]
-        if not todo:
-            break
-        pool = concurrent.futures.ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,))
-        waiting = {pool.submit(_run, config, out): config for config in todo}
-        try:
-            left = None if end == float("inf") else end - time.monotonic()
-            for count, done in enumerate(concurrent.futures.as_completed(waiting, left), 1):
-                message = done.result()
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        while _hand_out(pool, jobs, groups, out, given, waiting):
+            left = None if end == math.inf else max(0.0, end - time.monotonic())
+            ended, _ = concurrent.futures.wait(waiting, left, concurrent.futures.FIRST_COMPLETED)
+            if not ended:
+                say(f"time is up; {len(waiting)} runs were cut short")
+                break
+            for done in ended:
+                config, message = waiting.pop(done), done.result()
                 if message.startswith("failed"):
-                    failures[waiting[done].key + waiting[done].device] = message
-                say(f"{count}/{len(todo)} {waiting[done].key} {message}")
-        except TimeoutError:
-            say(f"time is up; {sum(not future.done() for future in waiting)} runs are left")
-        finally:
-            workers = list((pool._processes or {}).values())
-            pool.shutdown(wait=False, cancel_futures=True)
-            for worker in workers:
-                worker.terminate()
+                    failures[config.key + config.device] = message
+                say(f"{len(given) - len(waiting)} {config.key} {message}")
+    finally:
+        workers = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.terminate()
     return failures
+
+
+def _hand_out(
+    pool: concurrent.futures.Executor,
+    jobs: int,
+    groups: Sequence[Group],
+    out: Path,
+    given: set[str],
+    waiting: dict[concurrent.futures.Future[str], StreamConfig],
+) -> bool:
+    """Give the pool what comes next, group by group, as long as there is room. Is there anything to wait for?"""
+    for config in (config for group in groups for config in wanted(out, group)):
+        if len(waiting) == jobs:
+            break
+        key = config.key + config.device
+        if key not in given and not place(out, config).exists():
+            given.add(key)
+            waiting[pool.submit(_run, config, out)] = config
+    return bool(waiting)
 
 
 def _run(config: StreamConfig, out: Path) -> str:
