@@ -9,6 +9,7 @@ import torch
 import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradguess.layers import arithmetic, tangents
 from gradguess.layers.tangents import TangentRules
@@ -33,6 +34,9 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "linear, no bias": (shaken(nn.Linear(8, 4, bias=False)), VECTORS),
     "linear, tokens": (shaken(nn.Linear(8, 4)), TOKENS),
     "linear, options by name": (lambda x: F.linear(x, weight=CONSTANT[0], bias=None), TOKENS),
+    "addmm": (lambda x: torch.addmm(CONSTANT[0, 0, :5], x, CONSTANT[0].t()), VECTORS),
+    "addmm, scaled": (lambda x: torch.addmm(CONSTANT[0, 0, :5], x, CONSTANT[0].t(), beta=2, alpha=3), VECTORS),
+    "addmm, in the other place": (lambda x: torch.addmm(CONSTANT[0, 0, :6], CONSTANT[0], x.t()), VECTORS),
     "conv1d": (shaken(nn.Conv1d(5, 4, 3, padding=1)), TOKENS),
     "conv2d": (shaken(nn.Conv2d(8, 4, 3, stride=2, padding=1)), IMAGES),
     "conv2d, grouped": (shaken(nn.Conv2d(8, 8, 3, groups=4, dilation=2, bias=False)), IMAGES),
@@ -159,4 +163,31 @@ def test_the_rules_are_used(monkeypatch):
         with TangentRules():
             dual(function, x.double(), torch.randn_like(x.double()))
     norms = {"layer_norm_tangent", "group_norm_tangent", "batch_norm_tangent", "rms_norm_tangent"}
-    assert set(used) == {"apply_linear", "with_constant", *norms}
+    assert set(used) == {"affine", "apply_linear", "with_constant", *norms}
+
+
+@pytest.mark.parametrize("case", ["linear", "linear, tokens", "addmm", "conv2d", "conv_transpose2d"])
+def test_under_autocast_one_product_more_than_without_a_tangent(case):
+    """PyTorch multiplies the input by the tangent of the weight as well, which is zero."""
+    module, x = CASES[case]
+    x, t = x.float(), torch.randn_like(x, dtype=torch.float32)
+    module = module.float() if isinstance(module, nn.Module) else module
+    products = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            products.extend([1] if any(word in str(func) for word in ("mm", "convolution")) else [])
+            return func(*args, **(kwargs or {}))
+
+    def function(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return module(x.to(CONSTANT.dtype) if case == "addmm" else x)
+
+    expected = dual(function, x, t)
+    with TangentRules(few=True), Count():
+        found = dual(function, x, t)
+    assert len(products) == 2
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b.to(a.dtype), rtol=2e-2, atol=2e-2)
+    if isinstance(module, nn.Module):
+        module.double()

@@ -1,5 +1,7 @@
 """Top singular subspaces against the dense SVD, in float64."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,11 +11,31 @@ from gradguess.linalg import (
     followed_basis,
     largest_singular,
     orthonormal_columns,
+    subspaces,
     top_right_singular_vectors,
 )
 from matrices import F64, assert_orthonormal_or_zero, noise, of_rank, projector, top_projector
 
 # --- top_right_singular_vectors ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "d"), [(5, 31), (31, 5)])
+def test_a_large_matrix_is_taken_in_blocks(m: int, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    A = noise(m, d)
+    whole = top_right_singular_vectors(A, 3)
+    sizes = []
+    convert = subspaces._in_float64
+
+    def watched(*given: Tensor) -> Iterator[Tensor]:
+        for part in convert(*given):
+            sizes.append(part.numel())
+            yield part
+
+    monkeypatch.setattr(subspaces, "BLOCK", 20)
+    monkeypatch.setattr(subspaces, "_in_float64", watched)
+    torch.testing.assert_close(projector(top_right_singular_vectors(A, 3)), projector(whole))
+    assert max(sizes) <= max(20, m, d)
+    assert len(sizes) > 1
 
 
 @pytest.mark.parametrize(("m", "d", "k"), [(30, 20, 5), (12, 40, 5), (7, 7, 7), (1, 9, 1), (9, 1, 1)])

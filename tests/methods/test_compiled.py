@@ -112,6 +112,27 @@ def test_the_graph_makes_the_same_steps(network, method, graphs_alone):
         torch.testing.assert_close(graph[name], value, rtol=1e-9, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}")
 
 
+def test_a_large_alphabet_goes_through_a_projection_that_the_graph_holds(graphs_alone):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(300, 6), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 300)).double()
+    words = torch.randint(0, 300, (4, 5))
+
+    def loss_fn(outputs, targets):
+        return nn.functional.cross_entropy(outputs.transpose(1, 2), targets, reduction="none").mean(1)
+
+    found = []
+    for compiles in (False, True):
+        own = copy.deepcopy(model)
+        forward = gg.ForwardGradient(own, gg.Feedback(gg.WPerp(k=2)), compile=compiles)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(4):
+                forward(loss_fn, words, words.roll(1, 1))
+        found.append([p.grad for p in own.parameters()])
+    for graph, plain in zip(*reversed(found), strict=True):
+        torch.testing.assert_close(graph, plain, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize(
     ("method", "options"),
     [

@@ -23,12 +23,13 @@ from torch.utils._pytree import tree_leaves
 from gradguess.backends.policy import full_precision
 from gradguess.errors import GradguessError
 
-__all__ = ["Graph", "NotTraceable", "compiled", "draws", "trace", "traced_autograd", "tracing"]
+__all__ = ["Graph", "NotTraceable", "compiled", "draws", "fixed", "trace", "traced_autograd", "tracing"]
 
 Graph = Callable[..., Sequence[Tensor]]
 _LOOKED = "it looks at numbers (`if x.sum() > 0`, `.item()`, `.tolist()`), and may go another way next time"
 _SHAPED = "the shape of a tensor depends on numbers (`x[x > 0]`, `nonzero`, `unique`), and may be another next time"
 _FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # of `torch.tensor(2.0)`
+_FIXED: dict[int, Tensor] = {}  # where they lie
 _LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default, torch.ops.aten.equal.default)
 
 
@@ -123,6 +124,12 @@ def _place(t: Tensor) -> Any:
     return t.data_ptr(), t.shape, t.stride(), t.dtype
 
 
+def fixed(t: Tensor) -> Tensor:
+    """A tensor that is made once, kept for good and never written to: a graph may hold it."""
+    _FIXED[_memory(t)] = t
+    return t
+
+
 def tracing() -> bool:
     """Is a trace being made?"""
     return _Made.now is not None
@@ -174,8 +181,10 @@ def _graph_of(function: Callable[..., Any], arguments: Sequence[Tensor]) -> fx.G
 
 
 def _is_fresh(graph: fx.GraphModule, node: fx.Node) -> bool:
-    """Is a constant of the graph one number, which the step itself makes?"""
+    """Is a constant of the graph one number, which the step itself makes? Or is it fixed?"""
     value = getattr(graph, str(node.target))
+    if isinstance(value, Tensor) and _memory(value) in _FIXED:
+        return True
     return isinstance(value, Tensor) and value.numel() == 1 and all(user.target in _FRESH for user in node.users)
 
 

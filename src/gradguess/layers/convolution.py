@@ -41,5 +41,6 @@ LAYER = Layer(
     gradient=gradient,
     holds_for=pads_with_zeros,
     tangent=apply_linear,
+    always=True,
     channels_first=True,
 )

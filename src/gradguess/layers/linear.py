@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradguess.layers.entry import Layer, apply_linear
+from gradguess.layers.entry import Layer, apply_linear, is_constant, unpack
 
 
 def gradient(layer: nn.Linear, x: Tensor, g: Tensor) -> dict[str, Tensor]:
@@ -18,4 +22,15 @@ def gradient(layer: nn.Linear, x: Tensor, g: Tensor) -> dict[str, Tensor]:
     return grads
 
 
-LAYER = Layer(modules=(nn.Linear,), functions=(F.linear,), gradient=gradient, tangent=apply_linear, is_matrix=True)
+def affine(function: Any, bias: Tensor, x: Tensor, weight: Tensor, **options: Any) -> Tensor | None:
+    """`torch.addmm(b, x, W)`, the linear layer of Hugging Face's GPT-2."""
+    p, t = unpack(x)
+    if t is None or options or not is_constant(bias, weight):
+        return None
+    return fwAD.make_dual(function(bias, p, weight), torch.mm(t, weight))
+
+
+LAYER = Layer(
+    modules=(nn.Linear,), functions=(F.linear,), gradient=gradient, tangent=apply_linear, always=True, is_matrix=True
+)
+ADDMM = Layer(functions=(torch.addmm,), tangent=affine, always=True)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from gradguess.backends.tracing import fixed
 from gradguess.layers.table import CHANNELS_FIRST
 
 Kind = Literal["full", "shared", "each"]
@@ -87,7 +88,7 @@ def coded(part: Tensor) -> Tensor:
     if key not in _PROJECTIONS:
         source = torch.Generator().manual_seed(part.shape[-1])
         P = torch.randn(part.shape[-1], WORDS, generator=source, dtype=torch.float64) / WORDS**0.5
-        _PROJECTIONS[key] = P.to(part.device, part.dtype)
+        _PROJECTIONS[key] = fixed(P.to(part.device, part.dtype))
     return part @ _PROJECTIONS[key]
 
 

@@ -21,6 +21,7 @@ from gradguess.layers.entry import Gate, GradientRule, Layer, TangentRule
 
 LAYERS: tuple[Layer, ...] = (
     linear.LAYER,
+    linear.ADDMM,
     convolution.LAYER,
     embedding.LAYER,
     *norms.LAYERS,

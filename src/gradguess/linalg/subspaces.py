@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from gradguess.linalg.ritz import Product, pad_columns, ritz_pairs
 
 __all__ = ["batched_top_subspace", "followed_basis", "is_full", "largest_singular", "top_right_singular_vectors"]
 
+BLOCK = 2**22  # numbers that are converted at once
 WARM = 3  # subspace iterations that bring a basis up to date
 
 
@@ -33,16 +36,23 @@ def top_right_singular_vectors(A: Tensor, k: int) -> Tensor:
     """
     m, d = A.shape
     rtol = max(max(m, d) * torch.finfo(A.dtype).eps, 1e-7)
-    S = (A / positive(A.abs().amax())).double()
+    scale = positive(A.abs().amax())
     if m < d:
-        values, U = torch.linalg.eigh(S @ S.mT)
-        V = orthonormal_columns(S.mT @ U.flip(-1)[:, :k])
+        values, U = torch.linalg.eigh(sum(part @ part.mT for part in _in_float64(A, scale)))
+        top = U.flip(-1)[:, :k]
+        V = orthonormal_columns(torch.cat([part.mT @ top for part in _in_float64(A, scale)]))
     else:
-        values, V = torch.linalg.eigh(S.mT @ S)
+        values, V = torch.linalg.eigh(sum(part @ part.mT for part in _in_float64(A.mT, scale)))
         V = V.flip(-1)[:, :k]
     top = values.flip(-1)[:k]
     V = V * (top > rtol**2 * top[0])
     return pad_columns(V, k).to(A.dtype)
+
+
+def _in_float64(A: Tensor, scale: Tensor) -> Iterator[Tensor]:
+    """`A / scale` in float64, some columns at a time: the whole of a large matrix would need much memory."""
+    for part in A.split(max(1, BLOCK // len(A)), dim=1):
+        yield (part / scale).double()
 
 
 def followed_basis(A: Tensor, k: int, warm: Tensor | None) -> Tensor:
