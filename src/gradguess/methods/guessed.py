@@ -44,6 +44,7 @@ def spend(drawing: Drawing) -> Estimate:
 
     if not step.keeps:
         step.noise.rewind()
+        seen.forget_outputs()  # they may be large, and the second pass makes them again
     grads = pull_back(step, cotangent, seen.records, seen.pieces, seen.tail)
     result = Estimate(seen.losses.mean(), grads, seen.jvp, losses=seen.losses)
     if step.detail:

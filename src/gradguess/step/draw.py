@@ -53,8 +53,8 @@ class Drawing:
         with full_precision(s.device):
             frame = self.frame(site, s, gate)
             y = frame.apply(self._white(site, frame, s.device))
-            if y.dtype == s.dtype and site.batch_dim == 0:
-                return y if s.dim() == 2 else y.reshape(-1, *s.shape)
+            if site.batch_dim == 0:
+                return (y if s.dim() == 2 else y.reshape(-1, *s.shape)).to(s.dtype)
             return torch.stack([site.unflat(part, s) for part in y])
 
     def _white(self, site: Site, frame: Frame, device: torch.device) -> Tensor:
