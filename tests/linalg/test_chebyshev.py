@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from gradguess.linalg import chebyshev_top_subspace, steady_top_subspace
+from gradguess.linalg.ritz import sure_eigh
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -41,3 +43,22 @@ def test_steady_rounds_find_the_top(top):
     exact, vectors = exact.flip(-1)[:, :6], vectors.flip(-1)[..., :6]
     assert torch.linalg.matrix_norm(V @ V.mT - vectors @ vectors.mT, 2).max() < 1e-2
     torch.testing.assert_close(values, exact, rtol=1e-3, atol=1e-4)
+
+
+def test_an_eigensolver_that_does_not_converge_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.linalg.eigh
+
+    def fails(H: Tensor) -> tuple[Tensor, Tensor]:
+        if H.dtype == torch.float32:
+            raise torch.linalg.LinAlgError("linalg.eigh: (Batch element 3): The algorithm failed to converge")
+        return real(H)
+
+    A = torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(0))
+    H = A @ A.mT
+    expected = real(H)
+    monkeypatch.setattr(torch.linalg, "eigh", fails)
+    values, Z = sure_eigh(H)
+    torch.testing.assert_close(values, expected[0])
+    torch.testing.assert_close(Z @ torch.diag_embed(values) @ Z.mT, H)
+    with pytest.raises(torch.linalg.LinAlgError):
+        sure_eigh(H * torch.nan)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradguess.backends import eigh, orthonormal_columns, positive
-from gradguess.linalg.ritz import Product, ritz_pairs
+from gradguess.linalg.ritz import Product, ritz_pairs, sure_eigh
 
 __all__ = ["chebyshev_top_subspace", "steady_top_subspace"]
 
@@ -46,7 +46,7 @@ def chebyshev_top_subspace(
     left = degree * rounds
     while left > 0:
         GX = times(X)
-        values, Z = torch.linalg.eigh(_without_dust(_symmetric(X.mT @ GX)))
+        values, Z = sure_eigh(_without_dust(_symmetric(X.mT @ GX)))
         high, edge = _ends(values, 1e-3)
         now = min(degree, left, _safe_degree(float((high / edge).max()), X.dtype))
         left -= now

@@ -9,13 +9,24 @@ from torch import Tensor
 
 from gradguess.backends import positive
 
-__all__ = ["Product", "pad_columns", "ritz_pairs"]
+__all__ = ["Product", "pad_columns", "ritz_pairs", "sure_eigh"]
 
 Product = Callable[[Tensor], Tensor]
 Eigh = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def ritz_pairs(Q: Tensor, H: Tensor, k: int, eigh: Eigh = torch.linalg.eigh) -> tuple[Tensor, Tensor]:
+def sure_eigh(H: Tensor) -> tuple[Tensor, Tensor]:
+    """`torch.linalg.eigh`. Where it does not converge, as cuSOLVER's float32 may, LAPACK in float64 takes its place."""
+    try:
+        values, Z = torch.linalg.eigh(H)
+    except torch.linalg.LinAlgError:
+        if not H.isfinite().all():  # nothing finds these
+            raise
+        values, Z = torch.linalg.eigh(H.double().cpu())
+    return values.to(H), Z.to(H)
+
+
+def ritz_pairs(Q: Tensor, H: Tensor, k: int, eigh: Eigh = sure_eigh) -> tuple[Tensor, Tensor]:
     """The top-k Ritz pairs from orthonormal rows `Q` (B, s, d) and `H = Q G Qᵀ` (its lower triangle).
 
     V (B, d, k), largest eigenvalue first, and the eigenvalues (B, k); zero beyond the rank.
