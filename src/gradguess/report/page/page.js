@@ -18,7 +18,8 @@ function sort(table, headings, column) {
 // A cell says its value where that is not what it shows; a dash stands for none.
 function value(cell) {
   if (cell.dataset.value !== undefined) return cell.dataset.value;
-  return cell.textContent === "–" ? undefined : cell.textContent;
+  const text = cell.textContent.trim();
+  return text === "–" ? undefined : text;
 }
 
 // Empty cells stay at the end, whichever way the rest is sorted.
