@@ -116,7 +116,7 @@ def reproduce(
 ) -> None:
     """Run the experiments of the paper and write the report. Finished runs are never run again."""
     if check:  # the results of the repository, unless others are named
-        _check_results(Path("results/paper") if out == RUNS else out, json)
+        _check_results(Path("results/paper") if out == RUNS else out, dump, json)
     if only == ["streams"]:
         _reproduce_streams(preset, seeds, jobs, out, device, json)
         return
@@ -163,12 +163,16 @@ def _reproduce_streams(preset: str, seeds: int | None, jobs: int, out: Path, dev
         raise GradguessError("; ".join(f"{key}: {message}" for key, message in failures.items()))
 
 
-def _check_results(directory: Path, json: bool) -> None:
-    """Exit code 1 if a result is stale."""
+def _check_results(directory: Path, dump: Path | None, json: bool) -> None:
+    """Exit code 1 if a result is stale. With `dump`, what should be run again is written there for `--configs`."""
     from gradguess.experiments.check import check
+    from gradguess.experiments.files import write_json
     from gradguess.report.results import load_runs
 
-    found = check(load_runs(directory), Path(__file__).parent)
+    runs = load_runs(directory)
+    found = check(runs, Path(__file__).parent)
+    if dump:
+        write_json(dump, found.to_run_again(runs))
     emit(dataclasses.asdict(found), json, found.lines())
     raise typer.Exit(1 if found.stale else 0)
 

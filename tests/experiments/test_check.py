@@ -187,3 +187,28 @@ def test_the_command_exits_with_1_if_a_result_is_stale(tmp_path: Path, monkeypat
         monkeypatch.setattr(module, "check", lambda runs, package, stale=stale: module.Verdicts(stale=stale))
         done = testing.CliRunner().invoke(cli.app, ["reproduce", "--check", "--out", str(tmp_path)])
         assert done.exit_code == code, done.output
+
+
+def test_what_must_be_run_again_is_written_for_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    testing = pytest.importorskip("typer.testing")
+    from gradguess import cli
+    from gradguess.experiments import check as module
+    from gradguess.experiments.reproduce import read_configs
+
+    stored = [
+        {
+            "schema": 1,
+            "key": key,
+            "config": {"method": "wt", "seed": seed},
+            "metrics": {"seconds": s},
+            "environment": {},
+        }
+        for seed, (key, s) in enumerate({"stale": 9.0, "fine": 1.0, "nobody knows": 2.0}.items())
+    ]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in stored))
+    verdicts = module.Verdicts(stale={"stale": ""}, without_commit=["nobody knows"], current=["fine"])
+    monkeypatch.setattr(module, "check", lambda runs, package: verdicts)
+    again = tmp_path / "again.json"
+    words = ["reproduce", "--check", "--out", str(tmp_path), "--dump", str(again)]
+    assert testing.CliRunner().invoke(cli.app, words).exit_code == 1
+    assert [config.seed for config in read_configs(again)["again"]] == [2, 0]  # the shortest first

@@ -49,6 +49,12 @@ class Verdicts:
     unclean: list[str] = field(default_factory=list)  # made with changes that were in no commit
     current: list[str] = field(default_factory=list)
 
+    def to_run_again(self, runs: Sequence[Run]) -> list[Config]:
+        """The configurations of all results that the present code has not made, the shortest first."""
+        keys = {*self.stale, *self.without_commit, *self.not_comparable, *self.unclean}
+        again = sorted((run for run in runs if run.key in keys), key=lambda run: run.metrics.get("seconds", 0.0))
+        return [run.config for run in again]
+
     def lines(self) -> list[str]:
         """What a person reads."""
         said = [f"{len(self.current)} results belong to the present code."]
