@@ -103,12 +103,16 @@ def test_switches_are_put_back(kernel, enabled):
         torch._C._set_mkldnn_enabled(before[1])
 
 
-def test_the_first_dual_number_warns_of_nothing():
+@pytest.mark.parametrize(
+    "use",
+    [
+        "gg.estimate(torch.nn.Linear(2, 2), gg.WPerp(), torch.nn.CrossEntropyLoss(reduction='none'), x, t)",
+        "from gradguess.passes.forward_mode import quiet_jvp; quiet_jvp(torch.sin, (x,), (x,))",
+    ],
+)
+def test_the_first_dual_number_warns_of_nothing(use):
     """PyTorch loads its formulas then, by a function that it deprecates."""
-    code = (
-        "import torch, gradguess as gg; x, t = torch.randn(3, 2), torch.zeros(3, dtype=torch.long); "
-        "gg.estimate(torch.nn.Linear(2, 2), gg.WPerp(), torch.nn.CrossEntropyLoss(reduction='none'), x, t)"
-    )
+    code = f"import torch, gradguess as gg; x, t = torch.randn(3, 2), torch.zeros(3, dtype=torch.long); {use}"
     done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, check=True)
     assert "torch.jit.script" not in done.stderr
 

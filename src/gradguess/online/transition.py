@@ -15,6 +15,7 @@ from gradguess.errors import ForwardModeError, GradguessError, InputError
 from gradguess.model.task import LossFn, Task
 from gradguess.online.cut_products import CutProducts
 from gradguess.online.state_tree import StateTree
+from gradguess.passes.forward_mode import quiet_jvp
 
 Tensors = dict[str, Tensor]
 
@@ -102,7 +103,8 @@ class Transition:
             return self.tree.vector(run(self.model, self.parameters, self.x, self.tree.tree(h, self.others))[1])
 
         with explained():
-            return torch.func.jvp(step, (self.h,), (tangent,))[1]
+            moved: Tensor = quiet_jvp(step, (self.h,), (tangent,))[1]
+            return moved
 
     def output(self) -> Any:
         """What the model returns beside the new state."""

@@ -19,7 +19,7 @@ from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import Task
 from gradguess.passes.base import Carried, Draw, Piece, Scale
-from gradguess.passes.forward_mode import formula_kernels, named_failures, tangent_rules
+from gradguess.passes.forward_mode import formula_kernels, named_failures, quiet_jvp, tangent_rules
 from gradguess.passes.module_pass import ModulePass
 
 
@@ -143,7 +143,7 @@ class FunctionalPass(ModulePass):
             buffers = _written(model)
             primals = (zero, *buffers.values())
             tangents = (torch.ones_like(zero), *(torch.zeros_like(b) for b in buffers.values()))
-            made: Any = torch.func.jvp(function, primals, tangents)
+            made: Any = quiet_jvp(function, primals, tangents)
             (losses, floating, written), (jvp, output_tangents, _) = made
             for buffer, value in zip(buffers.values(), written, strict=True):
                 buffer.copy_(value)

@@ -21,7 +21,7 @@ from torch import Tensor
 from gradguess.guesses.activation import ActivationPerturbation
 from gradguess.methods.students.bank import Student
 from gradguess.model.site import Site, at_least_float32
-from gradguess.passes.forward_mode import formula_kernels
+from gradguess.passes.forward_mode import formula_kernels, quiet_jvp
 from gradguess.step.base import Step
 from gradguess.step.draw import Drawing
 from gradguess.step.measure import Measurement, measure
@@ -58,7 +58,7 @@ def _tangents(student: Student, known: Known) -> Tensor:
     found = []
     with formula_kernels(student.blueprint.module):
         for y, u in known.carried[student.site.name]:
-            along: Any = torch.func.jvp(student, (student.s.detach(),), (y,))
+            along: Any = quiet_jvp(student, (student.s.detach(),), (y,))
             found.append(_relative(student, along[1], u))
     return torch.stack(found).mean()
 
