@@ -35,6 +35,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "linear, tokens": (shaken(nn.Linear(8, 4)), TOKENS),
     "linear, options by name": (lambda x: F.linear(x, weight=CONSTANT[0], bias=None), TOKENS),
     "addmm": (lambda x: torch.addmm(CONSTANT[0, 0, :5], x, CONSTANT[0].t()), VECTORS),
+    "addmm, by name": (lambda x: torch.addmm(CONSTANT[0, 0, :5], mat1=x, mat2=CONSTANT[0].t()), VECTORS),
     "addmm, scaled": (lambda x: torch.addmm(CONSTANT[0, 0, :5], x, CONSTANT[0].t(), beta=2, alpha=3), VECTORS),
     "addmm, in the other place": (lambda x: torch.addmm(CONSTANT[0, 0, :6], CONSTANT[0], x.t()), VECTORS),
     "conv1d": (shaken(nn.Conv1d(5, 4, 3, padding=1)), TOKENS),

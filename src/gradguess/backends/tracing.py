@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from gradguess.backends.policy import full_precision
 from gradguess.errors import GradguessError
 
-__all__ = ["Graph", "NotTraceable", "compiled", "draws", "fixed", "trace", "traced_autograd", "tracing"]
+__all__ = ["Graph", "NotTraceable", "compiled", "draws", "fixed", "is_wrapped", "trace", "traced_autograd", "tracing"]
 
 Graph = Callable[..., Sequence[Tensor]]
 _LOOKED = "it looks at numbers (`if x.sum() > 0`, `.item()`, `.tolist()`), and may go another way next time"
@@ -62,20 +62,22 @@ class _Made(TorchDispatchMode):
             with disable_proxy_modes_tracing():
                 return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
-        made = [t for t in tree_leaves(out) if isinstance(t, Tensor) and not _is_wrapped(t)]
+        made = [t for t in tree_leaves(out) if isinstance(t, Tensor) and not is_wrapped(t)]
         self.by_place.update({_place(t): t for t in made if t.data_ptr()})  # meta tensors lie nowhere
-        fresh = {_memory(t) for t in made} - {_memory(t) for t in given if not _is_wrapped(t)}
+        fresh = {_memory(t) for t in made}
+        if func not in _FRESH:  # those return what they were given
+            fresh -= {_memory(t) for t in given if not is_wrapped(t)}
         self.varying -= fresh  # what lay there before is gone
         self.steady -= fresh
         if varies:
             written = given if func._schema.is_mutable else []
-            self.varying |= {_memory(t) for t in (*made, *written) if not _is_wrapped(t)}
+            self.varying |= {_memory(t) for t in (*made, *written) if not is_wrapped(t)}
         else:
             self.steady |= {_memory(t) for t in made}
         return out
 
     def _is_steady(self, t: Tensor) -> bool:
-        return not _is_wrapped(t) and _memory(t) in self.steady and _memory(t) not in self.varying
+        return not is_wrapped(t) and _memory(t) in self.steady and _memory(t) not in self.varying
 
     def __enter__(self) -> _Made:
         _Made.now = self
@@ -110,7 +112,7 @@ def _has_shape_of_numbers(func: Any, args: Any) -> bool:
     return torch.Tag.dynamic_output_shape in func.tags
 
 
-def _is_wrapped(t: Tensor) -> bool:
+def is_wrapped(t: Tensor) -> bool:
     """Does a transform of `torch.func` hold the tensor?"""
     return torch._C._functorch.is_functorch_wrapped_tensor(t)
 
@@ -124,8 +126,10 @@ def _place(t: Tensor) -> Any:
     return t.data_ptr(), t.shape, t.stride(), t.dtype
 
 
-def fixed(t: Tensor) -> Tensor:
+def fixed(make: Callable[[], Tensor]) -> Tensor:
     """A tensor that is made once, kept for good and never written to: a graph may hold it."""
+    with disable_proxy_modes_tracing():
+        t = make()
     _FIXED[_memory(t)] = t
     return t
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradguess.backends import elementwise
-from gradguess.backends.tracing import tracing
-from gradguess.layers.entry import Layer, unpack
+from gradguess.backends.tracing import is_wrapped, tracing
+from gradguess.layers.entry import Layer, is_constant, unpack
 
 BLOCK = 2**23  # numbers: a vocabulary of 8192 for as many tokens is 8 blocks, of 32 MiB each in float32
 Losses = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> one loss each
@@ -25,17 +25,24 @@ def tangent(function: Any, x: Tensor, target: Tensor, **options: Any) -> Tensor 
     if old or options["reduction"] != "none" or x.dim() < 2 or target.shape[:1] != x.shape[:1]:
         return None
     p, t = unpack(x)
-    plain = p.dim() == 2 and not target.is_floating_point()
-    if t is not None and plain and options["weight"] is None and not options["label_smoothing"]:
+    weight, graph = options["weight"], torch.is_grad_enabled() and p.requires_grad
+    plain = p.dim() == 2 and not target.is_floating_point() and not graph  # our kernel has no reverse graph
+    if t is not None and plain and weight is None and not options["label_smoothing"]:
         found = elementwise.cross_entropy(p, t, target, options["ignore_index"])
         if found is not None:
             return fwAD.make_dual(*found)
-    if p.numel() <= BLOCK or len(p) == 1 or tracing():  # a compiler has blocks of its own
+    small = p.numel() <= BLOCK or len(p) == 1 or tracing()  # a compiler has blocks of its own
+    if small or type(x) is not Tensor or is_wrapped(p) or not _given(target) or not _given(weight):
         return None
-    return _in_blocks(partial(function, **options), p, t, target)
+    return _in_blocks(partial(function, **options), p, t, target, weight)
 
 
-def _in_blocks(losses: Losses, p: Tensor, t: Tensor | None, target: Tensor) -> Tensor:
+def _given(other: Tensor | None) -> bool:
+    """Is it a constant, for tangents and for gradients?"""
+    return other is None or (is_constant(other) and not other.requires_grad)
+
+
+def _in_blocks(losses: Losses, p: Tensor, t: Tensor | None, target: Tensor, weight: Tensor | None) -> Tensor:
     """Row by row the same as at once. What is as large as the logits, many times over, is held of one block alone."""
     rows = max(1, BLOCK // p[0].numel())
     values, tangents = list[Tensor](), list[Tensor]()
@@ -48,7 +55,7 @@ def _in_blocks(losses: Losses, p: Tensor, t: Tensor | None, target: Tensor) -> T
             tangents += [] if moved is None else [moved]
         value = torch.cat(values)
     if torch.is_grad_enabled() and p.requires_grad:
-        value = _Recomputed.apply(p, value, losses, target, rows)
+        value = _Recomputed.apply(p, value, losses, target, weight, rows)
     return value if t is None else fwAD.make_dual(value, torch.cat(tangents))
 
 
@@ -56,8 +63,10 @@ class _Recomputed(torch.autograd.Function):
     """Losses that are known. Their graph holds the logits alone, and is made block by block when it is needed."""
 
     @staticmethod
-    def forward(ctx: Any, p: Tensor, value: Tensor, losses: Losses, target: Tensor, rows: int) -> Tensor:
-        ctx.save_for_backward(p, target)
+    def forward(
+        ctx: Any, p: Tensor, value: Tensor, losses: Losses, target: Tensor, weight: Tensor | None, rows: int
+    ) -> Tensor:
+        ctx.save_for_backward(p, target, weight)  # so that PyTorch notices if one is written to
         kind = p.device.type
         ctx.autocast = partial(
             torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
@@ -66,9 +75,12 @@ class _Recomputed(torch.autograd.Function):
         return value.detach()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
-        p, target = ctx.saved_tensors
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        p, target, _ = ctx.saved_tensors
+        if torch.is_grad_enabled():  # its gradient is differentiated as well: at once, with a graph
+            with ctx.autocast():
+                loss = ctx.losses(p, target)
+            return (*torch.autograd.grad(loss, p, g, create_graph=True), None, None, None, None, None)
         found = torch.empty_like(p)
         for start in range(0, len(p), ctx.rows):
             part = slice(start, start + ctx.rows)
@@ -76,7 +88,7 @@ class _Recomputed(torch.autograd.Function):
                 own = p[part].detach().requires_grad_()
                 loss = ctx.losses(own, target[part])
             (found[part],) = torch.autograd.grad(loss, own, g[part])
-        return found, None, None, None, None
+        return found, None, None, None, None, None
 
 
 LAYER = Layer(functions=(F.cross_entropy,), tangent=tangent, always=True)

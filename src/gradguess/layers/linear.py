@@ -22,10 +22,13 @@ def gradient(layer: nn.Linear, x: Tensor, g: Tensor) -> dict[str, Tensor]:
     return grads
 
 
-def affine(function: Any, bias: Tensor, x: Tensor, weight: Tensor, **options: Any) -> Tensor | None:
+def affine(function: Any, *args: Any, **options: Any) -> Tensor | None:
     """`torch.addmm(b, x, W)`, the linear layer of Hugging Face's GPT-2."""
+    if len(args) != 3 or options:
+        return None
+    bias, x, weight = args
     p, t = unpack(x)
-    if t is None or options or not is_constant(bias, weight):
+    if t is None or not is_constant(bias, weight):
         return None
     return fwAD.make_dual(function(bias, p, weight), torch.mm(t, weight))
 

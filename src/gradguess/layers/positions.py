@@ -86,10 +86,14 @@ def coded(part: Tensor) -> Tensor:
         return part
     key = (part.shape[-1], part.dtype, part.device)
     if key not in _PROJECTIONS:
-        source = torch.Generator().manual_seed(part.shape[-1])
-        P = torch.randn(part.shape[-1], WORDS, generator=source, dtype=torch.float64) / WORDS**0.5
-        _PROJECTIONS[key] = fixed(P.to(part.device, part.dtype))
+        _PROJECTIONS[key] = fixed(lambda: _projection(part))
     return part @ _PROJECTIONS[key]
+
+
+def _projection(part: Tensor) -> Tensor:
+    source = torch.Generator().manual_seed(part.shape[-1])
+    P = torch.randn(part.shape[-1], WORDS, generator=source, dtype=torch.float64) / WORDS**0.5
+    return P.to(part.device, part.dtype)
 
 
 _PROJECTIONS: dict[Any, Tensor] = {}

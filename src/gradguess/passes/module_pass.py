@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import InputError
 from gradguess.layers.tangents import TangentRules
+from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.hooks import SiteHooks, Visit
 from gradguess.model.side_effects import Snapshot, untouched
-from gradguess.model.site import Layout, Site
+from gradguess.model.site import Layout, LayoutChanged, Site
 from gradguess.model.task import Task, tensors
 from gradguess.passes.base import Carried, Draw, Observe, Pass, Piece, Scale
 from gradguess.passes.forward_mode import (
@@ -50,19 +51,20 @@ class ModulePass(Pass):
     def _injecting(self, draw: Draw, scale: Scale | None, expected: set[str], piece: Piece | None = None) -> Visit:
         """Adds the direction of each site to the tangent that arrives there, and notes where one must arrive."""
 
+        line = _Line() if piece is not None and self.layout.in_a_line else None
+
         def inject(site: Site, x: Any, s: Tensor) -> Tensor:
             with torch._C.DisableTorchFunction():  # no rules of tangents are needed here
                 primal, tangent = fwAD.unpack_dual(s)
                 if piece is not None:
                     piece(site, primal)
-                    primal = primal.detach()
-                    if self.layout.in_a_line:
-                        forget_tangents()
+                    primal = primal.detach() if line is None else line.cut(primal)
                     s = primal if tangent is None else fwAD.make_dual(primal, tangent)
                 with torch.no_grad():
-                    return add(site, x, s, primal, tangent)
+                    moved = add(site, x, primal if line is None else primal.detach(), tangent)
+                return s if moved is None else fwAD.make_dual(primal, moved)
 
-        def add(site: Site, x: Any, s: Tensor, primal: Tensor, tangent: Tensor | None) -> Tensor:
+        def add(site: Site, x: Any, primal: Tensor, tangent: Tensor | None) -> Tensor | None:
             if isinstance(x, Tensor):
                 x = x.detach()  # not the primal view: that would keep the tangent alive
             if tangent is None and site.name in expected:
@@ -71,11 +73,11 @@ class ModulePass(Pass):
             if tangent is not None or y is not None:
                 expected.update(site.above, [LOSS] if site.reaches_output else [])
             if y is None:
-                return s
+                return None
             if scale is not None:
                 y = scale(site, y, tangent)
             # the dual number owns its tangent: an in-place activation writes to it, and y may be kept
-            return fwAD.make_dual(primal, y.clone() if tangent is None else y + tangent)
+            return y.clone() if tangent is None else y + tangent
 
         return inject
 
@@ -146,6 +148,23 @@ class ModulePass(Pass):
             self._before.restore_buffers()  # the weight under spectral norm depends on them
             yield
             now.restore_buffers()
+
+
+class _Line:
+    """The sites of a recorded pass that reach one another in a line. What lies below one is not needed above it."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Tensor] = {}  # id -> the leaf from which a piece starts
+        self.last = 0
+
+    def cut(self, s: Tensor) -> Tensor:
+        """Lets all tangents go, and gives what the next piece starts from. A pass that is no line is refused."""
+        if not self.known.keys() & AutogradGraph.leaves(s) <= {self.last}:
+            raise LayoutChanged
+        forget_tangents()
+        leaf = s.detach().requires_grad_()
+        self.known[id(leaf)], self.last = leaf, id(leaf)
+        return leaf.clone()
 
 
 class _AsidePass(ModulePass):

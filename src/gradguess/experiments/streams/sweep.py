@@ -81,7 +81,9 @@ def sweep(
     given: set[str] = set()
     waiting: dict[concurrent.futures.Future[str], StreamConfig] = {}
     context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,))
+    pool = concurrent.futures.ProcessPoolExecutor(  # a process for each run, whose memory is its own
+        jobs, context, initializer=torch.set_num_threads, initargs=(1,), max_tasks_per_child=1
+    )
     try:
         while _hand_out(pool, jobs, groups, out, given, waiting):
             left = None if end == math.inf else max(0.0, end - time.monotonic())
