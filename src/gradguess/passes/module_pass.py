@@ -58,7 +58,7 @@ class ModulePass(Pass):
                 primal, tangent = fwAD.unpack_dual(s)
                 if piece is not None:
                     piece(site, primal)
-                    primal = primal.detach() if line is None else line.cut(primal)
+                    primal = primal.detach() if line is None else line.cut(primal, site)
                     s = primal if tangent is None else fwAD.make_dual(primal, tangent)
                 with torch.no_grad():
                     moved = add(site, x, primal if line is None else primal.detach(), tangent)
@@ -157,11 +157,13 @@ class _Line:
         self.known: dict[int, Tensor] = {}  # id -> the leaf from which a piece starts
         self.last = 0
 
-    def cut(self, s: Tensor) -> Tensor:
+    def cut(self, s: Tensor, site: Site) -> Tensor:
         """Lets all tangents go, and gives what the next piece starts from. A pass that is no line is refused."""
         if not self.known.keys() & AutogradGraph.leaves(s) <= {self.last}:
             raise LayoutChanged
         forget_tangents()
+        if site.top:  # no piece starts here
+            return s.detach()
         leaf = s.detach().requires_grad_()
         self.known[id(leaf)], self.last = leaf, id(leaf)
         return leaf.clone()
