@@ -164,7 +164,7 @@ def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) ->
         if node.target is torch.ops.aten.is_same_size.default and not node.users:  # a check, which has done its work
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
-    baked = [node for node in graph.graph.nodes if node.op == "get_attr" and not _is_fresh(graph, node)]
+    baked = [node for node in graph.graph.nodes if node.op == "get_attr" and not _may_be_held(graph, node)]
     if baked:
         raise NotTraceable(
             f"{len(baked)} of its tensors are not parameters, buffers, inputs or targets (does the loss have its own?)"
@@ -184,12 +184,12 @@ def _graph_of(function: Callable[..., Any], arguments: Sequence[Tensor]) -> fx.G
         return make_fx(function)(*arguments)
 
 
-def _is_fresh(graph: fx.GraphModule, node: fx.Node) -> bool:
+def _may_be_held(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Is a constant of the graph one number, which the step itself makes? Or is it fixed?"""
     value = getattr(graph, str(node.target))
-    if isinstance(value, Tensor) and _memory(value) in _FIXED:
-        return True
-    return isinstance(value, Tensor) and value.numel() == 1 and all(user.target in _FRESH for user in node.users)
+    if not isinstance(value, Tensor):
+        return False
+    return _memory(value) in _FIXED or (value.numel() == 1 and all(user.target in _FRESH for user in node.users))
 
 
 def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModule:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradguess.backends import largest_eigenvalue, orthonormal_columns, orthonormal_rows, positive
 from gradguess.backends.cuda_graphs import recording
-from gradguess.linalg.ritz import Product, pad_columns, ritz_pairs
+from gradguess.linalg.ritz import Product, pad_columns, ritz_pairs, sure_eigh
 
 __all__ = ["batched_top_subspace", "followed_basis", "is_full", "largest_singular", "top_right_singular_vectors"]
 
@@ -38,15 +38,23 @@ def top_right_singular_vectors(A: Tensor, k: int) -> Tensor:
     rtol = max(max(m, d) * torch.finfo(A.dtype).eps, 1e-7)
     scale = positive(A.abs().amax())
     if m < d:
-        values, U = torch.linalg.eigh(sum(part @ part.mT for part in _in_float64(A, scale)))
+        values, U = sure_eigh(_gram(A, scale))
         top = U.flip(-1)[:, :k]
         V = orthonormal_columns(torch.cat([part.mT @ top for part in _in_float64(A, scale)]))
     else:
-        values, V = torch.linalg.eigh(sum(part @ part.mT for part in _in_float64(A.mT, scale)))
+        values, V = sure_eigh(_gram(A.mT, scale))
         V = V.flip(-1)[:, :k]
     top = values.flip(-1)[:k]
     V = V * (top > rtol**2 * top[0])
     return pad_columns(V, k).to(A.dtype)
+
+
+def _gram(A: Tensor, scale: Tensor) -> Tensor:
+    """`AAᵀ / scale²` in float64."""
+    G = A.new_zeros(len(A), len(A), dtype=torch.float64)
+    for part in _in_float64(A, scale):
+        G += part @ part.mT
+    return G
 
 
 def _in_float64(A: Tensor, scale: Tensor) -> Iterator[Tensor]:

@@ -51,7 +51,7 @@ def dual_numbers() -> AbstractContextManager[Any]:
             "gradguess was called inside torch.autograd.forward_ad.dual_level(); PyTorch has no nested levels. "
             "Call it outside."
         )
-    load_formulas()
+    _load_formulas()
     return fwAD.dual_level()
 
 
@@ -62,7 +62,7 @@ def forget_tangents() -> None:
 
 
 @cache
-def load_formulas() -> None:
+def _load_formulas() -> None:
     """PyTorch loads its formulas with the first dual number, and warns of a function that it uses for that itself."""
     with warnings.catch_warnings(), fwAD.dual_level():
         warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated")
@@ -71,7 +71,7 @@ def load_formulas() -> None:
 
 def quiet_jvp(function: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     """`torch.func.jvp`, without the warning of PyTorch's own."""
-    load_formulas()
+    _load_formulas()
     found: Any = torch.func.jvp(function, primals, tangents)
     return found
 
