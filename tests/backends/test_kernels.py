@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradguess import linalg
 from gradguess.backends import GramRoot, cross_entropy, eigh, gram, kernels, largest_eigenvalue, weigh
-from gradguess.backends.attention import attention, in_blocks
+from gradguess.backends.attention import attention_tangent, in_blocks
 from gradguess.backends.orthonormal import cholesky_qr_rows
 
 pytest.importorskip("triton", reason="Triton comes with PyTorch for CUDA")
@@ -134,9 +136,15 @@ def test_gram_matrices_of_open_units():
     torch.testing.assert_close(found.double(), whole, rtol=1e-5, atol=1e-6)
 
 
-def split(a: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    """Queries, keys and values, and their tangents together."""
-    return a[0], a[1], a[2], tuple(a[3:])
+def split(a: list[Tensor], out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+    """Queries, keys and values, what attention makes of them, and their tangents together."""
+    return a[0], a[1], a[2], out, tuple(a[3:])
+
+
+def attended(a: list[Tensor], mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        options = {"attn_mask": mask, "is_causal": causal, "scale": scale, "enable_gqa": a[0].dim() == 4}
+        return F.scaled_dot_product_attention(*a[:3], **options)
 
 
 ATTENTION = {  # heads, heads of keys, queries, keys, head size; blocks of queries and keys
@@ -175,30 +183,29 @@ def test_attention_and_its_tangent(name, dtype):
             mask[:, 4] = torch.finfo(dtype).min  # the scores themselves are lost: all keys count alike
     rest = (name.startswith("causal"), 0.3)
     wide = mask.double() if name == "additive mask" else mask
-    exact = in_blocks(*split([t.double() for t in a]), wide, *rest)
+    out = attended([t.double() for t in a], wide, *rest)
+    exact = in_blocks(*split([t.double() for t in a], out), wide, *rest)
     on_device = None if mask is None else mask.to(DEVICE)
-    both = kernels.attention(*split(on(*a)), on_device, *rest, tiles=(*tiles, 4, 2))
-    (alone,) = kernels.attention(*on(*a[:3]), (), on_device, *rest, tiles=(*tiles, 4, 2))
-    assert torch.equal(alone, both[0])
-    for found, truth in zip(both, exact, strict=True):
-        assert found.dtype == dtype
-        assert found.stride() == kernels.like_queries(a[0], a[2]).stride()  # on this a graph relies
-        near = max(2e-5, 4 * torch.finfo(dtype).eps) * float(truth.abs().max())
-        torch.testing.assert_close(found.cpu().double(), truth, rtol=0, atol=near)
+    found = kernels.attention_tangent(*split(on(*a), *on(out.to(dtype))), on_device, *rest, tiles=(*tiles, 4, 2))
+    assert found.dtype == dtype
+    assert found.stride() == kernels.like_queries(a[0], a[2]).stride()  # on this a graph relies
+    near = max(2e-5, 4 * torch.finfo(dtype).eps) * float(exact.abs().max())
+    torch.testing.assert_close(found.cpu().double(), exact, rtol=0, atol=near)
 
 
 def test_the_kernel_for_attention_is_used_where_it_can_be(monkeypatch):
     monkeypatch.setattr(kernels, "_here", lambda t: True)
     used = []
-    kernel = kernels.attention
-    monkeypatch.setattr(kernels, "attention", lambda *args: used.append(1) or kernel(*args))
+    kernel = kernels.attention_tangent
+    monkeypatch.setattr(kernels, "attention_tangent", lambda *args: used.append(1) or kernel(*args))
 
     def uses_kernel(*shape: int, dtype: torch.dtype = torch.float16, scale: float = 0.3, e: int | None = None) -> bool:
         a = [noise(*shape[:-1], e or shape[-1] if i % 3 == 2 else shape[-1], seed=i).to(dtype) for i in range(6)]
         used.clear()
-        found = attention(*split(on(*a)), causal=True, scale=scale)
-        for ours, truth in zip(found, in_blocks(*split([t.double() for t in a]), None, True, scale), strict=True):
-            torch.testing.assert_close(ours.cpu().double(), truth, rtol=0, atol=1e-2)
+        out = attended([t.double() for t in a], None, True, scale)
+        found = attention_tangent(*split(on(*a), *on(out.to(dtype))), causal=True, scale=scale)
+        exact = in_blocks(*split([t.double() for t in a], out), None, True, scale)
+        torch.testing.assert_close(found.cpu().double(), exact, rtol=0, atol=1e-2)
         return bool(used)
 
     assert uses_kernel(1, 2, 5, 16)

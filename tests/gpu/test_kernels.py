@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradguess.backends import kernels
-from gradguess.backends.attention import attention, in_blocks
+from gradguess.backends.attention import attention_tangent, in_blocks
 from gradguess.backends.cholesky import GramRoot, semidefinite_cholesky
 from gradguess.backends.elementwise import cross_entropy, gram, weigh
 from gradguess.backends.orthonormal import orthonormal_columns
@@ -100,9 +102,9 @@ def test_gram_matrices_of_open_units():
     assert relative(gram((W.t() @ W).float().cuda(), index.cuda(), picked.float().cuda()), expected) < 1e-5
 
 
-def split(a: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    """Queries, keys and values, and their tangents together."""
-    return a[0], a[1], a[2], tuple(a[3:])
+def split(a: list[Tensor], out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+    """Queries, keys and values, what attention makes of them, and their tangents together."""
+    return a[0], a[1], a[2], out, tuple(a[3:])
 
 
 @pytest.mark.parametrize(
@@ -129,11 +131,15 @@ def test_attention_and_its_tangent(dtype: torch.dtype, queries: int, keys: int, 
     rest = (kind == "causal", 0.2)
     low = [t.to(dtype) for t in a]
     shown = mask if mask is None or kind == "boolean" else mask.to(dtype)
-    exact = in_blocks(*split([t.double() for t in low]), shown if kind != "additive" else shown.double(), *rest)
-    assert kernels.attends(*low[:3])
-    for found, truth in zip(attention(*split(low), shown, *rest), exact, strict=True):
-        assert found.dtype == dtype
-        assert float((found - truth).abs().max() / truth.abs().max()) < max(2e-5, 4 * torch.finfo(dtype).eps)
+    wide, wide_mask = [t.double() for t in low], shown if kind != "additive" else shown.double()
+    with sdpa_kernel(SDPBackend.MATH):
+        options = {"attn_mask": wide_mask, "is_causal": rest[0], "scale": rest[1], "enable_gqa": True}
+        out = F.scaled_dot_product_attention(*wide[:3], **options)
+    exact = in_blocks(*split(wide, out), wide_mask, *rest)
+    found = attention_tangent(*split(low, out.to(dtype)), shown, *rest)
+    assert kernels.attends(*low[:3]) == (dtype != torch.float32)
+    assert found.dtype == dtype
+    assert float((found - exact).abs().max() / exact.abs().max()) < max(2e-5, 4 * torch.finfo(dtype).eps)
 
 
 def test_jobs_side_by_side_are_the_jobs_one_by_one():

@@ -20,7 +20,7 @@ from gradguess.layers.tangents import TangentRules
 from gradguess.methods import compiled
 from gradguess.passes.forward_mode import forward_mode
 
-ATTENTION = torch.ops.gradguess.attention.default
+ATTENTION = torch.ops.gradguess.attention_tangent.default
 
 
 class Made(TorchDispatchMode):
@@ -131,14 +131,14 @@ def test_what_is_not_covered_is_left_to_pytorch():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_summed_in_float32(dtype):
-    """The result is rounded once."""
+    """The output is rounded once, and its tangent once more: it is made of the rounded output."""
     a = [t.to(dtype) for t in sets((1, 2, 300, 8), (1, 2, 300, 8), (1, 2, 300, 8))]
     exact = dual(F.scaled_dot_product_attention, [t.double() for t in a[:3]], [t.double() for t in a[3:]])
     with TangentRules():
         found = dual(F.scaled_dot_product_attention, a[:3], a[3:])
-    for ours, truth in zip(found, exact, strict=True):
+    for ours, truth, roundings in zip(found, exact, (0.51, 1.02), strict=True):
         assert ours.dtype == dtype
-        assert (ours.double() - truth).abs().max() < 0.51 * torch.finfo(dtype).eps * truth.abs().max()
+        assert (ours.double() - truth).abs().max() < roundings * torch.finfo(dtype).eps * truth.abs().max()
 
 
 def test_autocast():
@@ -196,7 +196,9 @@ def test_a_graph_is_told_the_right_shapes_and_strides():
     k = k[:, 0]  # not dense
     tangents = [torch.zeros_like(t) for t in (q.transpose(1, 2), k, v)]
     for values in (v, v[..., :4]):
-        given = q.transpose(1, 2)[:, :2], k, values, [tangents[0][:, :2], tangents[1], torch.zeros_like(values)]
+        queries = q.transpose(1, 2)[:, :2]
+        out = torch.zeros(*queries.shape[:-1], values.shape[-1], dtype=q.dtype)
+        given = queries, k, values, out, [tangents[0][:, :2], tangents[1], torch.zeros_like(values)]
         torch.library.opcheck(ATTENTION, (*given, None, True, 0.5), test_utils=("test_schema", "test_faketensor"))
 
 
@@ -204,7 +206,7 @@ def test_memory_grows_with_the_length_alone():
     a = sets(*[(1, 2, 1024, 8)] * 3)
     made = Made()
     with torch.no_grad(), made:
-        attention.in_blocks(*a[:3], a[3:], None, True, 0.3)
+        attention.in_blocks(*a[:3], a[2], a[3:], None, True, 0.3)
     assert made.largest <= 2 * 256 * 1024
 
 

@@ -1,83 +1,92 @@
-"""Attention and its tangent together, without the matrix of all pairs of positions.
+"""The tangent of attention, without the matrix of all pairs of positions.
 
 With `S = scale Q Kᵀ + mask`, `P = softmax(S)` and `O = P V`, the tangents `dQ`, `dK`, `dV` give
 
     dS = scale (dQ Kᵀ + Q dKᵀ),        dO = P dV + (P ∘ dS) V - rowsum(P ∘ dS) O.
 
-A few queries need their own rows of `P` and `dS` alone. So memory grows with the length, and not with its square.
+A few queries need their own rows of `P` and `dS` alone. So memory grows with the length, and not with its square. `O`
+is PyTorch's own: a graph that is recorded beside the tangent, or in a second pass of a trace, shares it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from gradguess.backends import kernels
 
-__all__ = ["attention"]
+__all__ = ["attention_tangent"]
 
 BLOCK = 128  # queries at a time: as fast on a CPU as 64 and 256; all 2048 at once take up to three times as long
 
 
-def attention(
+def attention_tangent(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    tangents: tuple[Tensor, Tensor, Tensor] | None = None,
+    out: Tensor,
+    tangents: Sequence[Tensor],
     mask: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """`F.scaled_dot_product_attention(q, k, v)` and its derivative along `tangents`.
+) -> Tensor:
+    """The derivative of `out = F.scaled_dot_product_attention(q, k, v)` along `tangents`.
 
-    Half precision is summed in float32. Queries that see no key get zeros. The output is the same with tangents and
-    without. In a trace it is one operation.
+    Half precision is summed in float32. Queries that see no key get zeros. In a trace it is one operation.
 
     Args:
         q: (..., heads, T, d).
         k: (..., heads, N, d). Where it has fewer heads than `q`, neighbouring heads share one.
         v: (..., heads, N, e).
-        tangents: of `q`, `k` and `v`, and like these; None: the output alone.
+        out: (..., heads, T, e).
+        tangents: of `q`, `k` and `v`, and like these.
         mask: broadcasts to (..., heads, T, N). True where a query sees a key, or a number that is added to the score.
         causal: a query sees the keys up to its own position.
         scale: of the scores; 1/√d if not given.
 
     Returns:
-        output and tangent, (..., heads, T, e) each.
+        like `out`.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    found: list[Tensor] = torch.ops.gradguess.attention(q, k, v, tangents or [], mask, causal, scale)
-    return found[0], found[1] if tangents else None
+    found: Tensor = torch.ops.gradguess.attention_tangent(q, k, v, out, list(tangents), mask, causal, scale)
+    return found
 
 
-_NAME = "gradguess::attention"
+_NAME = "gradguess::attention_tangent"
 torch.library.define(
-    _NAME, "(Tensor q, Tensor k, Tensor v, Tensor[] tangents, Tensor? mask, bool causal, float scale) -> Tensor[]"
+    _NAME,
+    "(Tensor q, Tensor k, Tensor v, Tensor out, Tensor[] tangents, Tensor? mask, bool causal, float scale) -> Tensor",
 )
 
 
 @torch.library.register_fake(_NAME)
-def _empty(q: Tensor, k: Tensor, v: Tensor, tangents: list[Tensor], *rest: object) -> list[Tensor]:
-    return [kernels.like_queries(q, v) for _ in range(2 if tangents else 1)]
+def _empty(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> Tensor:
+    return kernels.like_queries(q, v)
 
 
 def in_blocks(
-    q: Tensor, k: Tensor, v: Tensor, tangents: list[Tensor], mask: Tensor | None, causal: bool, scale: float
-) -> list[Tensor]:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    tangents: Sequence[Tensor],
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Tensor:
     """In plain operations, `BLOCK` queries at a time."""
-    results = _empty(q, k, v, tangents)
+    result = _empty(q, k, v)
+    dq, dk, dv = tangents
     shared = 1 if q.dim() < 3 else q.shape[-3] // k.shape[-3]
     if shared > 1:
-        k, v = k.repeat_interleave(shared, -3), v.repeat_interleave(shared, -3)
-        tangents = [*tangents[:1], *(t.repeat_interleave(shared, -3) for t in tangents[1:])]
+        k, v, dk, dv = (t.repeat_interleave(shared, -3) for t in (k, v, dk, dv))
     wide = torch.float32 if q.dtype in (torch.float16, torch.bfloat16) else q.dtype
-    q, k, v, *tangents = (t.to(wide) for t in (q, k, v, *tangents))
+    q, k, v, out, dq, dk, dv = (t.to(wide) for t in (q, k, v, out, dq, dk, dv))
     q = q * scale
-    if tangents:
-        dq, dk, dv = tangents
-        moving, along = torch.cat([dq * scale, q], -1), torch.cat([k, dk], -1)  # dS is one product of the two
+    moving, along = torch.cat([dq * scale, q], -1), torch.cat([k, dk], -1)  # dS is one product of the two
     T, N = q.shape[-2], k.shape[-2]
     if mask is not None:
         mask = mask.expand(*mask.shape[:-2], T, N)
@@ -95,19 +104,23 @@ def in_blocks(
             S = S.masked_fill_(~part, -math.inf) if part.dtype == torch.bool else S.add_(part)
             P = torch._safe_softmax(S, -1)
         del S  # as large as P
-        out = P @ v[..., :seen, :]
-        results[0][..., start:stop, :] = out
-        if tangents:
-            dout = P @ dv[..., :seen, :]
-            W = (moving[..., start:stop, :] @ along[..., :seen, :].mT).mul_(P)  # P ∘ dS
-            dout += W @ v[..., :seen, :] - W.sum(-1, keepdim=True) * out
-            results[1][..., start:stop, :] = dout
-    return results
+        dout = P @ dv[..., :seen, :]
+        W = (moving[..., start:stop, :] @ along[..., :seen, :].mT).mul_(P)  # P ∘ dS
+        dout += W @ v[..., :seen, :] - W.sum(-1, keepdim=True) * out[..., start:stop, :]
+        result[..., start:stop, :] = dout
+    return result
 
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")
-def _attention(
-    q: Tensor, k: Tensor, v: Tensor, tangents: list[Tensor], mask: Tensor | None, causal: bool, scale: float
-) -> list[Tensor]:
-    work = kernels.attention if scale > 0 and kernels.attends(q, k, v) else in_blocks
-    return work(q, k, v, tangents, mask, causal, scale)
+def _tangent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    tangents: list[Tensor],
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    work = kernels.attention_tangent if scale > 0 and kernels.attends(q, k, v) else in_blocks
+    return work(q, k, v, out, tangents, mask, causal, scale)

@@ -21,7 +21,7 @@ from gradguess.backends.tracing import tracing
 
 __all__ = [
     "attends",
-    "attention",
+    "attention_tangent",
     "cholesky",
     "cross_entropy",
     "eigh",
@@ -141,13 +141,14 @@ def gram(product: Tensor, index: Tensor, gate: Tensor) -> Tensor:
     return G
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, tangents: Sequence[Tensor], mask: Tensor | None, causal: bool, scale: float,
-    tiles: tuple[int, int, int, int] | None = None,
-) -> list[Tensor]:  # fmt: skip
-    """`attention.attention` in one kernel, for four dimensions; `tiles` as in `TILES`."""
-    results = [like_queries(q, v) for _ in range(2 if tangents else 1)]
-    (q, dq), (k, dk), (v, dv) = (_alike(*pair) for pair in zip((q, k, v), tangents or (q, k, v), strict=True))
+def attention_tangent(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, tangents: Sequence[Tensor], mask: Tensor | None, causal: bool,
+    scale: float, tiles: tuple[int, int, int, int] | None = None,
+) -> Tensor:  # fmt: skip
+    """`attention.attention_tangent` in one kernel, for four dimensions; `tiles` as in `TILES`."""
+    result = like_queries(q, v)
+    (q, dq), (k, dk), (v, dv) = (_alike(*pair) for pair in zip((q, k, v), tangents, strict=True))
+    out = out if out.stride(-1) == 1 else out.contiguous()
     batch, heads, queries, d = q.shape
     keys = k.shape[-2]
     kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
@@ -157,13 +158,13 @@ def attention(
     rows, columns, warps, stages = tiles or TILES[D]
     rows = min(rows, max(16, 1 << (queries - 1).bit_length()))
     columns = min(columns, max(16, 1 << (keys - 1).bit_length()))
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *shown, *results[0].stride()[:3])
-    _jit().attention[(-(-queries // rows) * batch * heads,)](
-        q, dq, k, dk, v, dv, bias, results[0], results[-1], *strides, heads, heads // k.shape[1], queries, keys, scale,
-        bool(tangents), kind, causal, d, D, rows, columns,
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *shown, *out.stride()[:3], *result.stride()[:3])
+    _jit().attention_tangent[(-(-queries // rows) * batch * heads,)](
+        q, dq, k, dk, v, dv, bias, out, result, *strides, heads, heads // k.shape[1], queries, keys, scale,
+        kind, causal, d, D, rows, columns,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return results
+    return result
 
 
 def like_queries(q: Tensor, v: Tensor) -> Tensor:

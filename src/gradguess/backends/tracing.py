@@ -202,6 +202,8 @@ def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModul
     for node in pure.graph.nodes:
         if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             node.replace_all_uses_with(node.args[0])
+        if node.target is torch.ops.aten._scaled_dot_product_efficient_attention.default:
+            node.update_arg(4, True)  # one operation, whether a graph asked for the sum of weights as well or not
     pure.graph.eliminate_dead_code()
     from torch._functorch.compile_utils import fx_graph_cse  # here, since it brings sympy
 

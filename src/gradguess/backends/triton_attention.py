@@ -1,7 +1,7 @@
-"""The Triton kernel for attention with its tangent, which `backends.kernels` launches.
+"""The Triton kernel for the tangent of attention, which `backends.kernels` launches.
 
 One program goes over all keys that a block of queries sees, and keeps of them, for each query: the largest score, the
-sum of weights, `Σ P dS`, `Σ P V` and `Σ P dV + (P ∘ dS) V`. Scores are taken relative to the largest one so far, as in
+sum of weights, `Σ P dS` and `Σ P dV + (P ∘ dS) V`. Scores are taken relative to the largest one so far, as in
 FlashAttention-2 (Dao 2023). D is the head size d, padded to a power of two with zeros.
 """
 
@@ -25,11 +25,11 @@ def _block(base, first, step, rows, count, d: tl.constexpr, D: tl.constexpr, EDG
 @triton.jit
 def _sweep(  # type: ignore[no-untyped-def]
     state, x, dx, k, dk, v, dv, mask, k_step, v_step, mask_step, mask_column, first, start, stop, queries, keys, scale,
-    MOVING: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr,
+    MASK: tl.constexpr, CAUSAL: tl.constexpr,
     d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """All keys from `start` to `stop`. At an EDGE some of them may lie beyond the last key, or above the diagonal."""
-    top, total, slope, sums, moved = state
+    top, total, slope, moved = state
     i, j = tl.arange(0, ROWS), tl.arange(0, KEYS)
     unit = scale * LOG2E  # of scores, which are exponents of two in the end
     for at in range(start, stop, KEYS):
@@ -48,9 +48,8 @@ def _sweep(  # type: ignore[no-untyped-def]
                 s = shown.to(tl.float32)
                 s = tl.where(s > float("-inf"), tl.maximum(s, -1e30) / scale, s)
         s = tl.dot(x, key, s)
-        if MOVING:
-            dkey = tl.trans(_block(dk, at, k_step, j, keys, d, D, EDGE))
-            ds = tl.dot(x, dkey, tl.dot(dx, key)) * scale
+        dkey = tl.trans(_block(dk, at, k_step, j, keys, d, D, EDGE))
+        ds = tl.dot(x, dkey, tl.dot(dx, key)) * scale
         if EDGE:
             seen = at + j[None, :] < keys
             if CAUSAL:
@@ -61,25 +60,22 @@ def _sweep(  # type: ignore[no-untyped-def]
         p = tl.exp2(s * unit - level[:, None])
         fade = tl.exp2(top * unit - level)
         total, top = total * fade + tl.sum(p, 1), higher
+        w = p * ds
+        slope = slope * fade + tl.sum(w, 1)
         value = _block(v, at, v_step, j, keys, d, D, EDGE)
-        weight = p.to(value.dtype)
-        sums = tl.dot(weight, value, sums * fade[:, None])
-        if MOVING:
-            w = p * ds
-            slope = slope * fade + tl.sum(w, 1)
-            moved = tl.dot(w.to(value.dtype), value, moved * fade[:, None])
-            dvalue = _block(dv, at, v_step, j, keys, d, D, EDGE)
-            moved = tl.dot(weight, dvalue, moved)
-    return top, total, slope, sums, moved
+        moved = tl.dot(w.to(value.dtype), value, moved * fade[:, None])
+        dvalue = _block(dv, at, v_step, j, keys, d, D, EDGE)
+        moved = tl.dot(p.to(value.dtype), dvalue, moved)
+    return top, total, slope, moved
 
 
 @triton.jit
-def attention(  # type: ignore[no-untyped-def]
+def attention_tangent(  # type: ignore[no-untyped-def]
     q, dq, k, dk, v, dv, mask, out, dout,
     q_batch, q_head, q_step, k_batch, k_head, k_step, v_batch, v_head, v_step,
-    mask_batch, mask_head, mask_step, mask_column, out_batch, out_head, out_step,
+    mask_batch, mask_head, mask_step, mask_column, out_batch, out_head, out_step, to_batch, to_head, to_step,
     heads, group, queries, keys, scale,
-    MOVING: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr,
+    MASK: tl.constexpr, CAUSAL: tl.constexpr,
     d: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """A tangent has the strides of its value. The numbers of one position lie side by side."""
@@ -92,7 +88,7 @@ def attention(  # type: ignore[no-untyped-def]
     dx = _block(dq + b * q_batch + h * q_head, first, q_step, i, queries, d, D, True)
     state = (
         tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32),
-        tl.zeros((ROWS, D), tl.float32), tl.zeros((ROWS, D), tl.float32),
+        tl.zeros((ROWS, D), tl.float32),
     )  # fmt: skip
     k_at, v_at = b * k_batch + h // group * k_head, b * v_batch + h // group * v_head
     mask += b * mask_batch + h * mask_head
@@ -100,17 +96,17 @@ def attention(  # type: ignore[no-untyped-def]
     whole = (tl.minimum(keys, first) if CAUSAL else keys) // KEYS * KEYS  # up to here all keys are there and seen
     state = _sweep(
         state, x, dx, k + k_at, dk + k_at, v + v_at, dv + v_at, mask, k_step, v_step, mask_step, mask_column,
-        first, 0, whole, queries, keys, scale, MOVING, MASK, CAUSAL, d, D, ROWS, KEYS, False,
+        first, 0, whole, queries, keys, scale, MASK, CAUSAL, d, D, ROWS, KEYS, False,
     )  # fmt: skip
-    _, total, slope, sums, moved = _sweep(
+    _, total, slope, moved = _sweep(
         state, x, dx, k + k_at, dk + k_at, v + v_at, dv + v_at, mask, k_step, v_step, mask_step, mask_column,
-        first, whole, stop, queries, keys, scale, MOVING, MASK, CAUSAL, d, D, ROWS, KEYS, True,
+        first, whole, stop, queries, keys, scale, MASK, CAUSAL, d, D, ROWS, KEYS, True,
     )  # fmt: skip
     share = 1 / tl.where(total > 0, total, 1.0)  # a query that sees no key gets zeros
-    o = sums * share[:, None]
-    at = b * out_batch + h * out_head + (first + i[:, None]).to(tl.int64) * out_step + f[None, :]
     inside = (first + i[:, None] < queries) & (f[None, :] < d)
-    tl.store(out + at, o.to(out.dtype.element_ty), mask=inside)
-    if MOVING:
-        moved = moved * share[:, None] - (slope * share)[:, None] * o
-        tl.store(dout + at, moved.to(dout.dtype.element_ty), mask=inside)
+    row = (first + i[:, None]).to(tl.int64)
+    o = tl.load(out + b * out_batch + h * out_head + row * out_step + f[None, :], mask=inside, other=0.0)
+    moved = (moved - slope[:, None] * o.to(tl.float32)) * share[:, None]
+    tl.store(
+        dout + b * to_batch + h * to_head + row * to_step + f[None, :], moved.to(dout.dtype.element_ty), mask=inside
+    )

@@ -6,7 +6,7 @@ K is k, padded to a power of two. The padding is zero, and never a pivot.
 import triton
 import triton.language as tl
 
-from gradguess.backends.triton_attention import attention as attention
+from gradguess.backends.triton_attention import attention_tangent as attention_tangent
 
 
 @triton.jit

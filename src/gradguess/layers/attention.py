@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradguess.backends.attention import attention
+from gradguess.backends.attention import attention_tangent
 from gradguess.backends.policy import full_precision
-from gradguess.layers.entry import Known, Layer, is_constant, unpack
+from gradguess.layers.entry import Layer, is_constant, unpack
 
-_WITH_GRAPH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def tangent(
@@ -37,18 +37,18 @@ def tangent(
     q, k, v = (_as_autocast(p) for p, _ in duals)
     if not _fit(q, k, v, enable_gqa):
         return None
-    rest = attn_mask, is_causal, scale
+    if attn_mask is not None and q.dtype == torch.float64 and attn_mask.is_floating_point():
+        attn_mask = attn_mask.double()  # PyTorch's kernel takes a mask of float32 for one of float64
     with full_precision(q.device):
+        with sdpa_kernel(_KERNELS):
+            out = function(q, k, v, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
         dq, dk, dv = (t for _, t in duals)
-        still = dq is None and dk is None and dv is None
-        moved = None if still else (_tangent(q, dq), _tangent(k, dk), _tangent(v, dv))
+        if dq is None and dk is None and dv is None:
+            return out
+        moved = _tangent(q, dq), _tangent(k, dk), _tangent(v, dv)
         with torch.no_grad():
-            out, *dout = attention(q, k, v, moved, *rest)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):  # our operation has no reverse graph
-            with sdpa_kernel(_WITH_GRAPH):
-                graph = function(q, k, v, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-            out = Known.apply(graph, out)
-        return out if still else fwAD.make_dual(out, *dout)
+            dout = attention_tangent(q, k, v, out, moved, attn_mask, is_causal, scale)
+        return fwAD.make_dual(out, dout)
 
 
 def _tangent(primal: Tensor, tangent: Tensor | None) -> Tensor:

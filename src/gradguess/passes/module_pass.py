@@ -111,8 +111,7 @@ class ModulePass(Pass):
     ) -> tuple[Any, Tensor]:
         all_pairs = twice or self.layout.stochastic  # fused attention draws other masks of dropout
         kernels = nullcontext() if fused else formula_kernels(self.task.model, attention=all_pairs)
-        same = self.gives_pieces and not fused and not all_pairs  # the numbers of a tangent pass
-        rules = TangentRules(few=True) if same else nullcontext()
+        rules = nullcontext() if fused or all_pairs else TangentRules(few=True)  # the numbers of a tangent pass
         with self._one_pass(last), torch.enable_grad(), kernels, rules:
             outputs = self._run(visit)
             return outputs, self.task.losses(outputs)
