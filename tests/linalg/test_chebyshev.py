@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradguess.backends import sure_eigh
 from gradguess.linalg import chebyshev_top_subspace, steady_top_subspace
-from gradguess.linalg.ritz import sure_eigh
 
 
 @pytest.mark.parametrize("dense", [False, True])

@@ -8,8 +8,8 @@ every device; only its speed, and its accuracy within the stated bounds, depend 
 | `cholesky` | `GramRoot` (`C^{-½}` of every sample), factors of semi-definite matrices, triangular solves |
 | `small_cholesky` | the same for many small matrices on a CPU |
 | `orthonormal` | orthonormal bases of batched columns or rows |
-| `small_eigh` | eigenvalues and eigenvectors of small matrices |
-| `attention` | attention with its tangent |
+| `small_eigh` | eigenvalues and eigenvectors |
+| `attention` | the tangent of attention |
 | `elementwise` | weighing directions, cross entropy with its derivative, Gram matrices of open units |
 | `streams` | independent jobs next to each other |
 | `cuda_graphs` | functions recorded once and replayed |
@@ -28,7 +28,7 @@ from gradguess.backends.meter import peak_bytes, seconds
 from gradguess.backends.orthonormal import orthonormal_columns, orthonormal_rows
 from gradguess.backends.policy import Preferences, preferences
 from gradguess.backends.random import RandomState, generator_state, seed_global
-from gradguess.backends.small_eigh import eigh, largest_eigenvalue
+from gradguess.backends.small_eigh import eigh, largest_eigenvalue, sure_eigh
 from gradguess.backends.streams import side_by_side
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "seed_global",
     "semidefinite_cholesky",
     "side_by_side",
+    "sure_eigh",
     "triangular_apply",
     "weigh",
 ]

@@ -1,4 +1,4 @@
-"""Eigenvalues of many small symmetric matrices: LAPACK or cuSOLVER, or a kernel that does not wait for the device."""
+"""Eigenvalues of symmetric matrices: LAPACK or cuSOLVER, or a kernel that does not wait for the device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from torch import Tensor
 
 from gradguess.backends import kernels
 
-__all__ = ["eigh", "largest_eigenvalue"]
+__all__ = ["eigh", "largest_eigenvalue", "sure_eigh"]
+
+
+def sure_eigh(H: Tensor) -> tuple[Tensor, Tensor]:
+    """`torch.linalg.eigh`. Where it does not converge, as cuSOLVER's float32 may, LAPACK in float64 takes its place."""
+    try:
+        values, Z = torch.linalg.eigh(H)
+    except torch.linalg.LinAlgError:
+        if not H.isfinite().all():  # nothing finds these
+            raise
+        values, Z = torch.linalg.eigh(H.double().cpu())
+    return values.to(H), Z.to(H)
 
 
 def eigh(H: Tensor, sweeps: int) -> tuple[Tensor, Tensor]:
@@ -15,9 +26,9 @@ def eigh(H: Tensor, sweeps: int) -> tuple[Tensor, Tensor]:
 
     On a GPU, in float32 and for n up to 32, a kernel makes `sweeps` sweeps of Jacobi's method and does not wait for the
     device. Eight sweeps reach rounding, some 1e-5 of the largest eigenvalue at n = 32; three leave about a hundredth
-    where a matrix is far from diagonal. Elsewhere this is `torch.linalg.eigh`, and `sweeps` has no effect.
+    where a matrix is far from diagonal. Elsewhere this is `sure_eigh`, and `sweeps` has no effect.
     """
-    return kernels.eigh(H, sweeps) if kernels.usable(H, H.shape[-1]) else torch.linalg.eigh(H)
+    return kernels.eigh(H, sweeps) if kernels.usable(H, H.shape[-1]) else sure_eigh(H)
 
 
 def largest_eigenvalue(T: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gradguess.backends import eigh, orthonormal_columns, positive
-from gradguess.linalg.ritz import Product, ritz_pairs, sure_eigh
+from gradguess.backends import eigh, orthonormal_columns, positive, sure_eigh
+from gradguess.linalg.ritz import Product, ritz_pairs
 
 __all__ = ["chebyshev_top_subspace", "steady_top_subspace"]
 

@@ -7,23 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gradguess.backends import positive
+from gradguess.backends import positive, sure_eigh
 
-__all__ = ["Product", "pad_columns", "ritz_pairs", "sure_eigh"]
+__all__ = ["Product", "pad_columns", "ritz_pairs"]
 
 Product = Callable[[Tensor], Tensor]
 Eigh = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
-def sure_eigh(H: Tensor) -> tuple[Tensor, Tensor]:
-    """`torch.linalg.eigh`. Where it does not converge, as cuSOLVER's float32 may, LAPACK in float64 takes its place."""
-    try:
-        values, Z = torch.linalg.eigh(H)
-    except torch.linalg.LinAlgError:
-        if not H.isfinite().all():  # nothing finds these
-            raise
-        values, Z = torch.linalg.eigh(H.double().cpu())
-    return values.to(H), Z.to(H)
 
 
 def ritz_pairs(Q: Tensor, H: Tensor, k: int, eigh: Eigh = sure_eigh) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gradguess.backends import largest_eigenvalue, orthonormal_columns, orthonormal_rows, positive
+from gradguess.backends import largest_eigenvalue, orthonormal_columns, orthonormal_rows, positive, sure_eigh
 from gradguess.backends.cuda_graphs import recording
-from gradguess.linalg.ritz import Product, pad_columns, ritz_pairs, sure_eigh
+from gradguess.linalg.ritz import Product, pad_columns, ritz_pairs
 
 __all__ = ["batched_top_subspace", "followed_basis", "is_full", "largest_singular", "top_right_singular_vectors"]
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from gradguess.backends import sure_eigh
+
 LAGS = 40  # of the Gramian: its sum diverges where the spectral radius reaches one
 FAR = 128  # lags, where each term is scaled
 
@@ -72,7 +74,7 @@ def _terms(J: Tensor, S: Tensor, count: int) -> Iterator[Tensor]:
 
 def _top(Q: Tensor, k: int) -> Tensor:
     """The top-k eigenvectors of a symmetric matrix."""
-    return torch.linalg.eigh(_scaled((Q + Q.T) / 2))[1].flip(1)[:, :k].contiguous()
+    return sure_eigh(_scaled((Q + Q.T) / 2))[1].flip(1)[:, :k].contiguous()
 
 
 def _scaled(Q: Tensor) -> Tensor:

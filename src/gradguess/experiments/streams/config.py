@@ -25,7 +25,7 @@ RULES: Mapping[str, Callable[[Any], gg.online.Rule]] = {
 }
 BASES = ("wperp", "observable", "lagged", "krylov", "random")  # `gradguess.online.bases`
 CELLS = ("rnn", "gru", "lstm", "lru")
-STARTS = ("orthogonal", "uniform")
+STARTS = ("orthogonal", "critical", "uniform")
 CHOICES: dict[str, Iterable[str]] = {
     "task": NAMES,
     "rule": RULES,

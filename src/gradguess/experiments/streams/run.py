@@ -22,7 +22,9 @@ from gradguess.online import LRU, Online, Recurrent
 
 POINTS = 100  # of the curves
 TAIL = 0.1  # the part of the run over which the final error is taken
-GAIN, INPUT = 0.9, 0.5  # of orthogonal recurrent weights, and of the input's weights beside them
+# By start: the gain of orthogonal recurrent weights, and the size of the input's weights beside them. A critical
+# network forgets by its tanh alone, and small inputs hardly bend that.
+ORTHOGONAL = {"orthogonal": (0.9, 0.5), "critical": (1.0, 0.1)}
 
 
 def run(config: StreamConfig, on_point: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
@@ -62,10 +64,11 @@ def build(config: StreamConfig, inputs: int, outputs: int) -> nn.Module:
         readout = nn.Sequential(nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, outputs))
         return Recurrent(LRU(inputs, width, radius=(0.9, 0.999)), readout)
     cell = {"rnn": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}[config.cell](inputs, width)
-    if config.cell == "rnn" and config.start == "orthogonal":
+    if config.cell == "rnn" and config.start in ORTHOGONAL:
+        gain, size = ORTHOGONAL[config.start]
         with torch.no_grad():
-            nn.init.orthogonal_(cell.weight_hh, GAIN)
-            cell.weight_ih.normal_(0, INPUT)
+            nn.init.orthogonal_(cell.weight_hh, gain)
+            cell.weight_ih.normal_(0, size)
             cell.bias_ih.zero_()
             cell.bias_hh.zero_()
     return Recurrent(cell, nn.Linear(width, outputs))
