@@ -71,7 +71,7 @@ def chaos() -> Group:
 def copy40() -> Group:
     base = StreamConfig(task="copy", delay=40, cell="lru", width=64, steps=12_000)
     entries = [replace(base, rule=rule) for rule in ("rtrl", "one-step")]
-    return Group(entries + [replace(base, rule="tbptt", truncation=10)], grid=(3e-4, 1e-3))
+    return Group([*entries, replace(base, rule="tbptt", truncation=10)], grid=(3e-4, 1e-3))
 
 
 def tmaze40() -> Group:
