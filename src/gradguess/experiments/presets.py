@@ -31,6 +31,6 @@ class Preset:
 PRESETS = {
     "quick": Preset(widths=(64, 128), seeds=1, heavy=False, samples=2000, rates=(1e-3,)),
     "paper": Preset(
-        widths=(64, 128, 256, 512), seeds=10, heavy=True, wide=(1024, 2048, 4096), solvers=("subspace", "shared")
+        widths=(64, 128, 256, 512), seeds=10, heavy=True, wide=(1024, 2048), solvers=("subspace", "shared")
     ),
 }
