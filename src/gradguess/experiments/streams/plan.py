@@ -103,11 +103,12 @@ def balancing() -> Group:
 def price() -> Group:
     """Time and memory; nothing is learned in so few steps. Run it with one job at a time."""
     entries: Entries = []
-    for width, k in ((64, 16), (512, 32)):
+    small = StreamConfig(width=64, steps=300)
+    large = StreamConfig(width=512, streams=2, steps=12)  # exact RTRL keeps half a gigabyte for each stream
+    for base, k in ((small, 16), (large, 32)):
         for device in ("cpu", "cuda"):
-            base = StreamConfig(width=width, device=device, steps=300 if width == 64 else 60)
-            entries += [*_wperp(base, k), replace(base, rule="snap")]
-            entries.append(replace(base, rule="rtrl", steps=base.steps if width == 64 else 4))  # a minute each on a CPU
+            on = replace(base, device=device)
+            entries += [*_wperp(on, k), replace(on, rule="snap"), replace(on, rule="rtrl")]
     return Group(entries, grid=(), seeds=1)
 
 
