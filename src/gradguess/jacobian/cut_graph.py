@@ -42,7 +42,11 @@ class CutGraph:
     def _cut(self, site: Site, x: Any, s: Tensor) -> Tensor:
         leaf = s.detach().requires_grad_()
         self.below[site.name], self.above[site.name] = s, leaf
-        return leaf.clone()
+        self._met_site(site, s)
+        return leaf.clone()  # after what a site does here, which may need much memory itself
+
+    def _met_site(self, site: Site, s: Tensor) -> None:
+        """What else is done where the pass meets a site."""
 
     def jacobian(self, site: Site) -> GraphJacobian:
         """The Jacobian above a site."""
@@ -102,8 +106,7 @@ class PassingCutGraph(CutGraph):
         super().__init__(layout, run)
         self._let_go([site for site in sites if site.reaches_output])
 
-    def _cut(self, site: Site, x: Any, s: Tensor) -> Tensor:
-        after = super()._cut(site, x, s)
+    def _met_site(self, site: Site, s: Tensor) -> None:
         reached = AutogradGraph.leaves(s)
         if {self._names[leaf] for leaf in reached if leaf in self._names} != self._below_of[site.name]:
             raise LayoutChanged
@@ -116,7 +119,6 @@ class PassingCutGraph(CutGraph):
         for other in waiting:
             self._missing[other.name] -= 1
         self._let_go([other for other in waiting if not self._missing[other.name] and not other.reaches_output])
-        return after
 
     def _beside(self, site: Site) -> Sequence[Site]:
         return self._met
