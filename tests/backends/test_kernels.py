@@ -163,7 +163,7 @@ ATTENTION = {  # heads, heads of keys, queries, keys, head size; blocks of queri
     ("name", "dtype"),
     [*((name, torch.float32) for name in ATTENTION), ("causal", torch.float16), ("boolean mask", torch.float16)],
 )
-def test_attention_and_its_tangent(name, dtype):
+def test_tangent_of_attention(name, dtype):
     heads, shared, T, N, d, tiles = ATTENTION[name]
     shapes = [(2, heads, T, d), (2, shared, N, d), (2, shared, N, d)] * 2
     a = [noise(*shape, seed=i).to(dtype) for i, shape in enumerate(shapes)]
@@ -191,6 +191,14 @@ def test_attention_and_its_tangent(name, dtype):
     assert found.stride() == kernels.like_queries(a[0], a[2]).stride()  # on this a graph relies
     near = max(2e-5, 4 * torch.finfo(dtype).eps) * float(exact.abs().max())
     torch.testing.assert_close(found.cpu().double(), exact, rtol=0, atol=near)
+
+
+def test_queries_that_overlap():
+    a = [noise(1, 2, 25).unfold(2, 16, 1).float(), *(noise(1, 2, 10, 16, seed=i).float() for i in range(1, 6))]
+    out = attended([t.double() for t in a], None, False, 0.3)
+    exact = in_blocks(*split([t.double() for t in a], out), None, False, 0.3)
+    found = kernels.attention_tangent(*split(on(*a), *on(out.float())), None, False, 0.3, tiles=(16, 16, 4, 2))
+    torch.testing.assert_close(found.cpu().double(), exact, rtol=0, atol=1e-4)
 
 
 def test_the_kernel_for_attention_is_used_where_it_can_be(monkeypatch):

@@ -35,7 +35,8 @@ def attention_tangent(
 ) -> Tensor:
     """The derivative of `out = F.scaled_dot_product_attention(q, k, v)` along `tangents`.
 
-    Half precision is summed in float32. Queries that see no key get zeros. In a trace it is one operation.
+    Half precision is summed in float32. The kernel subtracts a multiple of the rounded `out`, so that it loses accuracy
+    where a tangent moves all scores of a query alike. Queries that see no key get zeros. In a trace it is one operation.
 
     Args:
         q: (..., heads, T, d).
@@ -77,14 +78,14 @@ def in_blocks(
     causal: bool,
     scale: float,
 ) -> Tensor:
-    """In plain operations, `BLOCK` queries at a time."""
+    """In plain operations, `BLOCK` queries at a time. `out` is not needed: P is there."""
     result = _empty(q, k, v)
     dq, dk, dv = tangents
     shared = 1 if q.dim() < 3 else q.shape[-3] // k.shape[-3]
     if shared > 1:
         k, v, dk, dv = (t.repeat_interleave(shared, -3) for t in (k, v, dk, dv))
     wide = torch.float32 if q.dtype in (torch.float16, torch.bfloat16) else q.dtype
-    q, k, v, out, dq, dk, dv = (t.to(wide) for t in (q, k, v, out, dq, dk, dv))
+    q, k, v, dq, dk, dv = (t.to(wide) for t in (q, k, v, dq, dk, dv))
     q = q * scale
     moving, along = torch.cat([dq * scale, q], -1), torch.cat([k, dk], -1)  # dS is one product of the two
     T, N = q.shape[-2], k.shape[-2]
@@ -106,8 +107,8 @@ def in_blocks(
         del S  # as large as P
         dout = P @ dv[..., :seen, :]
         W = (moving[..., start:stop, :] @ along[..., :seen, :].mT).mul_(P)  # P ∘ dS
-        dout += W @ v[..., :seen, :] - W.sum(-1, keepdim=True) * out[..., start:stop, :]
-        result[..., start:stop, :] = dout
+        W -= P * W.sum(-1, keepdim=True)  # what moves all scores of a query alike cancels here, before it is rounded
+        result[..., start:stop, :] = dout + W @ v[..., :seen, :]
     return result
 
 

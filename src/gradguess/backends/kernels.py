@@ -169,8 +169,10 @@ def attention_tangent(
 
 def like_queries(q: Tensor, v: Tensor) -> Tensor:
     """Room for the output of attention, which lies in memory as the queries do: what follows undoes a transposition."""
-    if q.shape[-1] == v.shape[-1] and q.stride(-1) == 1:
-        return torch.empty_like(q)
+    if q.shape[-1] == v.shape[-1]:
+        like = torch.empty_like(q)
+        if like.stride(-1) == 1:  # not where queries overlap, or lie in another order
+            return like
     return q.new_empty(*q.shape[:-1], v.shape[-1])
 
 

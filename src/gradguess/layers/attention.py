@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradguess.backends.attention import attention_tangent
+from gradguess.backends.attention import BLOCK, attention_tangent
 from gradguess.backends.policy import full_precision
 from gradguess.layers.entry import Layer, is_constant, unpack
 
@@ -37,11 +38,14 @@ def tangent(
     q, k, v = (_as_autocast(p) for p, _ in duals)
     if not _fit(q, k, v, enable_gqa):
         return None
-    if attn_mask is not None and q.dtype == torch.float64 and attn_mask.is_floating_point():
-        attn_mask = attn_mask.double()  # PyTorch's kernel takes a mask of float32 for one of float64
+    if attn_mask is not None and attn_mask.is_floating_point():
+        attn_mask = attn_mask.to(q.dtype)  # as autocast does; PyTorch takes a mask of float32 for one of float64
+    options = {"scale": scale, "enable_gqa": enable_gqa}
     with full_precision(q.device):
         with sdpa_kernel(_KERNELS):
-            out = function(q, k, v, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+            fused = torch._fused_sdp_choice(q, k, v, attn_mask, 0.0, is_causal, **options) != SDPBackend.MATH.value
+            attend = function if fused else partial(_in_blocks, function)
+            out = attend(q, k, v, attn_mask, is_causal=is_causal, **options)
         dq, dk, dv = (t for _, t in duals)
         if dq is None and dk is None and dv is None:
             return out
@@ -49,6 +53,22 @@ def tangent(
         with torch.no_grad():
             dout = attention_tangent(q, k, v, out, moved, attn_mask, is_causal, scale)
         return fwAD.make_dual(out, dout)
+
+
+def _in_blocks(
+    function: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, **options: Any
+) -> Tensor:
+    """A few queries at a time, where PyTorch has no fused kernel: it would hold all pairs of positions."""
+    T, N = q.shape[-2], k.shape[-2]
+    parts = []
+    for start in range(0, T, BLOCK):
+        stop = min(start + BLOCK, T)
+        seen = min(stop, N) if is_causal else N  # keys
+        shown = mask if mask is None or mask.shape[-2] == 1 else mask[..., start:stop, :]
+        if is_causal:
+            shown = torch.ones(stop - start, seen, dtype=torch.bool, device=q.device).tril(start)
+        parts.append(function(q[..., start:stop, :], k[..., :seen, :], v[..., :seen, :], shown, **options))
+    return torch.cat(parts, -2)
 
 
 def _tangent(primal: Tensor, tangent: Tensor | None) -> Tensor:
