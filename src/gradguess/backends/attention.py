@@ -35,8 +35,9 @@ def attention_tangent(
 ) -> Tensor:
     """The derivative of `out = F.scaled_dot_product_attention(q, k, v)` along `tangents`.
 
-    Half precision is summed in float32. The kernel subtracts a multiple of the rounded `out`, so that it loses accuracy
-    where a tangent moves all scores of a query alike. Queries that see no key get zeros. In a trace it is one operation.
+    Half precision is summed in float32. Queries that see no key get zeros. In a trace it is one operation. The kernel
+    subtracts a multiple of the rounded `out`, so that it loses accuracy where a tangent moves all scores of a query
+    alike.
 
     Args:
         q: (..., heads, T, d).

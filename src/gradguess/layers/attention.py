@@ -40,7 +40,7 @@ def tangent(
         return None
     if attn_mask is not None and attn_mask.is_floating_point():
         attn_mask = attn_mask.to(q.dtype)  # as autocast does; PyTorch takes a mask of float32 for one of float64
-    options = {"scale": scale, "enable_gqa": enable_gqa}
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     with full_precision(q.device):
         with sdpa_kernel(_KERNELS):
             fused = torch._fused_sdp_choice(q, k, v, attn_mask, 0.0, is_causal, **options) != SDPBackend.MATH.value
