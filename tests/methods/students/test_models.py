@@ -67,6 +67,14 @@ def test_a_transformer_learns(name):
     descends(Tokens(), METHODS[name], tokens_loss, x, x.roll(-1, 1))
 
 
+def test_students_with_attention_learn_from_tangents_and_from_the_chain():
+    """The chain differentiates a student twice, inside of a pass that has rules for attention."""
+    torch.manual_seed(0)
+    x = torch.randint(9, (4, 7))
+    method = gg.Students(learn=("tangents", "chain"))
+    descends(Tokens(), method, tokens_loss, x, x.roll(-1, 1))
+
+
 def test_a_transformer_with_one_output_for_each_sequence_learns():
     torch.manual_seed(0)
     descends(Tokens(pooled=True), METHODS["loss"], cross_entropy, torch.randint(9, (4, 7)), torch.arange(4))

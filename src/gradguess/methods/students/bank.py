@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradguess.backends.tracing import traced_autograd
 from gradguess.errors import InputError
+from gradguess.layers.tangents import own_kernels
 from gradguess.methods.adam import adam
 from gradguess.methods.students.student import Blueprint, Make, Outputs, build
 from gradguess.model.site import Site, at_least_float32
@@ -85,7 +86,8 @@ class Student:
     def __init__(self, bank: Bank, site: Site, s: Tensor, blueprint: Blueprint, twice: bool) -> None:
         self.bank, self.site, self.blueprint = bank, site, blueprint
         self.s, self.weights = s.detach().requires_grad_(), bank.entries[site.name]["weights"].detach().requires_grad_()
-        with torch.enable_grad(), traced_autograd(), formula_kernels(blueprint.module, attention=twice):
+        kernels = formula_kernels(blueprint.module, attention=twice)
+        with torch.enable_grad(), traced_autograd(), own_kernels(), kernels:
             self.p: Tensor = self(self.s)
         wanted = (len(s), *bank.outputs.shape)
         found = tuple(self.p.shape) if isinstance(self.p, Tensor) else type(self.p).__name__
