@@ -74,7 +74,7 @@ def named(entry: StreamConfig) -> str:
 
 
 def _line(entry: StreamConfig, rate: float | None, found: list[dict[str, Any]]) -> str:
-    errors = [record["error"] for record in found if record["error"] is not None]
+    errors, kept = [record["error"] for record in found if record["error"] is not None], found[0]["memory_mb"]
     spread = f"{_mean(errors):.4f} ({min(errors):.4f} to {max(errors):.4f})" if errors else "none"
     if len(errors) < len(found):
         spread += f"; {len(found) - len(errors)} diverged"
@@ -92,7 +92,7 @@ def _line(entry: StreamConfig, rate: float | None, found: list[dict[str, Any]]) 
             spread,
             f"{below} of {len(found)}",
             f"{_mean(times):.2f}" if times else "",
-            f"{found[0]['memory_mb']:.3g}",
+            f"{kept:.3g}" if kept < 1000 else f"{kept:,.0f}",
             " → ".join(f"{value:.0f}" for value in process if value is not None),
         ]
     )
