@@ -155,7 +155,7 @@ def test_attention_with_a_tangent_and_a_graph(dtype: torch.dtype | str, kind: st
         mask = mask > 0 if kind == "boolean" else mask.to(torch.float32 if kind == "float32" else given[0].dtype)
         mask[0, 0, 3] = False if kind == "boolean" else -torch.inf  # a query that sees no key
         if kind == "float32" and dtype in (torch.float16, torch.bfloat16):
-            mask = mask.to(half)  # PyTorch takes no other, but under autocast
+            mask = mask.to(half)  # its kernels for CUDA take no other, but under autocast
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         shown = mask.double() if mask is not None and mask.is_floating_point() and q.dtype == torch.float64 else mask

@@ -79,14 +79,14 @@ def _line(entry: StreamConfig, rate: float | None, found: list[dict[str, Any]]) 
     if len(errors) < len(found):
         spread += f"; {len(found) - len(errors)} diverged"
     below = sum(error < SOLVED for error in errors)
-    what = f"{entry.task}, {entry.cell} {entry.width}, {entry.device}" + (
-        f", stopped at {entry.stop}" if entry.stop else ""
-    )
+    parts = [entry.task, f"{entry.cell} {entry.width}", entry.device]
+    parts += [f"{entry.streams} streams"] if entry.streams != StreamConfig.streams else []
+    parts += [f"stopped at {entry.stop}"] if entry.stop else []
     process = [point["process_mb"] for point in (found[0]["curve"][:1] + found[0]["curve"][-1:])]
     times = [record["step_ms"] for record in found if record["step_ms"] is not None]
     return _row(
         [
-            what,
+            ", ".join(parts),
             named(entry),
             f"{rate:g}",
             spread,
