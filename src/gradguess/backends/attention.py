@@ -18,9 +18,21 @@ from torch import Tensor
 
 from gradguess.backends import kernels
 
-__all__ = ["attention_tangent"]
+__all__ = ["attention_tangent", "fused"]
 
 BLOCK = 128  # queries at a time: as fast on a CPU as 64 and 256; all 2048 at once take up to three times as long
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+    """Has PyTorch a kernel for these that holds less than all pairs of positions? Few queries need none."""
+    if q.shape[-2] <= BLOCK:
+        return True
+    if q.dim() != 4 or q.shape[-1] != v.shape[-1] or (mask is not None and mask.dim() not in (2, 4)):
+        return False
+    if not q.is_cuda:
+        return True
+    shares = q.shape[1] != k.shape[1]
+    return q.dtype != torch.float64 and not (shares and (mask is not None or q.dtype == torch.float32))
 
 
 def attention_tangent(

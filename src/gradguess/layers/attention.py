@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradguess.backends import attention
+from gradguess.backends import attention as backend
 from gradguess.backends.policy import full_precision
 from gradguess.layers.entry import Layer, is_constant, unpack
 
@@ -40,7 +40,7 @@ def tangent(
         return None
     if attn_mask is not None and attn_mask.is_floating_point():
         attn_mask = attn_mask.double() if q.dtype == torch.float64 else _as_autocast(attn_mask)  # float32 is misread
-    attend = function if _fused(q, k, v, attn_mask) else partial(_in_blocks, function)
+    attend = function if backend.fused(q, k, v, attn_mask) else partial(_in_blocks, function)
     with full_precision(q.device):
         with sdpa_kernel(_KERNELS):
             out = attend(q, k, v, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -49,20 +49,8 @@ def tangent(
             return out
         moved = _tangent(q, dq), _tangent(k, dk), _tangent(v, dv)
         with torch.no_grad():
-            dout = attention.attention_tangent(q, k, v, out, moved, attn_mask, is_causal, scale)
+            dout = backend.attention_tangent(q, k, v, out, moved, attn_mask, is_causal, scale)
         return fwAD.make_dual(out, dout)
-
-
-def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-    """Has PyTorch a kernel for these that holds less than all pairs of positions? Few queries need none."""
-    if q.shape[-2] <= attention.BLOCK:
-        return True
-    if q.dim() != 4 or q.shape[-1] != v.shape[-1] or (mask is not None and mask.dim() not in (2, 4)):
-        return False
-    if not q.is_cuda:
-        return True
-    shares = q.shape[1] != k.shape[1]
-    return q.dtype != torch.float64 and not (shares and (mask is not None or q.dtype == torch.float32))
 
 
 def _in_blocks(
@@ -71,8 +59,8 @@ def _in_blocks(
     """A few queries at a time."""
     T, N = q.shape[-2], k.shape[-2]
     parts = []
-    for start in range(0, T, attention.BLOCK):
-        stop = min(start + attention.BLOCK, T)
+    for start in range(0, T, backend.BLOCK):
+        stop = min(start + backend.BLOCK, T)
         seen = min(stop, N) if is_causal else N  # keys
         shown = mask
         if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:  # not one for all queries
