@@ -11,14 +11,14 @@ is PyTorch's own: a graph that is recorded beside the tangent, or in a second pa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from gradguess.backends import kernels
 
-__all__ = ["attention_tangent", "fused"]
+__all__ = ["attention_tangent", "blocks", "fused"]
 
 BLOCK = 128  # queries at a time: as fast on a CPU as 64 and 256; all 2048 at once take up to three times as long
 
@@ -33,6 +33,13 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
         return True
     shares = q.shape[1] != k.shape[1]
     return q.dtype != torch.float64 and not (shares and (mask is not None or q.dtype == torch.float32))
+
+
+def blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[int, int, int]]:
+    """The first query of each block, the one behind its last, and how many keys they see."""
+    for start in range(0, queries, BLOCK):
+        stop = min(start + BLOCK, queries)
+        yield start, stop, min(stop, keys) if causal else keys
 
 
 def attention_tangent(
@@ -104,9 +111,7 @@ def in_blocks(
     T, N = q.shape[-2], k.shape[-2]
     if mask is not None:
         mask = mask.expand(*mask.shape[:-2], T, N)
-    for start in range(0, T, BLOCK):
-        stop = min(start + BLOCK, T)
-        seen = min(stop, N) if causal else N  # keys
+    for start, stop, seen in blocks(T, N, causal):
         S = q[..., start:stop, :] @ k[..., :seen, :].mT
         if causal and start < seen:
             above = torch.ones(stop - start, seen - start, dtype=torch.bool, device=q.device).triu(1)

@@ -57,11 +57,8 @@ def _in_blocks(
     function: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, **options: Any
 ) -> Tensor:
     """A few queries at a time."""
-    T, N = q.shape[-2], k.shape[-2]
     parts = []
-    for start in range(0, T, backend.BLOCK):
-        stop = min(start + backend.BLOCK, T)
-        seen = min(stop, N) if is_causal else N  # keys
+    for start, stop, seen in backend.blocks(q.shape[-2], k.shape[-2], is_causal):
         shown = mask
         if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:  # not one for all queries
             shown = mask[..., start:stop, :]
