@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
 
@@ -67,15 +66,3 @@ def apply_linear(
     if t is None or not is_constant(weight, bias):
         return None
     return fwAD.make_dual(function(p, weight, bias, *rest, **options), function(t, weight, None, *rest, **options))
-
-
-class Known(torch.autograd.Function):
-    """`Known.apply(s, value)`: a value that is known, with the graph of the tensor that has it up to rounding."""
-
-    @staticmethod
-    def forward(ctx: Any, s: Tensor, value: Tensor) -> Tensor:
-        return value.detach()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return g, None

@@ -14,7 +14,6 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradguess.backends.tracing import traced_autograd
-from gradguess.layers.entry import Known
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import Task
@@ -47,6 +46,18 @@ def _written(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in model.named_buffers()
         if buffer.is_floating_point() and modules[name.rpartition(".")[0]].training
     }
+
+
+class _Known(torch.autograd.Function):
+    """`_Known.apply(s, value)`: a value that is known, with the graph of the tensor that has it up to rounding."""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, value: Tensor) -> Tensor:
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g, None
 
 
 class FunctionalPass(ModulePass):
@@ -110,7 +121,7 @@ class FunctionalPass(ModulePass):
         def known(site: Site, x: Any, s: Tensor) -> Tensor:
             assert visit is not None
             value, version = self._outputs.get(site.name, (None, 0))
-            return visit(site, x, s if value is None or value._version != version else Known.apply(s, value))
+            return visit(site, x, s if value is None or value._version != version else _Known.apply(s, value))
 
         with traced_autograd():
             return super().graph(visit and known, fused=fused, twice=twice, last=last)
