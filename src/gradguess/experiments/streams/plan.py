@@ -81,7 +81,7 @@ def tmaze40() -> Group:
 
 
 def characters() -> Group:
-    base = StreamConfig(task="characters", cell="gru", width=256, streams=16, steps=20_000, device="cuda")
+    base = StreamConfig(task="characters", cell="gru", width=256, streams=16, steps=6000, device="cuda")
     kinds = [replace(base, rule="tbptt", truncation=steps) for steps in (2, 4, 8, 16)]
     kinds += [replace(base, rule=rule) for rule in ("snap", "one-step")]
     return Group(_wperp(base, 8, 16) + kinds, grid=(1e-3, 3e-3), seeds=3)
