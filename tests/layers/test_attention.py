@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -38,6 +39,11 @@ class Made(TorchDispatchMode):
         return out
 
 
+def watched():
+    """While open, counts how often our tangent is asked for."""
+    return patch.object(attention, "attention_tangent", wraps=attention.attention_tangent)
+
+
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setattr(attention, "BLOCK", 7)
@@ -62,10 +68,9 @@ def dual(function, values, tangents):
 def assert_same(function, values, tangents, *, used: bool = True, **close) -> None:
     """With the rules as without them; `used` says whether attention in blocks must have done it."""
     expected = dual(function, values, tangents)
-    made = Made()
-    with TangentRules(), made:
+    with TangentRules(), watched() as ours:
         found = dual(function, values, tangents)
-    assert (ATTENTION in made.operations) == used
+    assert ours.called == used
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == theirs.dtype
         torch.testing.assert_close(ours, theirs, **close)
@@ -145,10 +150,9 @@ def test_half_precision_is_summed_in_float32(dtype):
 def test_autocast():
     a = [t.float() for t in sets(LONG, LONG, LONG)]
     truth = dual(F.scaled_dot_product_attention, a[:3], a[3:])
-    made = Made()
-    with torch.autocast("cpu", torch.bfloat16), TangentRules(few=True), made:
+    with torch.autocast("cpu", torch.bfloat16), TangentRules(few=True), watched() as tangent:
         found = dual(F.scaled_dot_product_attention, a[:3], a[3:])
-    assert ATTENTION in made.operations
+    assert tangent.called
     for ours, exact in zip(found, truth, strict=True):
         assert ours.dtype == torch.bfloat16
         torch.testing.assert_close(ours.float(), exact, rtol=0, atol=5e-2)
@@ -234,10 +238,9 @@ def test_attention_inside_other_layers(name):
     layer, run = LAYERS[name]
     layer.double()
     x, t = noise(3, 10, 8), noise(3, 10, 8, seed=1)
-    made = Made()
-    with made, forward_mode(layer):
+    with watched() as tangent, forward_mode(layer):
         found = fwAD.unpack_dual(run(layer, fwAD.make_dual(x, t)))
-    assert ATTENTION in made.operations
+    assert tangent.called
     with sdpa_kernel(SDPBackend.MATH):
         wanted = torch.autograd.functional.jvp(lambda x: run(layer, x), x, t)
     for ours, theirs in zip(found, wanted, strict=True):
@@ -303,10 +306,33 @@ def test_no_pass_of_a_step_holds_all_pairs():
     assert made.largest < T * T
 
 
-def test_a_compiled_step_computes_attention_once(monkeypatch):
+@pytest.fixture
+def graphs(monkeypatch):
+    """The traced steps, which are not compiled."""
+    kept: list[torch.fx.GraphModule] = []
+    monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: kept.append(graph) or graph)
+    return kept
+
+
+def test_a_trace_holds_plain_operations_of_few_queries(graphs, monkeypatch):
+    """Those are fused; of half precision, for which there is a kernel, it holds one operation."""
+    monkeypatch.setattr(attention, "BLOCK", T)
+    take(3, compile=True)
+    targets = [node.target for node in graphs[0].graph.nodes]
+    assert ATTENTION not in targets
+    assert targets.count(torch.ops.aten._softmax.default) == 1
+
+
+def test_few_queries_of_half_precision_are_left_to_the_kernel():
+    a = [t.half() for t in sets((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8))]
+    made = Made()
+    with made:
+        attention.attention_tangent(*a[:3], a[2], a[3:])
+    assert made.operations[0] == ATTENTION
+
+
+def test_a_compiled_step_computes_attention_once(graphs):
     """Its two passes are merged; the tangent is one more operation."""
-    graphs = []
-    monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: graphs.append(graph) or graph)
     take(3, compile=True)
     (graph,) = graphs
     targets = [node.target for node in graph.graph.nodes]

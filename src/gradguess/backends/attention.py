@@ -54,9 +54,9 @@ def attention_tangent(
 ) -> Tensor:
     """The derivative of `out = F.scaled_dot_product_attention(q, k, v)` along `tangents`.
 
-    Half precision is summed in float32. Queries that see no key get zeros. In a trace it is one operation. The kernel
-    subtracts a multiple of the rounded `out`, so that it loses accuracy where a tangent moves all scores of a query
-    alike.
+    Half precision is summed in float32. Queries that see no key get zeros. In a trace it is one operation, but plain
+    ones, which are fused there, for a block of queries that no kernel is for. The kernel subtracts a multiple of the
+    rounded `out`, so that it loses accuracy where a tangent moves all scores of a query alike.
 
     Args:
         q: (..., heads, T, d).
@@ -72,6 +72,8 @@ def attention_tangent(
         like `out`.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if 0 < q.shape[-2] <= BLOCK and q.dtype not in kernels.HALF:
+        return next(_rows(q, k, v, tangents, mask, causal, scale))[-1]
     found: Tensor = torch.ops.gradguess.attention_tangent(q, k, v, out, list(tangents), mask, causal, scale)
     return found
 
@@ -100,11 +102,20 @@ def in_blocks(
 ) -> Tensor:
     """In plain operations, `BLOCK` queries at a time. `out` is not needed: P is there."""
     result = _empty(q, k, v)
+    for start, stop, rows in _rows(q, k, v, tangents, mask, causal, scale):
+        result[..., start:stop, :] = rows
+    return result
+
+
+def _rows(
+    q: Tensor, k: Tensor, v: Tensor, tangents: Sequence[Tensor], mask: Tensor | None, causal: bool, scale: float
+) -> Iterator[tuple[int, int, Tensor]]:
+    """The first query of each block, the one behind its last, and the tangent of their outputs."""
     dq, dk, dv = tangents
     shared = 1 if q.dim() < 3 else q.shape[-3] // k.shape[-3]
     if shared > 1:
         k, v, dk, dv = (t.repeat_interleave(shared, -3) for t in (k, v, dk, dv))
-    wide = torch.float32 if q.dtype in (torch.float16, torch.bfloat16) else q.dtype
+    wide = torch.float32 if q.dtype in kernels.HALF else q.dtype
     q, k, v, dq, dk, dv = (t.to(wide) for t in (q, k, v, dq, dk, dv))
     q = q * scale
     moving, along = torch.cat([dq * scale, q], -1), torch.cat([k, dk], -1)  # dS is one product of the two
@@ -126,8 +137,7 @@ def in_blocks(
         dout = P @ dv[..., :seen, :]
         W = (moving[..., start:stop, :] @ along[..., :seen, :].mT).mul_(P)  # P ∘ dS
         W -= P * W.sum(-1, keepdim=True)  # what moves all scores of a query alike cancels here, before it is rounded
-        result[..., start:stop, :] = dout + W @ v[..., :seen, :]
-    return result
+        yield start, stop, dout + W @ v[..., :seen, :]
 
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")

@@ -39,6 +39,7 @@ WIDE = 1024  # numbers that one program of an elementwise kernel works on
 CLASSES = 4096  # the most for which a cross entropy is one kernel
 SWEEPS = 8  # of Jacobi's method: these reach rounding
 PRECISION = "tf32x3"  # of products: three on the matrix units, as accurate as one in float32
+HALF = (torch.float16, torch.bfloat16)
 HEAD = 128  # the largest head of attention
 # By head size: queries and keys of a block of attention, warps, stages. What a warp holds fits into its registers.
 TILES = {16: (128, 64, 8, 3), 32: (64, 64, 4, 3), 64: (64, 64, 4, 2), 128: (128, 32, 8, 2)}
@@ -51,7 +52,7 @@ def usable(t: Tensor, k: int = 1) -> bool:
 
 def attends(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Can the kernel for attention work on these queries, keys and values? It is for half precision."""
-    if q.dim() != 4 or q.dtype not in (torch.float16, torch.bfloat16):
+    if q.dim() != 4 or q.dtype not in HALF:
         return False
     return q.numel() > 0 and k.numel() > 0 and q.shape[-1] == v.shape[-1] <= HEAD and _here(q)
 
