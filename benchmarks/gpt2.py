@@ -7,7 +7,8 @@ Hugging Face's class as it is, 12 layers of 768, 1024 positions, batch 8, bfloat
 weights. The text is that of the data set `shakespeare`, its 8192 most frequent words and signs. Each way starts from
 the same weights and sees the same batches. The time of a step is the median of the last half of its steps, refreshes
 and lessons included by the mean over whole periods; the peak is that of the last half, above nothing: weights,
-gradients and the optimiser's state are part of it. Rows are written as they end, and what is written is not run again.
+gradients and the optimiser's state are part of it. Captured steps are CUDA graphs, draws and update included; they need
+what the step that was recorded needed. Rows are written as they end, and what is written is not run again.
 """
 
 from __future__ import annotations
@@ -46,14 +47,22 @@ def ways(small: bool = False) -> dict[str, dict[str, Any]]:
     return {
         "backprop": {},
         "backprop, compiled": {"compile": True},
+        "backprop, compiled, captured": {"compile": True, "captured": True},
         "wperp": {"method": wperp},
         "wperp, compiled": {"method": wperp, "compile": True},
         "wperp, replay": {"method": wperp, "memory": "replay"},
         "wperp, pieces": {"method": wperp, "sites": pieces},
         "wperp, pieces, compiled": {"method": wperp, "sites": pieces, "compile": True},
+        "wperp, pieces, compiled, captured": {"method": wperp, "sites": pieces, "compile": True, "captured": True},
         "wperp, pieces, replay": {"method": wperp, "sites": pieces, "memory": "replay"},
         "feedback, pieces": {"method": feedback, "sites": pieces},
         "feedback, pieces, compiled": {"method": feedback, "sites": pieces, "compile": True},
+        "feedback, pieces, compiled, captured": {
+            "method": feedback,
+            "sites": pieces,
+            "compile": True,
+            "captured": True,
+        },
     }
 
 
@@ -98,7 +107,27 @@ def batches(text: Tensor, small: bool, device: str) -> Iterator[tuple[Tensor, Te
         yield text[places].to(device), text[places + 1].to(device)
 
 
-def gradients(model: nn.Module, options: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+def make_step(model: nn.Module, options: dict[str, Any], lr: float) -> Step:
+    """A function that makes a training step and returns the mean loss."""
+    captured = options.pop("captured", False)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=lr, fused=True, capturable=captured)
+    if captured and "method" in options:
+        return gg.CapturedStep(gg.ForwardGradient(model, options.pop("method"), **options), optimiser, per_sample_loss)
+    differentiate = gradients(model, options)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimiser.zero_grad()
+        loss = differentiate(x, y)
+        optimiser.step()
+        return loss
+
+    return replayed(step) if captured else step
+
+
+def gradients(model: nn.Module, options: dict[str, Any]) -> Step:
     """A function that adds to `.grad` and returns the mean loss."""
     if "method" in options:
         forward = gg.ForwardGradient(model, options.pop("method"), **options)
@@ -117,11 +146,36 @@ def gradients(model: nn.Module, options: dict[str, Any]) -> Callable[[Tensor, Te
     return backprop
 
 
+def replayed(step: Step, warm: int = 3) -> Step:
+    """A step as a CUDA graph, after some that run by themselves."""
+    graph, side, count = torch.cuda.CUDAGraph(), torch.cuda.Stream(), 0
+    given: list[Tensor] = []
+
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        if count <= warm:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                loss = step(x, y)
+            torch.cuda.current_stream().wait_stream(side)
+            return loss
+        if not given:
+            given.extend((x.clone(), y.clone()))
+            with torch.cuda.graph(graph):
+                given.append(step(*given))
+        given[0].copy_(x)
+        given[1].copy_(y)
+        graph.replay()
+        return given[2]
+
+    return run
+
+
 def train(options: dict[str, Any], steps: int, small: bool, device: str, text: Tensor, lr: float) -> dict[str, Any]:
     model = network(small, device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
-    differentiate = gradients(model, options)
-    cuda = device == "cuda"
+    captured, cuda = options.get("captured", False), device == "cuda"
+    advance = make_step(model, options, lr)
     wait = torch.cuda.synchronize if cuda else lambda: None
     losses, seconds = [], []
     for step, (x, y) in zip(range(steps), batches(text, small, device), strict=False):
@@ -129,10 +183,8 @@ def train(options: dict[str, Any], steps: int, small: bool, device: str, text: T
             torch.cuda.reset_peak_memory_stats()
         wait()
         start = time.perf_counter()
-        optimiser.zero_grad()
-        with torch.autocast(device, torch.bfloat16):
-            loss = differentiate(x, y)
-        optimiser.step()
+        with torch.autocast(device, torch.bfloat16, cache_enabled=not captured):
+            loss = advance(x, y)
         wait()
         seconds.append(time.perf_counter() - start)
         losses.append(float(loss))
@@ -144,7 +196,7 @@ def train(options: dict[str, Any], steps: int, small: bool, device: str, text: T
         "step_ms": 1e3 * sum(late) / len(late),
         "median_ms": 1e3 * sorted(late)[len(late) // 2],
         "start_s": sum(seconds[: steps // 2]) - len(late) * sorted(late)[len(late) // 2],
-        "peak_mb": torch.cuda.max_memory_allocated() / 2**20 if cuda else None,
+        "peak_mb": torch.cuda.max_memory_allocated() / 2**20 if cuda and not captured else None,
     }
 
 
