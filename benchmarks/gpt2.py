@@ -42,10 +42,11 @@ SHAPES = {  # layers, width, heads, positions, batch
 
 def ways(small: bool = False) -> dict[str, dict[str, Any]]:
     """Name -> options of `ForwardGradient`, or of backpropagation where there is no method."""
-    pieces = SHAPES[small][0]  # one block each
+    pieces, batch = SHAPES[small][0], SHAPES[small][-1]  # one block each
     wperp, feedback = gg.WPerp(), gg.Feedback(gg.WPerp(), form="chained", every=4, fraction=0.25)
     return {
         "backprop": {},
+        "backprop, in halves": {"chunk": batch // 2},
         "backprop, compiled": {"compile": True},
         "backprop, compiled, captured": {"compile": True, "captured": True},
         "wperp": {"method": wperp},
@@ -55,6 +56,12 @@ def ways(small: bool = False) -> dict[str, dict[str, Any]]:
         "wperp, pieces, compiled": {"method": wperp, "sites": pieces, "compile": True},
         "wperp, pieces, compiled, captured": {"method": wperp, "sites": pieces, "compile": True, "captured": True},
         "wperp, pieces, replay": {"method": wperp, "sites": pieces, "memory": "replay"},
+        "wperp, pieces, replay, in halves": {
+            "method": wperp,
+            "sites": pieces,
+            "memory": "replay",
+            "chunk": batch // 2,
+        },
         "feedback, pieces": {"method": feedback, "sites": pieces},
         "feedback, pieces, compiled": {"method": feedback, "sites": pieces, "compile": True},
         "feedback, pieces, compiled, captured": {
@@ -136,12 +143,15 @@ def gradients(model: nn.Module, options: dict[str, Any]) -> Step:
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
         return per_sample_loss(model(x), y).mean()
 
-    compiled = torch.compile(loss_of) if options else loss_of
+    compiled, chunk = torch.compile(loss_of) if "compile" in options else loss_of, options.get("chunk")
 
     def backprop(x: Tensor, y: Tensor) -> Tensor:
-        loss = compiled(x, y)
-        loss.backward()
-        return loss.detach()
+        total = torch.zeros((), device=x.device)
+        for part in zip(x.split(chunk or len(x)), y.split(chunk or len(y)), strict=True):
+            loss = compiled(*part) * (len(part[0]) / len(x))
+            loss.backward()
+            total += loss.detach()
+        return total
 
     return backprop
 
