@@ -14,6 +14,7 @@ what the step that was recorded needed. Rows are written as they end, and what i
 from __future__ import annotations
 
 import argparse
+import gc
 import re
 import time
 import warnings
@@ -240,6 +241,7 @@ def main() -> None:
         print(way, shown, [round(loss, 3) for loss in row.get("losses", [])[:: max(1, options.steps // 5)]], flush=True)
         keep(make_record("gpt2", rows, options.device, 0.0) | {"growth": []}, options.out, name)
         torch.compiler.reset()
+        gc.collect()  # graphs and what they hold
         if options.device == "cuda":
             torch.cuda.empty_cache()
 

@@ -195,7 +195,8 @@ def gpt2_table() -> str:
             continue
         times = [f"{row[key]:.1f} ms" for key in ("step_ms", "median_ms")]
         losses = f"{row['losses'][0]:.2f}, {row['losses'][-1]:.2f}"
-        lines.append(line([row["way"], str(row["steps"]), *times, f"{row['peak_mb'] / 1024:.1f} GiB", losses]))
+        peak = "–" if row["peak_mb"] is None else f"{row['peak_mb'] / 1024:.1f} GiB"
+        lines.append(line([row["way"], str(row["steps"]), *times, peak, losses]))
     return "\n".join(lines)
 
 
