@@ -88,6 +88,7 @@ class Compiler:
 
 
 PLAIN = (bool, int, float, str, bytes, type(None))
+HELD = (*PLAIN, Tensor, FunctionType, BuiltinFunctionType, list, tuple)
 
 
 class _Same:
@@ -129,11 +130,10 @@ def _numbers(attributes: Any) -> Hashable:
 
     A tensor or a function, such as `self.act = F.relu`, stands for itself. What PyTorch keeps in dicts is no number.
     """
-    kinds = (*PLAIN, Tensor, FunctionType, BuiltinFunctionType, list, tuple)
     return tuple(
-        (name, _plain(value))
+        (name, value if isinstance(value, PLAIN) else _plain(value))
         for name, value in attributes.items()
-        if isinstance(value, kinds) or (isinstance(value, dict) and not name.startswith("_"))
+        if isinstance(value, HELD) or (isinstance(value, dict) and not name.startswith("_"))
     )
 
 
