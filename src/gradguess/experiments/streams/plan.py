@@ -55,9 +55,10 @@ def recall12() -> Group:
 def recall40() -> Group:
     """From a critical start and with small rates: a step of Adam moves every weight, and 40 steps back that adds up."""
     base = StreamConfig(task="recall", delay=40, width=128, steps=6000, start="critical", device="cuda")
+    on_cpu = replace(base, device="cpu")
+    ours = _wperp(base, 48) + _wperp(on_cpu, 48, bases=("krylov",))
     others = [replace(base, rule=rule) for rule in ("rtrl", "snap")]
-    others.append(replace(base, rule="tbptt", truncation=48, device="cpu"))  # where it is faster
-    return Group(_wperp(base, 48) + others, grid=(3e-5, 1e-4))
+    return Group(ours + others + [replace(on_cpu, rule="tbptt", truncation=48)], grid=(3e-5, 1e-4))
 
 
 def chaos() -> Group:
