@@ -10,7 +10,10 @@ import gradguess as gg
 from gradguess import online as ol
 from online_streams import assert_same, grads, loss_fn, model, online, stream, through_the_stream
 
-RULES = [ol.RTRL(), ol.WPerp(2, refresh=2), ol.SnAp(1), ol.UORO(), ol.RFLO(), ol.EProp(), ol.TBPTT(3), ol.OneStep()]
+RULES = [
+    *(ol.RTRL(), ol.WPerp(2, refresh=2), ol.Completed(ol.WPerp(2, refresh=2)), ol.SnAp(1), ol.UORO(), ol.RFLO()),
+    *(ol.EProp(), ol.TBPTT(3), ol.OneStep()),
+]
 
 
 def rule_name(rule):

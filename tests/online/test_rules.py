@@ -131,6 +131,36 @@ def test_wperp_carries_the_influence_in_its_basis(basis):
     assert_same(online(network, ol.WPerp(2, basis, refresh=100), data), expected)
 
 
+@pytest.mark.parametrize("basis", BASES)
+def test_what_leaves_the_basis_is_left_to_snap(basis):
+    """With dense matrices: `P = VVᵀ (J P + F) + (I - VVᵀ) D`."""
+    network, data = model("rnn"), stream(6)
+    learner = ol.Online(network, ol.Completed(ol.WPerp(2, basis, refresh=100)))
+    learner(loss_fn, *data[0])
+    V = learner.state_dict()["shared/V"]
+    project, beyond, n, calls = V @ V.T, torch.eye(len(V)).double() - V @ V.T, len(V), 0
+    D: dict[int, torch.Tensor] = {}
+
+    def carry(parameter, J, P, F):
+        nonlocal calls
+        place, calls = calls % (3 * 4), calls + 1  # four parameters of three streams
+        rows = torch.arange(F.shape[1]) // (F.shape[1] // network.get_parameter(parameter).shape[0])
+        mask = (torch.arange(n)[:, None] == rows).to(F)
+        D[place] = mask * (J @ D.get(place, torch.zeros_like(F)) + F)
+        return project @ (J @ P + F) + beyond @ D[place]
+
+    expected = with_influence(network, data, carry)
+    assert_same(online(network, ol.Completed(ol.WPerp(2, basis, refresh=100)), data), expected)
+
+
+@pytest.mark.parametrize("name", ["rnn", "gru", "lstm", "stack"])
+def test_a_basis_that_is_completed_exactly_is_exact_whenever_it_changes(name):
+    network, data = model(name), stream(7)
+    assert_same(
+        online(network, ol.Completed(ol.WPerp(2, refresh=2), ol.SnAp(3)), data), through_the_stream(network, data)
+    )
+
+
 def test_a_new_basis_takes_over_the_influence():
     network, data = model("rnn"), stream(5)
     learner = ol.Online(network, ol.WPerp(3, "wperp", refresh=2))

@@ -10,8 +10,11 @@ import gradguess as gg
 from gradguess import online as ol
 from online_streams import assert_same, grads, loss_fn, model, online, stream, through_the_stream
 
-EXACT = [ol.RTRL(), ol.WPerp(50), ol.SnAp(3), ol.TBPTT(9)]
-RULES = [ol.RTRL(), ol.WPerp(2, refresh=2), ol.SnAp(1), ol.UORO(), ol.RFLO(), ol.EProp(), ol.TBPTT(3), ol.OneStep()]
+EXACT = [ol.RTRL(), ol.WPerp(50), ol.SnAp(3), ol.TBPTT(9), ol.Completed(ol.WPerp(2, refresh=2), ol.SnAp(3))]
+RULES = [
+    *(ol.RTRL(), ol.WPerp(2, refresh=2), ol.Completed(ol.WPerp(2, refresh=2)), ol.SnAp(1), ol.UORO(), ol.RFLO()),
+    *(ol.EProp(), ol.TBPTT(3), ol.OneStep()),
+]
 
 
 def rule_name(rule):

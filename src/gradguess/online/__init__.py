@@ -3,6 +3,7 @@
 `Online` steps a model and writes `.grad`. A rule says how the influence of the past is kept; one rule is one file.
 """
 
+from gradguess.online.completed import Completed
 from gradguess.online.eprop import EProp
 from gradguess.online.lru import LRU
 from gradguess.online.one_step import OneStep
@@ -23,6 +24,7 @@ __all__ = [
     "RTRL",
     "TBPTT",
     "UORO",
+    "Completed",
     "EProp",
     "Later",
     "OneStep",

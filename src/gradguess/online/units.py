@@ -80,6 +80,15 @@ class Traces:
             for name, slots in self.slots.items()
         }
 
+    def through(self, kept: Kept, C: Tensor) -> Tensors:
+        """`C_b P_b` with what is kept of `P`: C (batch, m, n), or (1, m, n) for all, -> (batch, m, size)."""
+        return {
+            name: torch.einsum(
+                "bmrk,brkc->bmrc", C[:, :, slots.clamp_min(0)] * (slots >= 0), kept.rows[f"T/{name}"]
+            ).flatten(2)
+            for name, slots in self.slots.items()
+        }
+
     def advance(self, kept: Kept, transition: Transition, J: Tensor | float | None = None, cut: bool = False) -> Kept:
         """`T ← J T + F`, in the pattern.
 

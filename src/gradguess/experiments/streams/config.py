@@ -16,6 +16,7 @@ from gradguess.experiments.streams.tasks import NAMES
 RULES: Mapping[str, Callable[[Any], gg.online.Rule]] = {
     "rtrl": lambda c: gg.online.RTRL(),
     "wperp": lambda c: gg.online.WPerp(c.k, c.basis, c.refresh),
+    "wperp-snap": lambda c: gg.online.Completed(gg.online.WPerp(c.k, c.basis, c.refresh)),
     "snap": lambda c: gg.online.SnAp(1),
     "uoro": lambda c: gg.online.UORO(),
     "rflo": lambda c: gg.online.RFLO(),

@@ -15,6 +15,7 @@ SOLVED = 0.01
 STYLES = {  # colours of the report, by rule
     "rtrl": "backprop",
     "wperp": "wperp",
+    "wperp-snap": "layer-2",
     "tbptt": "layer-1",
     "snap": "layer-3",
     "uoro": "weight",
@@ -68,8 +69,8 @@ def table(out: Path, group: Group) -> list[str]:
 
 def named(entry: StreamConfig) -> str:
     """The rule of an entry in words."""
-    if entry.rule == "wperp":
-        return f"wperp, {entry.basis}, k = {entry.k}"
+    if entry.rule in ("wperp", "wperp-snap"):
+        return f"{entry.rule}, {entry.basis}, k = {entry.k}"
     return f"tbptt({entry.truncation})" if entry.rule == "tbptt" else entry.rule
 
 

@@ -46,17 +46,22 @@ def _wperp(base: StreamConfig, *ks: int, bases: Sequence[str] = ("lagged",)) -> 
     return [replace(base, rule="wperp", k=k, basis=basis) for basis in bases for k in ks]
 
 
+def _completed(base: StreamConfig, *ks: int, basis: str = "lagged") -> Entries:
+    """W⊥ with SnAp beyond its basis."""
+    return [replace(entry, rule="wperp-snap") for entry in _wperp(base, *ks, bases=(basis,))]
+
+
 def recall12() -> Group:
     base = StreamConfig(task="recall", delay=12, width=64, steps=5000)
     others = _wperp(base, 16, 8, bases=("krylov", "wperp", "observable", "random"))
-    return Group(_wperp(base, 24, 16, 12, 8) + others + _rules(base, (8, 16)))
+    return Group(_wperp(base, 24, 16, 12, 8) + _completed(base, 12, 8) + others + _rules(base, (8, 16)))
 
 
 def recall40() -> Group:
     """From a critical start and with small rates: a step of Adam moves every weight, and 40 steps back that adds up."""
     base = StreamConfig(task="recall", delay=40, width=128, steps=6000, start="critical", device="cuda")
     on_cpu = replace(base, device="cpu")
-    ours = _wperp(base, 48) + _wperp(on_cpu, 48, bases=("krylov",))
+    ours = _wperp(base, 48) + _wperp(on_cpu, 48, bases=("krylov",)) + _completed(base, 48, basis="krylov")
     others = [replace(base, rule=rule) for rule in ("rtrl", "snap")]
     return Group(ours + others + [replace(on_cpu, rule="tbptt", truncation=48)], grid=(3e-5, 1e-4))
 
@@ -85,7 +90,7 @@ def characters() -> Group:
     base = StreamConfig(task="characters", cell="gru", width=256, streams=16, steps=6000, device="cuda")
     kinds = [replace(base, rule="tbptt", truncation=steps) for steps in (2, 4, 8, 16)]
     kinds += [replace(base, rule=rule) for rule in ("snap", "one-step")]
-    return Group(_wperp(base, 8, 16) + kinds, grid=(1e-3, 3e-3), seeds=3)
+    return Group(_wperp(base, 8, 16) + _completed(base, 8, 16) + kinds, grid=(1e-3, 3e-3), seeds=3)
 
 
 def sensor() -> Group:
