@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gradguess.backends import kernels
 
-__all__ = ["attention_tangent", "blocks", "fused"]
+__all__ = ["attention_tangent", "blocks", "few", "fused", "plain"]
 
 BLOCK = 128  # queries at a time: as fast on a CPU as 64 and 256; all 2048 at once take up to three times as long
 
@@ -33,6 +33,20 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
         return True
     shares = q.shape[1] != k.shape[1]
     return q.dtype != torch.float64 and not (shares and (mask is not None or q.dtype == torch.float32))
+
+
+def few(q: Tensor) -> bool:
+    """Is it one block of queries that no kernel is for? Plain operations are as fast then, and faster where fused."""
+    return 0 < q.shape[-2] <= BLOCK and q.dtype not in kernels.HALF
+
+
+def plain(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None, enable_gqa: bool = False
+) -> Tensor:
+    """Attention of few queries by the operations of its tangent, so that a graph of both has them once."""
+    k, v = (_for_each_head(t, q) for t in (k, v))
+    q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
+    return _weights(q, k, mask, is_causal) @ v
 
 
 def blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[int, int, int]]:
@@ -72,7 +86,7 @@ def attention_tangent(
         like `out`.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if 0 < q.shape[-2] <= BLOCK and q.dtype not in kernels.HALF:
+    if few(q):
         return next(_rows(q, k, v, tangents, mask, causal, scale))[-1]
     found: Tensor = torch.ops.gradguess.attention_tangent(q, k, v, out, list(tangents), mask, causal, scale)
     return found
@@ -112,9 +126,7 @@ def _rows(
 ) -> Iterator[tuple[int, int, Tensor]]:
     """The first query of each block, the one behind its last, and the tangent of their outputs."""
     dq, dk, dv = tangents
-    shared = 1 if q.dim() < 3 else q.shape[-3] // k.shape[-3]
-    if shared > 1:
-        k, v, dk, dv = (t.repeat_interleave(shared, -3) for t in (k, v, dk, dv))
+    k, v, dk, dv = (_for_each_head(t, q) for t in (k, v, dk, dv))
     wide = torch.float32 if q.dtype in kernels.HALF else q.dtype
     q, k, v, dq, dk, dv = (t.to(wide) for t in (q, k, v, dq, dk, dv))
     q = q * scale
@@ -123,21 +135,28 @@ def _rows(
     if mask is not None:
         mask = mask.expand(*mask.shape[:-2], T, N)
     for start, stop, seen in blocks(T, N, causal):
-        S = q[..., start:stop, :] @ k[..., :seen, :].mT
-        if causal and start < seen:
-            above = torch.ones(stop - start, seen - start, dtype=torch.bool, device=q.device).triu(1)
-            S[..., start:].masked_fill_(above, -math.inf)
-        if mask is None:
-            P = torch.softmax(S, -1)
-        else:
-            part = mask[..., start:stop, :]
-            S = S.masked_fill_(~part, -math.inf) if part.dtype == torch.bool else S.add_(part)
-            P = torch._safe_softmax(S, -1)
-        del S  # as large as P
+        part = None if mask is None else mask[..., start:stop, :]
+        P = _weights(q[..., start:stop, :], k[..., :seen, :], part, causal, start)
         dout = P @ dv[..., :seen, :]
         W = (moving[..., start:stop, :] @ along[..., :seen, :].mT).mul_(P)  # P ∘ dS
         W -= P * W.sum(-1, keepdim=True)  # what moves all scores of a query alike cancels here, before it is rounded
         yield start, stop, dout + W @ v[..., :seen, :]
+
+
+def _weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, start: int = 0) -> Tensor:
+    """P of some queries, which are scaled already; `start` is the position of the first."""
+    S = q @ k.mT
+    if causal:
+        S = S.masked_fill(torch.ones(*S.shape[-2:], dtype=torch.bool, device=q.device).triu(start + 1), -math.inf)
+    if mask is None:
+        return torch.softmax(S, -1)
+    return torch._safe_softmax(S.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else S + mask, -1)
+
+
+def _for_each_head(t: Tensor, q: Tensor) -> Tensor:
+    """Keys or values for each head of the queries."""
+    shared = 1 if q.dim() < 3 else q.shape[-3] // t.shape[-3]
+    return t.repeat_interleave(shared, -3) if shared > 1 else t
 
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")

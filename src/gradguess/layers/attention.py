@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradguess.backends import attention as backend
 from gradguess.backends.policy import full_precision
+from gradguess.backends.tracing import tracing
 from gradguess.layers.entry import Layer, is_constant, unpack
 
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -41,6 +42,8 @@ def tangent(
     if attn_mask is not None and attn_mask.is_floating_point():
         attn_mask = attn_mask.double() if q.dtype == torch.float64 else _as_autocast(attn_mask)  # float32 is misread
     attend = function if backend.fused(q, k, v, attn_mask) else partial(_in_blocks, function)
+    if tracing() and backend.few(q):
+        attend = backend.plain
     with full_precision(q.device):
         with sdpa_kernel(_KERNELS):
             out = attend(q, k, v, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
