@@ -42,8 +42,9 @@ SHAPES = {  # layers, width, heads, positions, batch
 
 
 def ways(small: bool = False) -> dict[str, dict[str, Any]]:
-    """Name -> options of `ForwardGradient`, or of backpropagation where there is no method."""
-    pieces, batch = SHAPES[small][0], SHAPES[small][-1]  # one block each
+    """Name -> options of `ForwardGradient`, or of backpropagation where there is no method, and `captured`."""
+    layers, *_, batch = SHAPES[small]
+    pieces = layers  # one block each
     wperp, feedback = gg.WPerp(), gg.Feedback(gg.WPerp(), form="chained", every=4, fraction=0.25)
     return {
         "backprop": {},

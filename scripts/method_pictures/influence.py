@@ -12,6 +12,7 @@ UNITS, INPUTS, STEPS = 6, 3, 12
 RULES = {
     "RTRL": ("exact: all of it", gg.online.RTRL()),
     "WPerp, k = 3": ("3 of 6 directions", gg.online.WPerp(3)),
+    "Completed, k = 3": ("3 directions, and SnAp", gg.online.Completed(gg.online.WPerp(3))),
     "SnAp": ("own unit, then one hop", gg.online.SnAp(1)),
     "UORO": ("rank one, unbiased", gg.online.UORO()),
     "RFLO": ("fading, fed at random", gg.online.RFLO()),

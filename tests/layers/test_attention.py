@@ -68,9 +68,9 @@ def dual(function, values, tangents):
 def assert_same(function, values, tangents, *, used: bool = True, **close) -> None:
     """With the rules as without them; `used` says whether attention in blocks must have done it."""
     expected = dual(function, values, tangents)
-    with TangentRules(), watched() as ours:
+    with TangentRules(), watched() as tangent:
         found = dual(function, values, tangents)
-    assert ours.called == used
+    assert tangent.called == used
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == theirs.dtype
         torch.testing.assert_close(ours, theirs, **close)

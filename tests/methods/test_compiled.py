@@ -40,16 +40,21 @@ def graphs_alone(monkeypatch):
 
 
 class Attention(nn.Module):
-    """Tokens, attention with dropout, norms, and additions."""
+    """Tokens, attention with dropout or with masks, norms, and additions."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.1, mask: str = "") -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)
-        self.tokens, self.head = nn.Embedding(7, 8), nn.Linear(8, 5)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True)
+        self.tokens, self.head, self.mask = nn.Embedding(7, 8), nn.Linear(8, 5), mask
         self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.blocks(self.tokens(x)).mean(1))
+        causal = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=torch.float64)
+        masks = {
+            "causal": {"mask": causal, "is_causal": True},
+            "padding": {"src_key_padding_mask": x == 3},
+        }
+        return self.head(self.blocks(self.tokens(x), **masks.get(self.mask, {})).mean(1))
 
 
 def images() -> tuple[Tensor, Tensor]:
@@ -70,6 +75,8 @@ def networks() -> dict[str, tuple[nn.Module, Tensor, Tensor]]:
         "batch norm": (nn.Sequential(*norm), *images()),
         "attention": (Attention(), torch.randint(0, 7, (6, 9)), torch.randint(0, 5, (6,))),
     }
+    for mask in ("", "causal", "padding"):  # few queries: plain operations in the graph
+        found[f"attention, {mask}"] = (Attention(0.0, mask), *found["attention"][1:])
     return {name: (model.double(), inputs, targets) for name, (model, inputs, targets) in found.items()}
 
 
@@ -99,6 +106,7 @@ PAIRS += [
     for network in ("dropout", "convolutions", "batch norm", "attention")
     for method in (("chained",) if network == "attention" else ("weight", "wt", "wperp", "chained"))
 ]
+PAIRS += [(f"attention, {mask}", method) for mask in ("", "causal", "padding") for method in ("wperp", "chained")]
 
 
 @pytest.mark.parametrize(("network", "method"), PAIRS)

@@ -107,6 +107,8 @@ def test_a_module_that_cannot_start():
         (lambda: ol.WPerp(4, "best"), "basis: expected one of"),
         (lambda: ol.TBPTT(0), "steps: expected"),
         (lambda: ol.SnAp(0), "order: expected"),
+        (lambda: ol.Completed(16), "expected a WPerp and a SnAp.* found int and SnAp"),
+        (lambda: ol.Completed(ol.SnAp(), ol.WPerp()), "found SnAp and WPerp"),
         (lambda: ol.RFLO(1.5), "decay: expected"),
         (lambda: ol.Recurrent(nn.Linear(2, 2)), "cell: expected nn.RNNCell"),
         (lambda: ol.Recurrent([]), "at least one cell"),

@@ -5,7 +5,8 @@ With `S = scale Q Kᵀ + mask`, `P = softmax(S)` and `O = P V`, the tangents `dQ
     dS = scale (dQ Kᵀ + Q dKᵀ),        dO = P dV + (P ∘ dS) V - rowsum(P ∘ dS) O.
 
 A few queries need their own rows of `P` and `dS` alone. So memory grows with the length, and not with its square. `O`
-is PyTorch's own: a graph that is recorded beside the tangent, or in a second pass of a trace, shares it.
+is PyTorch's own: a graph that is recorded beside the tangent, or in a second pass of a trace, shares it. Of few queries
+and keys a trace has `plain` operations instead.
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
     return q.dtype != torch.float64 and not (shares and (mask is not None or q.dtype == torch.float32))
 
 
-def few(q: Tensor) -> bool:
-    """Is it one block of queries that no kernel is for? Plain operations are as fast then, and faster where fused."""
-    return 0 < q.shape[-2] <= BLOCK and q.dtype not in kernels.HALF
+def few(q: Tensor, k: Tensor) -> bool:
+    """Is it one block of queries, with few keys, that no kernel is for? Plain operations, fused, are faster then."""
+    return 0 < q.shape[-2] <= BLOCK and k.shape[-2] <= 4 * BLOCK and q.dtype not in kernels.HALF
 
 
 def plain(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None, enable_gqa: bool = False
 ) -> Tensor:
     """Attention of few queries by the operations of its tangent, so that a graph of both has them once."""
-    k, v = (_for_each_head(t, q) for t in (k, v))
+    _, _, seen = next(blocks(q.shape[-2], k.shape[-2], is_causal))
+    k, v = (_for_each_head(t, q)[..., :seen, :] for t in (k, v))
     q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
     return _weights(q, k, mask, is_causal) @ v
 
@@ -86,7 +88,7 @@ def attention_tangent(
         like `out`.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if few(q):
+    if few(q, k):
         return next(_rows(q, k, v, tangents, mask, causal, scale))[-1]
     found: Tensor = torch.ops.gradguess.attention_tangent(q, k, v, out, list(tangents), mask, causal, scale)
     return found
@@ -131,11 +133,10 @@ def _rows(
     q, k, v, dq, dk, dv = (t.to(wide) for t in (q, k, v, dq, dk, dv))
     q = q * scale
     moving, along = torch.cat([dq * scale, q], -1), torch.cat([k, dk], -1)  # dS is one product of the two
-    T, N = q.shape[-2], k.shape[-2]
-    if mask is not None:
-        mask = mask.expand(*mask.shape[:-2], T, N)
-    for start, stop, seen in blocks(T, N, causal):
-        part = None if mask is None else mask[..., start:stop, :]
+    for start, stop, seen in blocks(q.shape[-2], k.shape[-2], causal):
+        part = mask
+        if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:  # not one for all queries
+            part = mask[..., start:stop, :]
         P = _weights(q[..., start:stop, :], k[..., :seen, :], part, causal, start)
         dout = P @ dv[..., :seen, :]
         W = (moving[..., start:stop, :] @ along[..., :seen, :].mT).mul_(P)  # P ∘ dS
@@ -146,11 +147,12 @@ def _rows(
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, start: int = 0) -> Tensor:
     """P of some queries, which are scaled already; `start` is the position of the first."""
     S = q @ k.mT
-    if causal:
-        S = S.masked_fill(torch.ones(*S.shape[-2:], dtype=torch.bool, device=q.device).triu(start + 1), -math.inf)
+    if causal and start < S.shape[-1]:
+        above = torch.ones(S.shape[-2], S.shape[-1] - start, dtype=torch.bool, device=q.device).triu(1)
+        (S[..., start:] if start else S).masked_fill_(above, -math.inf)
     if mask is None:
         return torch.softmax(S, -1)
-    return torch._safe_softmax(S.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else S + mask, -1)
+    return torch._safe_softmax(S.masked_fill_(~mask, -math.inf) if mask.dtype == torch.bool else S.add_(mask), -1)
 
 
 def _for_each_head(t: Tensor, q: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def tangent(
     if attn_mask is not None and attn_mask.is_floating_point():
         attn_mask = attn_mask.double() if q.dtype == torch.float64 else _as_autocast(attn_mask)  # float32 is misread
     attend = function if backend.fused(q, k, v, attn_mask) else partial(_in_blocks, function)
-    if tracing() and backend.few(q):
+    if tracing() and backend.few(q, k):
         attend = backend.plain
     with full_precision(q.device):
         with sdpa_kernel(_KERNELS):

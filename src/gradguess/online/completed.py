@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gradguess.errors import InputError
 from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition, carried, contracted
 from gradguess.online.snap import SnAp
 from gradguess.online.units import Traces
@@ -17,8 +18,11 @@ class Completed(Rule):
     `P̃_t = Vᵀ (J_t P_{t-1} + F_t)` with this P, so that what was outside of the basis and turns into it is not lost,
     neither in a step nor where the basis changes. With an exact D this is RTRL, whatever V is.
 
-    Bias: what leaves the span of V and is not in SnAp's pattern. Memory: that of both rules. Time: that of both, and
-    k p for each stream.
+    Bias: what leaves the span of V, where D is wrong: outside of SnAp's pattern, and within it for credit that comes
+    back through other units. D grows without bound where a unit by itself does, even if all of them together do not.
+    Memory: that of both rules. Time: that of both, and k p for each stream.
+
+    Reference: this library.
 
     Args:
         inner: the rule with the basis.
@@ -27,6 +31,11 @@ class Completed(Rule):
 
     inner: WPerp = field(default_factory=WPerp)
     rest: SnAp = field(default_factory=SnAp)
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.inner, WPerp) and isinstance(self.rest, SnAp)):
+            found = f"{type(self.inner).__name__} and {type(self.rest).__name__}"
+            raise InputError(f"Completed: expected a WPerp and a SnAp, as in Completed(WPerp(k=16)), found {found}.")
 
     def start(self, transition: Transition) -> Kept:
         return _joined(self.inner.start(transition), self.rest.start(transition))
@@ -50,12 +59,12 @@ class Completed(Rule):
         CJ, CF = transition.vjps(V.T)
         within = CJ @ V
         gained = Traces.of(kept).through(kept, CJ - within @ V.T)
-        rows = carried(within, kept, {name: F + gained.pop(name) for name, F in CF.items()})
+        rows = carried(within, kept, {name: more.add_(CF.pop(name)) for name, more in gained.items()})
         return Kept({**self.rest.advance(kept, transition).rows, **rows}, kept.shared)
 
 
 def _joined(one: Kept, other: Kept) -> Kept:
-    """Both, the names of the other before those of the one. Those of the two rules differ."""
+    """Both; where names are the same, those of `other`."""
     return Kept({**one.rows, **other.rows}, {**one.shared, **other.shared})
 
 

@@ -54,13 +54,13 @@ def _completed(base: StreamConfig, *ks: int, basis: str = "lagged") -> Entries:
 def recall12() -> Group:
     base = StreamConfig(task="recall", delay=12, width=64, steps=5000)
     others = _wperp(base, 16, 8, bases=("krylov", "wperp", "observable", "random"))
-    return Group(_wperp(base, 24, 16, 12, 8) + _completed(base, 12, 8) + others + _rules(base, (8, 16)))
+    return Group(_wperp(base, 24, 16, 12, 8) + _completed(base, 8) + others + _rules(base, (8, 16)))
 
 
 def recall40() -> Group:
     """From a critical start and with small rates: a step of Adam moves every weight, and 40 steps back that adds up."""
     base = StreamConfig(task="recall", delay=40, width=128, steps=6000, start="critical", device="cuda")
-    on_cpu = replace(base, device="cpu")
+    on_cpu = replace(base, device="cpu")  # where truncation is faster
     ours = _wperp(base, 48) + _wperp(on_cpu, 48, bases=("krylov",)) + _completed(base, 48, basis="krylov")
     others = [replace(base, rule=rule) for rule in ("rtrl", "snap")]
     return Group(ours + others + [replace(on_cpu, rule="tbptt", truncation=48)], grid=(3e-5, 1e-4))
