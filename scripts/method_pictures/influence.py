@@ -12,7 +12,7 @@ UNITS, INPUTS, STEPS = 6, 3, 12
 RULES = {
     "RTRL": ("exact: all of it", gg.online.RTRL()),
     "WPerp, k = 3": ("3 of 6 directions", gg.online.WPerp(3)),
-    "Completed, k = 3": ("3 directions, and SnAp", gg.online.Completed(gg.online.WPerp(3))),
+    "Completed": ("3 directions, and SnAp", gg.online.Completed(gg.online.WPerp(3))),
     "SnAp": ("own unit, then one hop", gg.online.SnAp(1)),
     "UORO": ("rank one, unbiased", gg.online.UORO()),
     "RFLO": ("fading, fed at random", gg.online.RFLO()),
@@ -45,7 +45,7 @@ def influence(rule: gg.online.Rule) -> Tensor:
 
 def of_rules() -> Picture:
     """A map for each rule, darker where the influence is larger, with its cosine to the exact one."""
-    picture = Picture(720, 330, "The influence of the parameters on the state, as each online rule has it")
+    picture = Picture(720, 408, "The influence of the parameters on the state, as each online rule has it")
     exact = influence(gg.online.RTRL())
     top = float(exact.abs().quantile(0.97))
     colours = {"WPerp, k = 3": colour_of("wperp")}
@@ -57,7 +57,7 @@ def of_rules() -> Picture:
         picture.text((left + 130, high + 16), words, size=13)
         picture.text((left + 350, high + 16), f"cos {cosine:.2f}", colour, "end", 13)
         _map(picture, P / top, left, high + 22, 350 / P.shape[1], 8, colour)
-    picture.text((0, 328), "rows: 6 units; columns: 54 weights; cos: to the exact influence", size=13)
+    picture.text((0, 406), "rows: 6 units; columns: 54 weights; cos: to the exact influence", size=13)
     return picture
 
 
