@@ -100,7 +100,7 @@ def sensor() -> Group:
 
 
 def balancing() -> Group:
-    base = StreamConfig(task="balancing", streams=1, steps=20_000)
+    base = StreamConfig(task="balancing", streams=1, steps=5000)
     return Group(_wperp(base, 4, 8) + _rules(base, (10, 100)), grid=(1e-4, 3e-4, 1e-3))
 
 
