@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import re
 import time
 import warnings
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
+from gradguess.backends.cuda_graphs import Recording, on_side_stream
 from gradguess.experiments.bench.record import keep, kind_of, make_record
 from gradguess.experiments.data import load
 from gradguess.experiments.datasets.shakespeare import CHARACTERS
@@ -160,26 +162,17 @@ def gradients(model: nn.Module, options: dict[str, Any]) -> Step:
 
 def replayed(step: Step, warm: int = 3) -> Step:
     """A step as a CUDA graph, after some that run by themselves."""
-    graph, side, count = torch.cuda.CUDAGraph(), torch.cuda.Stream(), 0
-    given: list[Tensor] = []
+    count, given, recordings = itertools.count(), list[Tensor](), list[Recording[Tensor]]()
 
     def run(x: Tensor, y: Tensor) -> Tensor:
-        nonlocal count
-        count += 1
-        if count <= warm:
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                loss = step(x, y)
-            torch.cuda.current_stream().wait_stream(side)
-            return loss
-        if not given:
+        if next(count) < warm:
+            return on_side_stream(lambda: step(x, y))
+        if not recordings:
             given.extend((x.clone(), y.clone()))
-            with torch.cuda.graph(graph):
-                given.append(step(*given))
-        given[0].copy_(x)
-        given[1].copy_(y)
-        graph.replay()
-        return given[2]
+            recordings.append(Recording(lambda: step(*given)))
+        for held, new in zip(given, (x, y), strict=True):
+            held.copy_(new)
+        return recordings[0].replay()
 
     return run
 

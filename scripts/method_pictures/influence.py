@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from method_pictures.svg import GREY, Picture, colour_of
 from torch import Tensor, nn
@@ -45,7 +47,8 @@ def influence(rule: gg.online.Rule) -> Tensor:
 
 def of_rules() -> Picture:
     """A map for each rule, darker where the influence is larger, with its cosine to the exact one."""
-    picture = Picture(720, 408, "The influence of the parameters on the state, as each online rule has it")
+    height = 78 * math.ceil(len(RULES) / 2) + 18  # two in a row, and the line below
+    picture = Picture(720, height, "The influence of the parameters on the state, as each online rule has it")
     exact = influence(gg.online.RTRL())
     top = float(exact.abs().quantile(0.97))
     colours = {"WPerp, k = 3": colour_of("wperp")}
@@ -57,7 +60,7 @@ def of_rules() -> Picture:
         picture.text((left + 130, high + 16), words, size=13)
         picture.text((left + 350, high + 16), f"cos {cosine:.2f}", colour, "end", 13)
         _map(picture, P / top, left, high + 22, 350 / P.shape[1], 8, colour)
-    picture.text((0, 406), "rows: 6 units; columns: 54 weights; cos: to the exact influence", size=13)
+    picture.text((0, height - 2), "rows: 6 units; columns: 54 weights; cos: to the exact influence", size=13)
     return picture
 
 

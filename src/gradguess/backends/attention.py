@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradguess.backends import kernels
 
-__all__ = ["attention_tangent", "blocks", "few", "fused", "plain"]
+__all__ = ["attention_tangent", "blocks", "few", "fused", "mask_of", "plain"]
 
 BLOCK = 128  # queries at a time: as fast on a CPU as 64 and 256; all 2048 at once take up to three times as long
 
@@ -56,6 +56,11 @@ def blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[int, int, in
     for start in range(0, queries, BLOCK):
         stop = min(start + BLOCK, queries)
         yield start, stop, min(stop, keys) if causal else keys
+
+
+def mask_of(mask: Tensor | None, start: int, stop: int) -> Tensor | None:
+    """The mask of a block of queries: its own rows, if it has one for each query."""
+    return mask if mask is None or mask.dim() < 2 or mask.shape[-2] == 1 else mask[..., start:stop, :]
 
 
 def attention_tangent(
@@ -134,10 +139,8 @@ def _rows(
     q = q * scale
     moving, along = torch.cat([dq * scale, q], -1), torch.cat([k, dk], -1)  # dS is one product of the two
     for start, stop, seen in blocks(q.shape[-2], k.shape[-2], causal):
-        part = mask
-        if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:  # not one for all queries
-            part = mask[..., start:stop, :]
-        P = _weights(q[..., start:stop, :], k[..., :seen, :], part, causal, start)
+        shown = mask_of(mask, start, stop)
+        P = _weights(q[..., start:stop, :], k[..., :seen, :], shown, causal, start)
         dout = P @ dv[..., :seen, :]
         W = (moving[..., start:stop, :] @ along[..., :seen, :].mT).mul_(P)  # P ∘ dS
         W -= P * W.sum(-1, keepdim=True)  # what moves all scores of a query alike cancels here, before it is rounded

@@ -62,9 +62,7 @@ def _in_blocks(
     """A few queries at a time."""
     parts = []
     for start, stop, seen in backend.blocks(q.shape[-2], k.shape[-2], is_causal):
-        shown = mask
-        if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:  # not one for all queries
-            shown = mask[..., start:stop, :]
+        shown = backend.mask_of(mask, start, stop)
         if is_causal:
             shown = torch.ones(stop - start, seen, dtype=torch.bool, device=q.device).tril(start)
         parts.append(function(q[..., start:stop, :], k[..., :seen, :], v[..., :seen, :], shown, **options))

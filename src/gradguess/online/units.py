@@ -74,18 +74,14 @@ class Traces:
     def credit(self, kept: Kept, q: Tensor) -> Tensors:
         """`Σ_b q_b P_b` with what is kept of `P`."""
         return {
-            name: torch.einsum(
-                "brk,brkc->rc", q[:, slots.clamp_min(0)] * (slots >= 0), kept.rows[f"T/{name}"]
-            ).flatten()
+            name: torch.einsum("brk,brkc->rc", _at(slots, q), kept.rows[f"T/{name}"]).flatten()
             for name, slots in self.slots.items()
         }
 
     def through(self, kept: Kept, C: Tensor) -> Tensors:
         """`C_b P_b` with what is kept of `P`: C (batch, m, n), or (1, m, n) for all, -> (batch, m, size)."""
         return {
-            name: torch.einsum(
-                "bmrk,brkc->bmrc", C[:, :, slots.clamp_min(0)] * (slots >= 0), kept.rows[f"T/{name}"]
-            ).flatten(2)
+            name: torch.einsum("bmrk,brkc->bmrc", _at(slots, C), kept.rows[f"T/{name}"]).flatten(2)
             for name, slots in self.slots.items()
         }
 
@@ -111,6 +107,11 @@ class Traces:
             block = source[:, to[:, :, None], at[:, None, :]] * (there[:, :, None] & there[:, None, :])
             rows[f"T/{name}"] = block * T + new if slots.shape[1] == 1 else block @ T + new
         return Kept(rows, kept.shared)
+
+
+def _at(slots: Tensor, C: Tensor) -> Tensor:
+    """What C (..., n) has for the components in the slots, and zero for empty ones: (..., rows, slots)."""
+    return C[..., slots.clamp_min(0)] * (slots >= 0)
 
 
 def _pattern(transition: Transition, cut: bool) -> tuple[dict[str, Tensor], Tensor]:
