@@ -162,7 +162,9 @@ def gradients(model: nn.Module, options: dict[str, Any]) -> Step:
 
 def replayed(step: Step, warm: int = 3) -> Step:
     """A step as a CUDA graph, after some that run by themselves."""
-    count, given, recordings = itertools.count(), list[Tensor](), list[Recording[Tensor]]()
+    count = itertools.count()
+    given: list[Tensor] = []
+    recordings: list[Recording[Tensor]] = []
 
     def run(x: Tensor, y: Tensor) -> Tensor:
         if next(count) < warm:
