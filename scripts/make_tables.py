@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gradguess.experiments.compare.contenders import CONTENDERS
-from gradguess.experiments.compare.tables import Compared, compared, read_record
+from gradguess.experiments.compare.run import read_record
+from gradguess.experiments.compare.tables import Compared, compared
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.methods import method_label
 from gradguess.experiments.paper_numbers import SCALING, WIDTHS

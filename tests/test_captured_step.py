@@ -124,9 +124,10 @@ def test_a_search_that_is_replayed_draws_what_it_would_draw_by_itself(monkeypatc
     step.loss_fn = case.loss_fn
 
     class Called:
-        def __init__(self, function, *generators):
+        def __init__(self, function, *generators, beside):
             self.function = function
             assert generators == (forward.generator, forward.plan.sketching)
+            assert beside is next((one.recording for one in step.captured.values()), None)  # all share one memory
 
         def replay(self):
             with pytest.MonkeyPatch.context() as inside:
@@ -164,7 +165,7 @@ SOFTMAX = nn.Sequential(nn.Linear(6, 8), nn.Softmax(-1), nn.Linear(8, 4))
 def test_what_would_not_be_the_same_again_is_not_recorded(model, recorded, monkeypatch):
     """Nor is the first step, which finds the sites. The third one searches for a basis."""
 
-    def record(function, *generators):
+    def record(function, *generators, beside):
         raise Recorded
 
     step = captured(gg.ForwardGradient(model, gg.WPerp(k=3, refresh=2)), monkeypatch)

@@ -123,7 +123,9 @@ class CapturedStep:
     def _capture(self, inputs: Any, targets: Any) -> _Captured:
         inputs, targets = tree_map(_own, (inputs, targets))
         before = self.state
-        recording = Recording(lambda: self._step(inputs, targets), self.forward.generator, self.forward.sketching)
+        generators = (self.forward.generator, self.forward.sketching)
+        beside = next((captured.recording for captured in self.captured.values()), None)
+        recording = Recording(lambda: self._step(inputs, targets), *generators, beside=beside)
         self.state = self.forward.state = before  # recording computes nothing
         return _Captured(recording, inputs, targets)
 

@@ -53,6 +53,9 @@ class FakeGraph:
     def replay(self) -> None:
         self.log.append("replay")
 
+    def pool(self) -> object:
+        return self
+
     def __enter__(self) -> None:
         self.log.append("start")
 
@@ -61,13 +64,15 @@ class FakeGraph:
 
 
 def test_a_recording_registers_the_generator_and_runs_the_function_once(monkeypatch):
-    graph, calls, generator = FakeGraph(), [], torch.Generator()
+    graph, pools, calls, generator = FakeGraph(), [], [], torch.Generator()
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
-    monkeypatch.setattr(torch.cuda, "graph", lambda g: g)
+    monkeypatch.setattr(torch.cuda, "graph", lambda g, pool: pools.append(pool) or g)
     recorded = Recording(lambda: calls.append(1) or "result", generator)
     assert [recorded.replay(), recorded.replay()] == ["result", "result"]
     assert calls == [1]
     assert graph.log == [generator, "start", "end", "replay", "replay"]
+    Recording(lambda: None, beside=recorded)
+    assert pools == [None, graph]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -172,6 +172,17 @@ def test_another_seed_or_method_adds_its_runs_alone(tmp_path, untimed, trained):
     assert all("-s2-" in key for key in trained)
 
 
+def test_tasks_that_were_compared_before_stay(tmp_path, untimed, trained):
+    first = compare(SMALL, tmp_path)["tasks"]
+    other = dataclasses.replace(SMALL, tasks=["residual-mnist1d"], methods=["backprop"], grid=(1e-3,), seeds=1)
+    (mlp, residual) = compare(other, tmp_path)["tasks"]
+    assert [mlp] == first
+    assert residual["name"] == "residual-mnist1d"
+    (mlp, again) = compare(dataclasses.replace(SMALL, seeds=1), tmp_path)["tasks"]
+    assert again == residual
+    assert [len(row["test"]) for row in mlp["rows"]] == [1, 1]  # a task that is compared again is replaced
+
+
 def test_an_interrupted_comparison_goes_on(tmp_path, untimed, trained, monkeypatch):
     real = training.train
 
@@ -306,7 +317,7 @@ def row(method: str, test: list[float], **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def record() -> dict[str, Any]:
-    made = run._record(SMALL, {})
+    made = run._record(SMALL, {}, {})
     made["tasks"][0]["rows"] = [
         row("backprop", [0.6, 0.62], sends="all", ratio=1.0, memory_ratio=1.0, cosine=1.0),
         row("dfa", [0.5, 0.54], ratio=0.9, memory_ratio=0.8, cosine=0.2),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import gradguess as gg
 from gpu_networks import CASES, METHODS, batch, loss_fn, make
 
-STEPS = 18  # two refreshes and more
+STEPS = 30  # enough that each kind of step is replayed after another kind, in memory that both use
 
 
 def trained(network: str, method: Any, captured: bool, compile: bool = False) -> tuple[Tensor, gg.CapturedStep]:

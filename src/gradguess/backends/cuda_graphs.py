@@ -48,13 +48,18 @@ class Recording(Generic[T]):
     device, and must have run before (`on_side_stream`), so that libraries and optimisers have set themselves up. It may
     draw from the `generators`: every replay draws new numbers, the same as calls one by one would. It reads its inputs
     from tensors that the caller keeps and overwrites between replays.
+
+    It uses the memory of the recording `beside` it, if there is one: of the two, replayed one after the other in any
+    order, what one returns is valid until the other is replayed.
     """
 
-    def __init__(self, function: Callable[[], T], *generators: torch.Generator) -> None:
+    def __init__(
+        self, function: Callable[[], T], *generators: torch.Generator, beside: Recording[T] | None = None
+    ) -> None:
         self._graph = torch.cuda.CUDAGraph()
         for generator in generators:
             self._graph.register_generator_state(generator)
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, pool=None if beside is None else beside._graph.pool()):
             self._result = function()
 
     def replay(self) -> T:

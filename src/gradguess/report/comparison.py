@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gradguess.experiments.compare.tables import compared, read_record
+from gradguess.experiments.compare.run import read_record
+from gradguess.experiments.compare.tables import compared
 from gradguess.experiments.files import write_atomic
 from gradguess.experiments.tables.listing import environments_table
 from gradguess.report.html import Opening, lead, render_page

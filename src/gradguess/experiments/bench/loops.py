@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradguess as gg
+from gradguess.backends.cuda_graphs import Recording, on_side_stream
+from gradguess.captured_step import WARM_UP
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.loss import per_sample_loss
 from gradguess.experiments.methods import options_of
@@ -49,17 +51,9 @@ class Loop:
         if self.forward is not None:
             step = gg.CapturedStep(self.forward, self.optimiser, per_sample_loss)
             return lambda: self.within(lambda: step(self.x, self.y))
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self.step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        self.optimiser.zero_grad()
-        with torch.cuda.graph(graph):
-            self.step()
-        return graph.replay
+        for _ in range(WARM_UP):
+            on_side_stream(self.step)
+        return Recording(self.step).replay
 
     def step(self) -> Tensor:
         self.optimiser.zero_grad()

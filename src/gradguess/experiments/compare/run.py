@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gradguess.errors import GradguessError
 from gradguess.experiments import environment
 from gradguess.experiments.compare.contenders import CONTENDERS
 from gradguess.experiments.compare.measure import Say, cosine, costs
@@ -32,7 +33,10 @@ def compare(
     seconds: float = 3.0,
     say: Say = lambda words: None,
 ) -> Row:
-    """Make what is missing of the runs and the measurements, and write the record to `compare.json` in `out`."""
+    """Make what is missing of the runs and the measurements, and write the record to `compare.json` in `out`.
+
+    Other tasks that were compared there before stay in the record.
+    """
     runs = _Runs(out, lambda groups: reproduce(groups, out, jobs, on_progress, backend, address))
     tuning = {entry: plan.tuning(entry) for entry in plan.entries}
     say("choosing learning rates")
@@ -44,7 +48,7 @@ def compare(
     rows = {entry: _row(plan, out, entry, tuning[entry], reported.get(entry, []), runs) for entry in plan.entries}
     for task in dict.fromkeys(task for task, _ in plan.entries):
         _add_measures(plan, out, task, rows, seconds, say)
-    record = _record(plan, rows)
+    record = _record(plan, rows, _earlier(out / "compare.json"))
     write_json(out / "compare.json", record)
     return record
 
@@ -104,23 +108,34 @@ def _add_measures(plan: Comparison, out: Path, task: str, rows: dict[Entry, Row]
         row["cosine"] = cosine(first, TASKS[task].pieces, run_directory(out, first))
 
 
-def _record(plan: Comparison, rows: dict[Entry, Row]) -> Row:
-    tasks = dict.fromkeys(task for task, _ in plan.entries)
-    return {
-        "schema": SCHEMA,
-        "kind": "comparison",
-        "environment": environment.describe(plan.device),
-        "tasks": [
-            {
-                "name": task,
-                "title": TASKS[task].title,
-                "pieces": TASKS[task].pieces,
-                "grid": list(plan.rates(task)),
-                "quantity": quantity(task).removeprefix("test_"),
-                "short": plan.short(task),
-                "config": plan.task(task).as_dict(),
-                "rows": [row for (name, _), row in rows.items() if name == task],
-            }
-            for task in tasks
-        ],
+def read_record(path: Path) -> Row:
+    """The record that `compare` has written."""
+    record: Row = read_json(path, "comparison")
+    if record.get("kind") != "comparison" or record.get("schema") != SCHEMA:
+        raise GradguessError(f"{path}: expected a comparison of schema {SCHEMA}; write it with `gradguess compare`.")
+    return record
+
+
+def _earlier(path: Path) -> dict[str, Row]:
+    """The tasks of a record, if there is one."""
+    return {task["name"]: task for task in read_record(path)["tasks"]} if path.exists() else {}
+
+
+def _record(plan: Comparison, rows: dict[Entry, Row], earlier: dict[str, Row]) -> Row:
+    where = environment.describe(plan.device)
+    found = {
+        task: {
+            "name": task,
+            "title": TASKS[task].title,
+            "pieces": TASKS[task].pieces,
+            "grid": list(plan.rates(task)),
+            "quantity": quantity(task).removeprefix("test_"),
+            "short": plan.short(task),
+            "config": plan.task(task).as_dict(),
+            "environment": where,
+            "rows": [row for (name, _), row in rows.items() if name == task],
+        }
+        for task, _ in plan.entries
     }
+    both = earlier | found
+    return {"schema": SCHEMA, "kind": "comparison", "tasks": [both[name] for name in TASKS if name in both]}

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from gradguess.errors import GradguessError
-from gradguess.experiments.compare.run import SCHEMA
-from gradguess.experiments.files import read_json
 from gradguess.experiments.methods import method_label, style_name
 from gradguess.experiments.tables.averages import mean_cell
 from gradguess.experiments.tables.compare import Summary
@@ -32,14 +28,6 @@ class Compared:
     title: str
     table: Table
     figures: tuple[Figure, ...]
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """The record that `compare` has written."""
-    record: dict[str, Any] = read_json(path, "comparison")
-    if record.get("kind") != "comparison" or record.get("schema") != SCHEMA:
-        raise GradguessError(f"{path}: expected a comparison of schema {SCHEMA}; write it with `gradguess compare`.")
-    return record
 
 
 def compared(record: dict[str, Any]) -> list[Compared]:
@@ -68,7 +56,7 @@ def task_table(task: dict[str, Any]) -> Table:
         f"Width {config['width']}, depth {config['depth']}, {config['epochs']} epochs, batches of {config['batch']}. "
         f"{what}, mean ± standard deviation over seeds; the difference is to backpropagation's test result. {rates} "
         "Time and peak memory of a training step over backpropagation's, timed in turns in one process on "
-        f"{config['device']}. Cosine with the true gradient: of the parameters below the lowest cut of "
+        f"{task['environment']['device']}. Cosine with the true gradient: of the parameters below the lowest cut of "
         f"{task['pieces']} pieces, at the end of the first seed's run. Sent back: through how much of the network a "
         "signal travels from the loss."
     )
