@@ -80,7 +80,8 @@ def _line(entry: StreamConfig, rate: float | None, found: list[dict[str, Any]]) 
     if len(errors) < len(found):
         spread += f"; {len(found) - len(errors)} diverged"
     below = sum(error < SOLVED for error in errors)
-    parts = [entry.task, f"{entry.cell} {entry.width}", entry.device]
+    network = "23 linear units" if entry.task == "balancing" else f"{entry.cell} {entry.width}"
+    parts = [entry.task, network, entry.device]
     parts += [f"{entry.streams} streams"] if entry.streams != StreamConfig.streams else []
     parts += [f"stopped at {entry.stop}"] if entry.stop else []
     process = [point["process_mb"] for point in (found[0]["curve"][:1] + found[0]["curve"][-1:])]

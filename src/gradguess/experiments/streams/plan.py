@@ -113,6 +113,7 @@ def price() -> Group:
         for device in ("cpu", "cuda"):
             on = replace(base, device=device)
             entries += [*_wperp(on, k), replace(on, rule="snap"), replace(on, rule="rtrl")]
+    entries += [replace(entry, steps=100) for entry in characters().entries]
     return Group(entries, grid=(), seeds=1)
 
 
