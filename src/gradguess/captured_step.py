@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from gradguess.backends.cuda_graphs import Recording, on_side_stream, require
+from gradguess.backends.cuda_graphs import CannotRecord, Recording, on_side_stream, require
 from gradguess.errors import InputError
 from gradguess.estimate import ForwardGradient
+from gradguess.linalg import is_full
 from gradguess.methods.compiled import Compiler
 from gradguess.model.task import LossFn
 from gradguess.step.base import Kept, State
@@ -35,9 +36,10 @@ class CapturedStep:
     """A training step, `forward` and then `optimiser.step()`, replayed from a CUDA graph.
 
     The result is that of the same calls made one by one. The first steps of each kind and shape run by themselves.
-    So do steps that cannot be recorded: those of a guess that is not steady, those with `derivative="finite"`, and, of
-    a model with dropout or batch norm, those that refresh a basis, and all others unless `forward` has `compile=True`
-    or the method runs the model once.
+    So do steps that cannot be recorded: those of a guess that is not steady; searches for a basis that cannot start
+    from the one before (it is more than half of the space, or lacks directions); those with `derivative="finite"`; and,
+    of a model with dropout or batch norm, those that refresh a basis, and all others unless `forward` has
+    `compile=True` or the method runs the model once.
     Gradients are set to None before each step. To accumulate or clip gradients, call `forward` and the optimiser
     yourself. It does not look for NaN, since that would wait for the device.
 
@@ -62,6 +64,8 @@ class CapturedStep:
         self.forward, self.optimiser, self.loss_fn = forward, optimiser, loss_fn
         self.captured: dict[Hashable, _Captured] = {}
         self.seen: dict[Hashable, int] = {}
+        self.alone: set[Hashable] = set()  # what could not be recorded
+        self._lacking: dict[bool, bool] | None = None  # see `_lacks`; None where it must be looked up
         self.state = forward.state  # its tensors are those that the recordings read and write
 
     def __call__(self, inputs: Any, targets: Any) -> Tensor:
@@ -73,22 +77,42 @@ class CapturedStep:
         """
         if self.forward.state is not self.state:  # a state was loaded
             self._settle(self.forward.state)
+            self._lacking = None
         kind = self.forward.plan.method.kind(self.forward.steps)
-        if kind is None:
+        captured = None if kind is None else self._recorded(kind, inputs, targets)
+        if kind == "refresh":
+            self._lacking = None
+        if captured is None:
             return on_side_stream(lambda: self._step(inputs, targets))
-        key = (kind, _shapes(inputs), _shapes(targets))
-        self.seen[key] = self.seen.get(key, 0) + 1
-        if self.seen[key] <= WARM_UP or self._is_fragile(kind):
-            return on_side_stream(lambda: self._step(inputs, targets))
-        if key not in self.captured:
-            self.captured[key] = self._capture(inputs, targets)
-        captured = self.captured[key]
         if kind == "refresh":
             self._seed_search()
         tree_map(_copy, (captured.inputs, captured.targets), (inputs, targets))
         loss = captured.recording.replay()
         self._settle(State(self.state.kept, self.state.learned, self.state.count + 1))
         return loss
+
+    def _recorded(self, kind: str, inputs: Any, targets: Any) -> _Captured | None:
+        """The recording of this kind of step, made now if it is time; None if the step has to run by itself."""
+        key = (kind, _shapes(inputs), _shapes(targets))
+        self.seen[key] = self.seen.get(key, 0) + 1
+        if self.seen[key] <= WARM_UP or key in self.alone or self._is_fragile(kind) or self._lacks(kind == "refresh"):
+            return None
+        if key not in self.captured:
+            try:
+                self.captured[key] = self._capture(inputs, targets)
+            except CannotRecord:
+                self.alone.add(key)
+        return self.captured.get(key)
+
+    def _lacks(self, search: bool) -> bool:
+        """Does a basis lack directions? A recording takes each to be full, where a step by itself looks: a search at
+        all of them, other steps at those that span the whole space. They are looked at after each search.
+        """
+        if self._lacking is None:
+            found = [values["basis"] for values in self.state.kept.values() if "basis" in values]
+            lacking = [V for V in found if not is_full(V)]
+            self._lacking = {True: bool(lacking), False: any(len(V) == V.shape[1] for V in lacking)}
+        return self._lacking[search]
 
     def _is_fragile(self, kind: str) -> bool:
         """Must this step run by itself? Unknown kernels, for which finite differences are, cannot be recorded. Nor can
@@ -125,8 +149,10 @@ class CapturedStep:
         before = self.state
         generators = (self.forward.generator, self.forward.sketching)
         beside = next((captured.recording for captured in self.captured.values()), None)
-        recording = Recording(lambda: self._step(inputs, targets), *generators, beside=beside)
-        self.state = self.forward.state = before  # recording computes nothing
+        try:
+            recording = Recording(lambda: self._step(inputs, targets), *generators, beside=beside)
+        finally:
+            self.state = self.forward.state = before  # recording computes nothing
         return _Captured(recording, inputs, targets)
 
 

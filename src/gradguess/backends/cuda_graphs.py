@@ -18,11 +18,15 @@ from torch import Tensor
 
 from gradguess.errors import InputError
 
-__all__ = ["Recording", "graphed", "on_side_stream", "recording", "require"]
+__all__ = ["CannotRecord", "Recording", "graphed", "on_side_stream", "recording", "require"]
 
 T = TypeVar("T")
 
 KEPT = 16  # graphs of `graphed`, of all functions together; the one that was not used for longest goes
+
+
+class CannotRecord(Exception):
+    """A function under recording has come to something that must wait for the device: it has to run by itself."""
 
 
 def require(device: torch.device, what: str) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradguess.backends import largest_eigenvalue, orthonormal_columns, orthonormal_rows, positive, sure_eigh
-from gradguess.backends.cuda_graphs import recording
+from gradguess.backends.cuda_graphs import CannotRecord, recording
 from gradguess.linalg.ritz import Product, pad_columns, ritz_pairs
 
 __all__ = ["batched_top_subspace", "followed_basis", "is_full", "largest_singular", "top_right_singular_vectors"]
@@ -68,7 +68,7 @@ def followed_basis(A: Tensor, k: int, warm: Tensor | None) -> Tensor:
 
     They do not wait for the device, and only the span is found: there is no Rayleigh–Ritz step. An earlier basis that
     lacks directions, or is half as large as the matrix, is not followed: weak directions would be lost, and no time
-    gained. While a graph is recorded nothing can be looked up, and it is followed.
+    gained. Only a basis that is followed can be recorded; while a graph is recorded it lacks nothing.
 
     Args:
         A: (m, d).
@@ -78,9 +78,9 @@ def followed_basis(A: Tensor, k: int, warm: Tensor | None) -> Tensor:
     Returns:
         V: (d, k).
     """
-    if warm is None or warm.shape[1] != k:
-        return top_right_singular_vectors(A, k)
-    if not recording() and (2 * k > min(A.shape) or not is_full(warm)):
+    if warm is None or warm.shape[1] != k or 2 * k > min(A.shape) or not is_full(warm):
+        if recording():
+            raise CannotRecord
         return top_right_singular_vectors(A, k)
     for _ in range(WARM):
         warm = orthonormal_columns(A.t() @ (A @ warm))

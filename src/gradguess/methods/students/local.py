@@ -11,7 +11,6 @@ from gradguess.guesses.frames import Frame
 from gradguess.methods.base import Estimate, Method
 from gradguess.methods.guessed import spend
 from gradguess.methods.students.bank import Bank, Built, pull
-from gradguess.methods.students.default import default_student
 from gradguess.methods.students.student import Make
 from gradguess.methods.students.students import check_cut, check_students
 from gradguess.model.site import Site, at_least_float32
@@ -43,13 +42,13 @@ class LocalGuess(Method):
 
     make: Make | None = None
     lr: float = 1e-3
-    _built: Built = field(default_factory=dict, init=False, repr=False, compare=False)  # what `make` returned
+    _built: Built = field(default_factory=Built, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_students("LocalGuess", self.make, self.lr)
 
     def run(self, step: Step) -> tuple[Estimate, State]:
-        bank = Bank(step, self.make or default_student, self.lr, self._built)
+        bank = Bank(step, self.make, self.lr, self._built)
         for site in step.layout.sites:
             if not site.is_output:
                 check_cut("LocalGuess", site)

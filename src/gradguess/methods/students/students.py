@@ -11,7 +11,6 @@ from gradguess.errors import InputError
 from gradguess.guesses.activation import ActivationPerturbation
 from gradguess.methods.base import Draws, Estimate, Method
 from gradguess.methods.students.bank import Bank, Built, pull
-from gradguess.methods.students.default import default_student
 from gradguess.methods.students.rules import RULES, Known, carried
 from gradguess.methods.students.student import Make
 from gradguess.methods.students.walk import Walk
@@ -55,7 +54,7 @@ class Students(Method):
     form: Literal["direct", "chained"] = "direct"
     learn: Rule | tuple[Rule, ...] | None = None
     lr: float = 1e-3
-    _built: Built = field(default_factory=dict, init=False, repr=False, compare=False)  # what `make` returned
+    _built: Built = field(default_factory=Built, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_students("Students", self.make, self.lr)
@@ -86,7 +85,7 @@ class Students(Method):
 
     def run(self, step: Step) -> tuple[Estimate, State]:
         cuts = _cuts(step.layout)
-        bank = Bank(step, self.make or default_student, self.lr, self._built)
+        bank = Bank(step, self.make, self.lr, self._built)
         known, jvp = Known(), None
         if "tangents" in self.rules:
             known.carried, seen = carried(step, cuts)
