@@ -13,6 +13,7 @@ import gradguess as gg
 from asserts import assert_same
 from gradguess import captured_step
 from gradguess.backends import small_cholesky
+from gradguess.backends.cuda_graphs import CannotRecord
 from gradguess.captured_step import _write_into
 from gradguess.step import State
 from models import make
@@ -145,6 +146,68 @@ def test_a_search_that_is_replayed_draws_what_it_would_draw_by_itself(monkeypatc
         assert torch.equal(step(case.inputs, case.targets), expected)
         assert_same({**forward.kept}, {**plain.kept})
     assert {key[0] for key in step.captured} == {"refresh", "step"}
+
+
+def test_a_kind_that_cannot_be_recorded_runs_by_itself_and_is_tried_once(monkeypatch):
+    case, other = make("transformer"), make("transformer")
+    method = gg.WPerp(k=3, refresh=2)
+    forward, plain = gg.ForwardGradient(case.model, method), gg.ForwardGradient(other.model, method)
+    step, optimiser = captured(forward, monkeypatch), torch.optim.SGD(other.model.parameters(), lr=0.05)
+    step.loss_fn = case.loss_fn
+    tried = []
+
+    def record(function, *generators, beside):
+        tried.append(forward.steps)
+        step._settle(replace(step.state, count=step.state.count + 1))  # as a step does
+        raise CannotRecord
+
+    monkeypatch.setattr(captured_step, "WARM_UP", 1)
+    monkeypatch.setattr(captured_step, "Recording", record)
+    for count in range(1, 9):
+        optimiser.zero_grad()
+        expected = plain(*other.args)
+        optimiser.step()
+        assert torch.equal(step(case.inputs, case.targets), expected)
+        assert forward.steps == count
+    assert tried == [2, 3]  # a search and a step
+    assert not step.captured
+
+
+@pytest.mark.parametrize(
+    ("columns", "lacks", "alone"),
+    [(3, False, set()), (3, True, {"refresh"}), (8, False, set()), (8, True, {"refresh", "step"})],
+)
+def test_what_a_basis_lacks_is_not_recorded_over(columns, lacks, alone, monkeypatch):
+    """A recording takes a basis to be full: a search starts from it, and one of the whole space leaves but the gate."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 9))
+    step = captured(gg.ForwardGradient(model, gg.WPerp(k=columns, refresh=2)), monkeypatch)
+    data = torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0])
+    monkeypatch.setattr(captured_step, "WARM_UP", 1)
+    for _ in range(2):
+        step(*data)
+    basis = step.state.kept["0"]["basis"].copy_(torch.eye(8)[:, :columns])
+    basis[:, -1] *= not lacks
+    step._lacking = None  # as after a search
+    for kind in ("refresh", "step"):
+        recorded: list[str] = []
+        monkeypatch.setattr(step, "_capture", lambda *_, kind=kind, recorded=recorded: recorded.append(kind))
+        step._recorded(kind, *data)
+        assert bool(recorded) == (kind not in alone)
+
+
+def test_a_basis_is_looked_at_after_each_search_and_each_load(monkeypatch):
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 9))
+    step = captured(gg.ForwardGradient(model, gg.WPerp(k=3, refresh=3)), monkeypatch)
+    monkeypatch.setattr(captured_step, "WARM_UP", 0)
+    monkeypatch.setattr(step, "_capture", lambda *_: None)
+    looked = []
+    monkeypatch.setattr(captured_step, "is_full", lambda V: looked.append(step.forward.steps) or True)
+    data = torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0])
+    for count in range(8):
+        if count == 6:
+            step.forward.load_state_dict(step.forward.state_dict())
+        step(*data)
+    assert looked == [1, 4, 6, 7]
 
 
 class Recorded(Exception):

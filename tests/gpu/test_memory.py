@@ -15,7 +15,7 @@ WIDTH, ROWS = 256, 2048
 
 
 def peak(depth: int, method: Any, **options: Any) -> float:
-    """Activation memory of the third step, in megabytes, without gradients."""
+    """Activation memory of the third step, in megabytes, without the gradients of the model and of students."""
     layers = [module for _ in range(depth) for module in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     model = nn.Sequential(*layers, nn.Linear(WIDTH, 10)).cuda()
     x, t = torch.randn(ROWS, WIDTH, device="cuda"), torch.randint(0, 10, (ROWS,), device="cuda")
@@ -26,7 +26,8 @@ def peak(depth: int, method: Any, **options: Any) -> float:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     forward(loss_fn, x, t)
-    gradients = sum(p.numel() * p.element_size() for p in model.parameters())  # of this step, before they are added
+    learned = [entry["weights"] for entry in forward.learned.values() if "weights" in entry]
+    gradients = sum(p.numel() * p.element_size() for p in (*model.parameters(), *learned))  # before they are added
     return (torch.cuda.max_memory_allocated() - before - gradients) / 2**20
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradguess.backends.cuda_graphs import CannotRecord
 from gradguess.linalg import (
     batched_top_subspace,
     followed_basis,
@@ -198,6 +199,17 @@ def test_a_basis_that_cannot_be_followed_is_found_anew(k: int) -> None:
     warm = torch.linalg.qr(torch.randn(40, k, generator=generator, dtype=F64))[0]
     warm[:, -1] *= k > 4
     torch.testing.assert_close(projector(followed_basis(A, k, warm)), top_projector(A, k))
+
+
+@pytest.mark.parametrize(("k", "warm"), [(21, 21), (4, 3), (4, 0)], ids=["half as large", "of another size", "none"])
+def test_what_is_not_followed_cannot_be_recorded(k: int, warm: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    A = torch.randn(60, 40, generator=torch.Generator().manual_seed(4), dtype=F64)
+    monkeypatch.setattr(subspaces, "recording", lambda: True)
+    with pytest.raises(CannotRecord):
+        followed_basis(A, k, A[:warm].t() if warm else None)
+    found = followed_basis(A, 4, A[:4].t())  # this one can
+    monkeypatch.setattr(subspaces, "recording", lambda: False)
+    assert torch.equal(found, followed_basis(A, 4, A[:4].t()))
 
 
 @pytest.mark.parametrize("warm", [None, torch.zeros(40, 3, dtype=F64)], ids=["none", "of another size"])
