@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="a directory; without it rows are printed alone")
     parser.add_argument("--only", choices=tuple(PIECES), help="one network")
+    parser.add_argument("--methods", nargs="*", help="these methods, not compiled; all, compiled and not")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--small", action="store_true", help="narrow networks and batches of four, to try the script")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # a way, as JSON: measured in this process
@@ -103,7 +104,8 @@ def main() -> None:
     path = options.out / "steps.json" if options.out else None
     rows: list[dict[str, Any]] = read_json(path, "record of steps")["rows"] if path and path.exists() else []
     for way in [way for task in ((options.only,) if options.only else PIECES) for way in ways(task)]:
-        if any(way.items() <= row.items() for row in rows):
+        left_out = options.methods and (way["compiled"] or way["method"] not in options.methods)
+        if left_out or any(way.items() <= row.items() for row in rows):
             continue
         words = [sys.executable, __file__, "--device", options.device, "--steps", str(options.steps)]
         words += [*(("--small",) if options.small else ()), "--one", json.dumps(way)]
@@ -114,6 +116,7 @@ def main() -> None:
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         print(rows[-1], flush=True)
         if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
             record = {"schema": 1, "kind": "steps", "environment": environment.describe(options.device), "rows": rows}
             write_json(path, record)
 
