@@ -58,12 +58,17 @@ def measure(way: dict[str, Any], device: str, steps: int, small: bool) -> dict[s
     x = torch.randn(config.batch, 3, 32, 32, generator=generator).to(device)
     t = torch.randint(10, (config.batch,), generator=generator).to(device)
     step = _step(config, Dataset(x, t, x, t, 10, "image"))
-    with autocast(config):
-        losses = [float(step(x, t)) for _ in range(WARM_UP)]
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()  # what tracing needs once is not what a step needs
-        losses += [float(step(x, t)) for _ in range(WARM)]
-        spent = seconds(lambda: [step(x, t) for _ in range(steps)], torch.device(device))
+
+    def advance() -> torch.Tensor:
+        with autocast(config):  # around one step alone: it keeps the weights that it has cast until it ends
+            loss: torch.Tensor = step(x, t)
+        return loss
+
+    losses = [float(advance()) for _ in range(WARM_UP)]
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # what tracing needs once is not what a step needs
+    losses += [float(advance()) for _ in range(WARM)]
+    spent = seconds(lambda: [advance() for _ in range(steps)], torch.device(device))
     row = {**way, "step_ms": 1e3 * spent / steps, "losses": losses}
     if device == "cuda":
         row["captured"] = bool(getattr(step, "captured", ()))
