@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import gradguess as gg
+from gradguess.layers.tangents import own_kernels
+from gradguess.methods.students.bank import Student
 from gradguess.methods.students.default import default_student
+from gradguess.methods.students.rules import RULES, Known
+from gradguess.passes.forward_mode import formula_kernels
 from pieces import (
     CLASSES,
     METHODS,
@@ -73,6 +78,47 @@ def test_students_with_attention_learn_from_tangents_and_from_the_chain():
     x = torch.randint(9, (4, 7))
     method = gg.Students(learn=("tangents", "chain"))
     descends(Tokens(), method, tokens_loss, x, x.roll(-1, 1))
+
+
+KINDS = {
+    "tokens": (Tokens, tokens_loss, lambda: (torch.randint(9, (4, 7)),) * 2),
+    "vectors": (model_of, cross_entropy, batch_of),
+    "maps": (images_model, cross_entropy, images),
+}
+
+
+@pytest.mark.parametrize("rule", ["loss", "outputs", "chain", "tangents"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_default_student_follows_the_slope_of_its_rule(kind, rule, monkeypatch):
+    """Against finite differences, through layer norm, batch norm and attention; what it is compared with is fixed."""
+    torch.manual_seed(0)
+    make, loss_fn, batch = KINDS[kind]
+    model, (x, t), seen = make().double(), batch(), []
+    real = RULES[rule]
+
+    def value(student: Student, known: Known, weights: Tensor) -> Tensor:
+        other = copy.copy(student)
+        vars(other).pop("losses", None)
+        other.weights = weights.detach().requires_grad_()
+        other.s = student.s.detach().requires_grad_()
+        with own_kernels(), formula_kernels(student.blueprint.module), torch.enable_grad():
+            other.p = other(other.s)
+            (other.h,) = torch.autograd.grad(other.losses, other.s, torch.ones_like(other.losses), create_graph=True)
+            return real(other, known).detach()
+
+    def watched(student: Student, known: Known) -> Tensor:
+        total, w = real(student, known), student.weights
+        (found,) = torch.autograd.grad(total, w, retain_graph=True)
+        way = torch.randn(len(w), generator=torch.Generator().manual_seed(3), dtype=w.dtype) / len(w) ** 0.5
+        slope = (value(student, known, w + 1e-5 * way) - value(student, known, w - 1e-5 * way)) / 2e-5
+        torch.testing.assert_close(found @ way, slope, rtol=1e-4, atol=1e-7)
+        seen.append(student.site.name)
+        return total
+
+    monkeypatch.setitem(RULES, rule, watched)
+    learn = (rule,) if rule != "loss" else ("loss", "outputs")  # alone it is the signal itself
+    gg.ForwardGradient(model, gg.Students(learn=learn), sites=3)(loss_fn, x, t)
+    assert len(seen) == 2
 
 
 def test_a_transformer_with_one_output_for_each_sequence_learns():

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradguess.guesses.activation import ActivationPerturbation
-from gradguess.methods.students.bank import Student
+from gradguess.layers.tangents import own_kernels
+from gradguess.methods.students.bank import Student, pull
 from gradguess.model.site import Site, at_least_float32
 from gradguess.passes.forward_mode import formula_kernels, quiet_jvp
 from gradguess.step.base import Step
@@ -55,11 +56,21 @@ def _chain(student: Student, known: Known) -> Tensor:
 
 
 def _tangents(student: Student, known: Known) -> Tensor:
+    """With the residual `r` held fast, the gradient of the error is that of `rᵀ J_S y = ⟨y, J_Sᵀ r⟩`.
+
+    PyTorch would take the mean and the spread for constants in a gradient of a layer norm's tangent; a gradient of its
+    gradient is right.
+    """
     found = []
-    with formula_kernels(student.blueprint.module):
-        for y, u in known.carried[student.site.name]:
+    for y, u in known.carried[student.site.name]:
+        with torch.no_grad(), own_kernels(), formula_kernels(student.blueprint.module):
             along: Any = quiet_jvp(student, (student.s.detach(),), (y,))
-            found.append(_relative(student, along[1], u))
+        free = along[1].detach().requires_grad_()
+        error = _relative(student, free, u)
+        (r,) = pull(error, [free])
+        (h,) = pull(student.p, [student.s], r, create_graph=True)
+        product = (at_least_float32(h) * at_least_float32(y)).sum()
+        found.append(error.detach() + product - product.detach())
     return torch.stack(found).mean()
 
 

@@ -88,7 +88,7 @@ class Walk:
 
     def _signal(self, cut: Cut) -> Tensor:
         """`h` of the student of a cut, which learns at once unless it waits for the piece above."""
-        student = self.bank.student(cut.site, cut.s, twice="chain" in self.learn)
+        student = self.bank.student(cut.site, cut.s, twice=not {"chain", "tangents"}.isdisjoint(self.learn))
         own = self.known.error is None and self.learn == ("loss",)  # the signal is what the student learns from
         end = student.losses if self.known.error is None else student.p
         leaves = [student.s, student.weights] if own else [student.s]
