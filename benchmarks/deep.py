@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="a directory; without it rows are printed alone")
     parser.add_argument("--only", choices=tuple(PIECES), help="one network")
-    parser.add_argument("--methods", nargs="*", help="these methods, not compiled; all, compiled and not")
+    parser.add_argument("--methods", nargs="*", choices=("backprop", *IN_PIECES), help="some, none of them compiled")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--small", action="store_true", help="narrow networks and batches of four, to try the script")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # a way, as JSON: measured in this process

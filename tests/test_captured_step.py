@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -195,19 +196,21 @@ def test_what_a_basis_lacks_is_not_recorded_over(columns, lacks, alone, monkeypa
         assert bool(recorded) == (kind not in alone)
 
 
-def test_a_basis_is_looked_at_after_each_search_and_each_load(monkeypatch):
+def test_a_basis_is_looked_at_where_it_may_have_changed(monkeypatch):
+    """After a search, a load, and a step that ran by itself: that may have found new sites."""
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 9))
-    step = captured(gg.ForwardGradient(model, gg.WPerp(k=3, refresh=3)), monkeypatch)
-    monkeypatch.setattr(captured_step, "WARM_UP", 0)
-    monkeypatch.setattr(step, "_capture", lambda *_: None)
+    step = captured(gg.ForwardGradient(model, gg.WPerp(k=3, refresh=4)), monkeypatch)
+    monkeypatch.setattr(captured_step, "WARM_UP", 1)
+    recording = SimpleNamespace(replay=lambda: torch.zeros(()))
+    monkeypatch.setattr(step, "_capture", lambda x, t: captured_step._Captured(recording, x.clone(), t.clone()))
     looked = []
     monkeypatch.setattr(captured_step, "is_full", lambda V: looked.append(step.forward.steps) or True)
     data = torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0])
-    for count in range(8):
-        if count == 6:
+    for count in range(11):
+        if count == 7:
             step.forward.load_state_dict(step.forward.state_dict())
         step(*data)
-    assert looked == [1, 4, 6, 7]
+    assert looked == [2, 5, 7, 9]  # steps 0, 1 and 4 run by themselves, 8 searches
 
 
 class Recorded(Exception):

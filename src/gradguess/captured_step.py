@@ -37,11 +37,12 @@ class CapturedStep:
 
     The result is that of the same calls made one by one. The first steps of each kind and shape run by themselves.
     So do steps that cannot be recorded: those of a guess that is not steady; searches for a basis that cannot start
-    from the one before (it is more than half of the space, or lacks directions); those with `derivative="finite"`; and,
-    of a model with dropout or batch norm, those that refresh a basis, and all others unless `forward` has
-    `compile=True` or the method runs the model once.
-    Gradients are set to None before each step. To accumulate or clip gradients, call `forward` and the optimiser
-    yourself. It does not look for NaN, since that would wait for the device.
+    from the one before (it has more than half as many directions as there can be, or lacks some); those with
+    `derivative="finite"`; and, of a model with dropout or batch norm, those that refresh a basis, and all others unless
+    `forward` has `compile=True` or the method runs the model once.
+    Gradients are set to None before each step, and what `.grad` holds after it is not for reading: recordings share
+    their memory. To accumulate or clip gradients, call `forward` and the optimiser yourself. It does not look for NaN,
+    since that would wait for the device.
 
     Args:
         forward: a `ForwardGradient` of a model on CUDA, with `memory="store"`, one process and no `chunk`.
@@ -80,7 +81,7 @@ class CapturedStep:
             self._lacking = None
         kind = self.forward.plan.method.kind(self.forward.steps)
         captured = None if kind is None else self._recorded(kind, inputs, targets)
-        if kind == "refresh":
+        if kind == "refresh" or captured is None:
             self._lacking = None
         if captured is None:
             return on_side_stream(lambda: self._step(inputs, targets))
@@ -106,7 +107,7 @@ class CapturedStep:
 
     def _lacks(self, search: bool) -> bool:
         """Does a basis lack directions? A recording takes each to be full, where a step by itself looks: a search at
-        all of them, other steps at those that span the whole space. They are looked at after each search.
+        all of them, other steps at those that span the whole space. They are looked at when they may have changed.
         """
         if self._lacking is None:
             found = [values["basis"] for values in self.state.kept.values() if "basis" in values]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradguess.backends import Recording, cuda_graphs, on_side_stream, recording, require
+from gradguess.backends.cuda_graphs import CannotRecord
 from gradguess.errors import InputError
 
 
@@ -73,6 +74,31 @@ def test_a_recording_registers_the_generator_and_runs_the_function_once(monkeypa
     assert graph.log == [generator, "start", "end", "replay", "replay"]
     Recording(lambda: None, beside=recorded)
     assert pools == [None, graph]
+
+
+def test_a_recording_casts_weights_by_itself_and_leaves_no_casts_behind(monkeypatch):
+    """Autocast keeps what it has cast; while a recording is made nothing is computed."""
+    graph, weight, x = FakeGraph(), torch.nn.Parameter(torch.ones(2, 2)), torch.ones(1, 2)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda g, pool: g)
+    seen = []
+
+    def step() -> None:
+        seen.append(torch.nn.functional.linear(x, weight).detach()[0, 0].item())
+        weight.data += 1
+
+    def failing() -> None:
+        step()
+        raise CannotRecord
+
+    with torch.autocast("cpu", torch.bfloat16):
+        step()
+        step()
+        Recording(step)
+        with pytest.raises(CannotRecord):
+            Recording(failing)
+        step()
+    assert seen == [2, 2, 6, 8, 10]  # the second step is PyTorch's own: one cast for all that is done under autocast
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

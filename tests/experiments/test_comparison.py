@@ -183,6 +183,13 @@ def test_tasks_that_were_compared_before_stay(tmp_path, untimed, trained):
     assert [len(row["test"]) for row in mlp["rows"]] == [1, 1]  # a task that is compared again is replaced
 
 
+def test_what_is_no_comparison_is_refused_before_all_the_work(tmp_path, untimed, trained):
+    write_json(tmp_path / "compare.json", {"kind": "comparison", "schema": 1})
+    with pytest.raises(GradguessError, match="in another directory"):
+        compare(SMALL, tmp_path)
+    assert not trained
+
+
 def test_an_interrupted_comparison_goes_on(tmp_path, untimed, trained, monkeypatch):
     real = training.train
 
@@ -347,7 +354,7 @@ def test_the_table(record):
     assert one.table.rows[2][9].note == "1 diverged"
     assert shown[3][1:9] == ["–", "–", "–", "–", "–", "–", "–", "nothing"]
     assert one.table.rows[3][0].note == "PredSim needs classes"
-    assert "Width 8, depth 3, 4 epochs, batches of 128" in one.table.caption
+    assert "Width 8, depth 3, 4 epochs, 200 samples, batches of 128" in one.table.caption
     assert "out of 0.001, 0.01, chosen by the test set after 1 epochs with another seed" in one.table.caption
 
 
@@ -386,7 +393,7 @@ def test_the_command_report_makes_the_page_again(record, tmp_path):
 
 def test_a_file_that_is_no_comparison_is_refused(tmp_path):
     write_json(tmp_path / "compare.json", {"kind": "time"})
-    with pytest.raises(GradguessError, match="expected a comparison of schema 1"):
+    with pytest.raises(GradguessError, match="expected a comparison of schema 2"):
         write_comparison(tmp_path)
 
 

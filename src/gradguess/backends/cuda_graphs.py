@@ -63,8 +63,12 @@ class Recording(Generic[T]):
         self._graph = torch.cuda.CUDAGraph()
         for generator in generators:
             self._graph.register_generator_state(generator)
-        with torch.cuda.graph(self._graph, pool=None if beside is None else beside._graph.pool()):
-            self._result = function()
+        torch.clear_autocast_cache()  # what was cast before would be a constant of the graph
+        try:
+            with torch.cuda.graph(self._graph, pool=None if beside is None else beside._graph.pool()):
+                self._result = function()
+        finally:
+            torch.clear_autocast_cache()  # and what is cast now has not been computed
 
     def replay(self) -> T:
         """Run it again; returns what the function returned, with new values in the same tensors."""

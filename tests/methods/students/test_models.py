@@ -188,44 +188,35 @@ def test_default_students_cost_what_the_page_says():
         assert cost(default_student(shape, (10,)), *shape) / resnet18 == pytest.approx(share, abs=0.006)
 
 
+def size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
 @pytest.mark.parametrize("shape", [(32, 14, 14), (64, 7, 7), (128, 4, 4), (3, 70, 40)])
 @pytest.mark.parametrize("part", [2.0, 0.5, 0.1, 1e-6])
-def test_a_student_of_maps_costs_a_quarter_of_a_small_model_at_most(shape, part):
-    def convolutions(student: nn.Module) -> tuple[float, int]:
-        """Their multiplications for one sample, and their channels."""
-        width = student[-1].in_features // 4
-        return cost(student, *shape) / 4 - 40 * width, width
-
-    largest, widest = convolutions(default_student(shape, (10,)))
-    taken, width = convolutions(default_student(shape, (10,), model=part * largest / 0.25))
-    assert taken <= part * largest or width <= 8
-    assert width == widest or 4 * taken > part * largest  # no narrower than it must be: twice as wide costs 4 times
+def test_a_student_of_maps_has_a_quarter_of_the_models_parameters_at_most(shape, part):
+    largest = default_student(shape, (10,))
+    small = default_student(shape, (10,), model=4 * part * size(largest))
+    width, widest = (student[-1].in_features // 4 for student in (small, largest))
+    assert size(small) <= part * size(largest) or width == 8
+    assert width == widest or 4 * size(small) > part * size(largest)  # twice as wide has at most 4 times as many
 
 
-def test_students_know_what_the_model_costs():
+def test_students_know_how_large_the_model_is():
     """They are those of this model, whatever other models the same method has met before."""
     torch.manual_seed(0)
-    method = gg.Students()
-    small, large = (
-        nn.Sequential(
-            nn.Conv2d(1, width, 3), nn.ReLU(), nn.Conv2d(width, width, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)
-        )
-        for width in (8, 16)
-    )
-    x, t = torch.randn(2, 1, 10, 10), torch.tensor([0, 1])
-    sizes = []
-    for model in (large, small):
-        model(x)
+    method, (x, t), sizes = gg.Students(), images(), []
+    for width in (16, 8):
+        head = nn.Linear(width, CLASSES)
+        layers = nn.Conv2d(x.shape[1], width, 3), nn.ReLU(), nn.Conv2d(width, width, 3), nn.AdaptiveAvgPool2d(1)
+        model = nn.Sequential(*layers, nn.Flatten(), head).double()
         for own in (method, gg.Students()):
             forward = gg.ForwardGradient(model, own, sites=2)
-            forward(nn.CrossEntropyLoss(reduction="none"), x, t)
+            forward(cross_entropy, x, t)
             sizes.append(sum(len(entry["weights"]) for entry in forward.learned.values()))
         (shape,) = {site.shape for site in forward.layout.sites if site.name in forward.learned}
-        most = cost(model, 1, 10, 10) / 4
-        assert sizes[-1] == sum(p.numel() for p in default_student(shape, (3,), model=most).parameters())
-        assert sizes[-1] < sum(p.numel() for p in default_student(shape, (3,)).parameters())
-    assert sizes[0] == sizes[1]
-    assert sizes[2] == sizes[3]
+        assert sizes[-2:] == [size(default_student(shape, (CLASSES,), model=size(model)))] * 2
+        assert sizes[-1] < size(default_student(shape, (CLASSES,)))
 
 
 def test_under_autocast_the_weights_stay_float32():

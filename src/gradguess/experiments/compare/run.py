@@ -18,7 +18,7 @@ from gradguess.experiments.progress import Progress
 from gradguess.experiments.reproduce import reproduce
 from gradguess.experiments.run_many import Backend, is_finished, run_directory
 
-SCHEMA = 1
+SCHEMA = 2
 DIVERGED = "is NaN or infinite"  # a run that says so says so again
 Row = dict[str, Any]
 
@@ -37,6 +37,7 @@ def compare(
 
     Other tasks that were compared there before stay in the record.
     """
+    earlier = _earlier(out / "compare.json")  # before all the work: it may be no comparison
     runs = _Runs(out, lambda groups: reproduce(groups, out, jobs, on_progress, backend, address))
     tuning = {entry: plan.tuning(entry) for entry in plan.entries}
     say("choosing learning rates")
@@ -48,7 +49,7 @@ def compare(
     rows = {entry: _row(plan, out, entry, tuning[entry], reported.get(entry, []), runs) for entry in plan.entries}
     for task in dict.fromkeys(task for task, _ in plan.entries):
         _add_measures(plan, out, task, rows, seconds, say)
-    record = _record(plan, rows, _earlier(out / "compare.json"))
+    record = _record(plan, rows, earlier)
     write_json(out / "compare.json", record)
     return record
 
@@ -112,7 +113,9 @@ def read_record(path: Path) -> Row:
     """The record that `compare` has written."""
     record: Row = read_json(path, "comparison")
     if record.get("kind") != "comparison" or record.get("schema") != SCHEMA:
-        raise GradguessError(f"{path}: expected a comparison of schema {SCHEMA}; write it with `gradguess compare`.")
+        raise GradguessError(
+            f"{path}: expected a comparison of schema {SCHEMA}. Make one by `gradguess compare` in another directory."
+        )
     return record
 
 
@@ -138,4 +141,5 @@ def _record(plan: Comparison, rows: dict[Entry, Row], earlier: dict[str, Row]) -
         for task, _ in plan.entries
     }
     both = earlier | found
-    return {"schema": SCHEMA, "kind": "comparison", "tasks": [both[name] for name in TASKS if name in both]}
+    order = [*(name for name in TASKS if name in both), *(name for name in both if name not in TASKS)]
+    return {"schema": SCHEMA, "kind": "comparison", "tasks": [both[name] for name in order]}

@@ -52,8 +52,10 @@ def task_table(task: dict[str, Any]) -> Table:
     tried = ", ".join(f"{rate:g}" for rate in task["grid"])
     chosen = f"chosen by the test set after {task['short']} epochs with another seed, for all methods alike"
     rates = f"Learning rates out of {tried}, {chosen}." if len(task["grid"]) > 1 else f"Learning rate {tried}."
+    part = f", {config['samples']} samples" if config["samples"] else ""
     caption = (
-        f"Width {config['width']}, depth {config['depth']}, {config['epochs']} epochs, batches of {config['batch']}. "
+        f"Width {config['width']}, depth {config['depth']}, {config['epochs']} epochs{part}, batches of "
+        f"{config['batch']}. "
         f"{what}, mean ± standard deviation over seeds; the difference is to backpropagation's test result. {rates} "
         "Time and peak memory of a training step over backpropagation's, timed in turns in one process on "
         f"{task['environment']['device']}. Cosine with the true gradient: of the parameters below the lowest cut of "

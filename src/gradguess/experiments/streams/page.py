@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gradguess.experiments.streams.balancing import UNITS
 from gradguess.experiments.streams.config import StreamConfig
 from gradguess.experiments.streams.plan import Group
 from gradguess.experiments.streams.sweep import best_rate, results
@@ -80,7 +81,7 @@ def _line(entry: StreamConfig, rate: float | None, found: list[dict[str, Any]]) 
     if len(errors) < len(found):
         spread += f"; {len(found) - len(errors)} diverged"
     below = sum(error < SOLVED for error in errors)
-    network = "23 linear units" if entry.task == "balancing" else f"{entry.cell} {entry.width}"
+    network = f"{UNITS} linear units" if entry.task == "balancing" else f"{entry.cell} {entry.width}"
     parts = [entry.task, network, entry.device]
     parts += [f"{entry.streams} streams"] if entry.streams != StreamConfig.streams else []
     parts += [f"stopped at {entry.stop}"] if entry.stop else []

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor
 
 from gradguess.backends.tracing import traced_autograd
 from gradguess.errors import InputError
@@ -23,13 +19,7 @@ from gradguess.model.site import Site, at_least_float32
 from gradguess.passes.forward_mode import formula_kernels
 from gradguess.step.base import Kept, Step
 
-
-@dataclass
-class Built:
-    """What one method has made so far: students, by all that they depend on; and what models cost, once counted."""
-
-    blueprints: dict[Any, Blueprint] = field(default_factory=dict)
-    costs: WeakKeyDictionary[nn.Module, float] = field(default_factory=WeakKeyDictionary)
+Built = dict[Any, Blueprint]  # what one `make` returned, by all that it depends on
 
 
 class Bank:
@@ -41,9 +31,9 @@ class Bank:
     """
 
     def __init__(self, step: Step, make: Make | None, lr: float, built: Built) -> None:
-        self.step, self.lr, self.blueprints = step, lr, built.blueprints
-        self.cost = _cost(step, built) if make is None else math.inf
-        self.make = partial(default_student, model=self.cost) if make is None else make
+        self.step, self.lr, self.built = step, lr, built
+        self.size = sum(p.numel() for p in step.layout.members.parameters.values())
+        self.make = partial(default_student, model=self.size) if make is None else make
         self.entries = {site: dict(entries) for site, entries in step.state.learned.items()}
         self.outputs = Outputs(step.layout)
 
@@ -51,10 +41,10 @@ class Bank:
         """The student of a cut, called with its output `s`. With `twice` its gradients have a graph as well."""
         like = at_least_float32(s.detach().new_empty(0))
         kind = site.shape, self.outputs.shape
-        key = kind, like.dtype, like.device, self.cost
-        if key not in self.blueprints:
-            self.blueprints[key], _ = build(self.make, *kind, 0, like)
-        blueprint, entries = self.blueprints[key], self.entries.setdefault(site.name, {})
+        key = kind, self.size, like.dtype, like.device
+        if key not in self.built:
+            self.built[key], _ = build(self.make, *kind, 0, like)
+        blueprint, entries = self.built[key], self.entries.setdefault(site.name, {})
         if "weights" not in entries or len(entries["weights"]) != blueprint.size:
             seed = (self.step.noise.generator.initial_seed() + self.step.layout.sites.index(site)) % 2**63
             _, weights = build(self.make, *kind, seed, like)
@@ -80,18 +70,6 @@ class Bank:
                 found = adam(*old, entries["count"], grad, self.lr)
                 entries |= zip(("weights", "mean", "square"), found, strict=True)
         return self.entries
-
-
-def _cost(step: Step, built: Built) -> float:
-    """Multiplications of the model for one sample; infinite if it does none that PyTorch counts. It is run once more
-    for that, when it is met first.
-    """
-    model = step.task.model
-    if model not in built.costs:
-        with FlopCounterMode(display=False) as counter:
-            step.passes.aside().plain(lambda site, x, s: None)
-        built.costs[model] = counter.get_total_flops() / 2 / step.task.batch or math.inf
-    return built.costs[model]
 
 
 class Student:

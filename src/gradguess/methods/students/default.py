@@ -5,8 +5,8 @@
     maps (C, H, W)       three convolutions of min(4 C, 256) channels, the first two strided while a side exceeds 4
 
 A student of tokens costs what one block of the model's own width does. One of maps has half as many channels, and half
-again, until it costs at most a quarter of the model. On ResNet-18's cuts that is never needed: it costs between 5 % (at
-4 × 4 pixels) and 20 % (at 32 × 32) of the network.
+again, but at least 8, until it has at most a quarter as many parameters as the model. On ResNet-18's cuts that is never
+needed: there it costs between 5 % (at 4 × 4 pixels) and 20 % (at 32 × 32) of the network.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from gradguess.errors import InputError
 
 WIDEST, LARGEST, SMALLEST, HEAD = 256, 32, 4, 32  # channels; sides of maps; features of an attention head
-NARROWEST, PART = 8, 1 / 4  # channels; of the model's cost, for a student of maps
+NARROWEST, PART = 8, 1 / 4  # channels; of the model's parameters, for a student of maps
 
 
 def default_student(shape: tuple[int, ...], outputs: tuple[int, ...], model: float = math.inf) -> nn.Module:
     """A student for a cut of this shape and outputs of that shape, both of one sample.
 
     Args:
-        model: multiplications of the model for one sample.
+        model: the number of parameters of the model.
 
     >>> sum(p.numel() for p in default_student((64, 32, 32), (10,)).parameters())
     1338890
@@ -100,36 +100,26 @@ def _of_tokens(shape: tuple[int, ...], outputs: tuple[int, ...]) -> nn.Module:
 
 
 def _of_maps(shape: tuple[int, ...], outputs: tuple[int, ...], most: float) -> nn.Module:
+    """With at most so many parameters, if it need not be narrower than the narrowest for that."""
+    width = min(4 * shape[0], WIDEST)
+    while True:
+        student = _convolutions(shape, outputs, width)
+        if width <= NARROWEST or sum(p.numel() for p in student.parameters()) <= most:
+            return student
+        width = max(width // 2, NARROWEST)
+
+
+def _convolutions(shape: tuple[int, ...], outputs: tuple[int, ...], width: int) -> nn.Module:
     below, *sides = shape
-    sides, width = [min(side, LARGEST) for side in sides], min(4 * below, WIDEST)
-    strides = _strides(max(sides))
-    while width > NARROWEST and _multiplications(below, width, sides, strides) > most:
-        width //= 2
-    layers: list[nn.Module] = [nn.AdaptiveAvgPool2d(tuple(sides))] if max(shape[1:]) > LARGEST else []
-    for stride in strides:
+    side = min(max(sides), LARGEST)
+    layers: list[nn.Module] = []
+    if max(sides) > LARGEST:
+        layers.append(nn.AdaptiveAvgPool2d((min(sides[0], LARGEST), min(sides[1], LARGEST))))
+    for i in range(3):
+        stride = 2 if side > SMALLEST and i < 2 else 1
         norm = nn.BatchNorm2d(width, track_running_stats=False)  # a student is never evaluated
         layers += [nn.Conv2d(below, width, 3, stride, padding=1, bias=False), norm, nn.ReLU()]
-        below = width
+        below, side = width, -(-side // stride)
     if len(outputs) == 3:  # a map of outputs
         return nn.Sequential(*layers, nn.Conv2d(width, outputs[0], 1), nn.Upsample(outputs[1:]))
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), *_head(4 * width, outputs))
-
-
-def _strides(side: int) -> list[int]:
-    """Of the three convolutions.
-
-    >>> _strides(8), _strides(5), _strides(4)
-    ([2, 1, 1], [2, 1, 1], [1, 1, 1])
-    """
-    first = 2 if side > SMALLEST else 1
-    return [first, 2 if -(-side // first) > SMALLEST else 1, 1]
-
-
-def _multiplications(below: int, width: int, sides: list[int], strides: list[int]) -> int:
-    """Of the convolutions, for one sample."""
-    total = 0
-    for stride in strides:
-        sides = [-(-side // stride) for side in sides]
-        total += math.prod(sides) * 9 * below * width
-        below = width
-    return total

@@ -42,7 +42,7 @@ class LocalGuess(Method):
 
     make: Make | None = None
     lr: float = 1e-3
-    _built: Built = field(default_factory=Built, init=False, repr=False, compare=False)
+    _built: Built = field(default_factory=dict, init=False, repr=False, compare=False)  # what `make` returned
 
     def __post_init__(self) -> None:
         check_students("LocalGuess", self.make, self.lr)

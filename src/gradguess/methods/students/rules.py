@@ -58,8 +58,8 @@ def _chain(student: Student, known: Known) -> Tensor:
 def _tangents(student: Student, known: Known) -> Tensor:
     """With the residual `r` held fast, the gradient of the error is that of `rᵀ J_S y = ⟨y, J_Sᵀ r⟩`.
 
-    PyTorch would take the mean and the spread for constants in a gradient of a layer norm's tangent; a gradient of its
-    gradient is right.
+    PyTorch would take the mean and the spread for constants in a gradient of the tangent of a layer norm or batch norm;
+    a gradient of their gradient is right.
     """
     found = []
     for y, u in known.carried[student.site.name]:

@@ -54,7 +54,7 @@ class Students(Method):
     form: Literal["direct", "chained"] = "direct"
     learn: Rule | tuple[Rule, ...] | None = None
     lr: float = 1e-3
-    _built: Built = field(default_factory=Built, init=False, repr=False, compare=False)
+    _built: Built = field(default_factory=dict, init=False, repr=False, compare=False)  # what `make` returned
 
     def __post_init__(self) -> None:
         check_students("Students", self.make, self.lr)
