@@ -15,6 +15,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import gradguess as gg
+from gradguess.backends import tracing
 from gradguess.methods import compiled
 from models import ZOO, make
 
@@ -30,6 +31,7 @@ METHODS = {
     "chained": gg.Feedback(gg.WPerp(k=3)),
     "corrected": gg.Feedback(gg.WPerp(k=3), form="corrected"),
     "rare": gg.Feedback(gg.WPerp(k=3), every=2),
+    "students": gg.Students(),
 }
 
 
@@ -57,6 +59,18 @@ class Attention(nn.Module):
         return self.head(self.blocks(self.tokens(x), **masks.get(self.mask, {})).mean(1))
 
 
+class Recurrent(nn.Module):
+    """Two layers of an LSTM with dropout between them, batch first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.layers = nn.Linear(5, 6), nn.LSTM(6, 6, num_layers=2, dropout=0.5, batch_first=True)
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(torch.relu(self.stem(x)))[0][:, -1])
+
+
 def images() -> tuple[Tensor, Tensor]:
     return torch.randn(6, 1, 8, 8, dtype=torch.float64), torch.randint(0, 5, (6,))
 
@@ -74,6 +88,7 @@ def networks() -> dict[str, tuple[nn.Module, Tensor, Tensor]]:
         "convolutions": (nn.Sequential(*conv, nn.Linear(128, 5)), *images()),
         "batch norm": (nn.Sequential(*norm), *images()),
         "attention": (Attention(), torch.randint(0, 7, (6, 9)), torch.randint(0, 5, (6,))),
+        "recurrent": (Recurrent(), torch.randn(6, 4, 5, dtype=torch.float64), torch.randint(0, 5, (6,))),
     }
     for mask in ("", "causal", "padding"):  # few queries: plain operations in the graph
         found[f"attention, {mask}"] = (Attention(0.0, mask), *found["attention"][1:])
@@ -100,7 +115,8 @@ def trained(model: nn.Module, method, x, t, steps: int = 4, **options) -> dict[s
     return left | {"random state": torch.get_rng_state().double()}
 
 
-PAIRS = [("chain", method) for method in METHODS]
+PAIRS = [("chain", method) for method in METHODS if method != "students"]
+PAIRS += [("recurrent", method) for method in ("wperp", "backprop", "students")]
 PAIRS += [
     (network, method)
     for network in ("dropout", "convolutions", "batch norm", "attention")
@@ -112,12 +128,34 @@ PAIRS += [(f"attention, {mask}", method) for mask in ("", "causal", "padding") f
 @pytest.mark.parametrize(("network", "method"), PAIRS)
 def test_the_graph_makes_the_same_steps(network, method, graphs_alone):
     model, x, t = networks()[network]
-    options = {"coupling": "batch"} if network == "batch norm" else {}
+    options = {"coupling": "batch"} if network == "batch norm" else {"sites": 2} if method == "students" else {}
     plain = trained(model, METHODS[method], x, t, **options)
     graph = trained(model, METHODS[method], x, t, compile=True, **options)
     assert plain.keys() == graph.keys()
     for name, value in plain.items():
         torch.testing.assert_close(graph[name], value, rtol=1e-9, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_recurrent_layers_for_which_the_cpu_has_a_kernel_are_compiled(graphs_alone):
+    """In float32 alone; a trace cannot see through it, so that the graph holds plain operations."""
+    torch.manual_seed(0)
+    model, x, t = Recurrent(), torch.randn(6, 4, 5), torch.randint(0, 5, (6,))
+    plain, graph = (trained(model, gg.Students(), x, t, sites=2, compile=on) for on in (False, True))
+    for name, value in plain.items():
+        torch.testing.assert_close(graph[name], value, rtol=1e-4, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_whatever_fails_in_a_trace_leaves_the_step_uncompiled(graphs_alone, monkeypatch):
+    def fails(graph, arguments):
+        raise RuntimeError("something of PyTorch's")
+
+    monkeypatch.setattr(tracing, "_merged", fails)
+    model, x, t = networks()["chain"]
+    forward = gg.ForwardGradient(model, gg.WPerp(k=3), compile=True)
+    forward(LOSS, x, t)
+    with pytest.warns(UserWarning, match="RuntimeError: something of PyTorch's"):
+        forward(LOSS, x, t)
+    assert forward.plan.runner.refused
 
 
 def test_a_large_alphabet_goes_through_a_projection_that_the_graph_holds(graphs_alone):

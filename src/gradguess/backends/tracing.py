@@ -154,12 +154,16 @@ def traced_autograd() -> AbstractContextManager[Any]:
 def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> fx.GraphModule:
     """The operations of `function` on these tensors. What is not among the arguments is a constant of the graph."""
     try:
-        graph = _graph_of(_watched(function), arguments)
+        return _merged(_checked(_graph_of(_watched(function), arguments)), arguments)
     except NotTraceable:
         raise
     except Exception as error:  # whatever a model does that cannot be traced
         first = (str(error).splitlines() or [""])[0][:200]
         raise NotTraceable(f"{type(error).__name__}: {first}") from error
+
+
+def _checked(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph without what is not needed, if it depends on its arguments alone."""
     for node in reversed(list(graph.graph.nodes)):
         if node.target is torch.ops.aten.is_same_size.default and not node.users:  # a check, which has done its work
             graph.graph.erase_node(node)
@@ -173,7 +177,7 @@ def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) ->
     if drawn:
         raise NotTraceable(f"it draws random numbers by {drawn[0].target} that cannot be drawn beforehand")
     graph.recompile()
-    return _merged(graph, arguments)
+    return graph
 
 
 def _graph_of(function: Callable[..., Any], arguments: Sequence[Tensor]) -> fx.GraphModule:

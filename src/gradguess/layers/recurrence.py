@@ -31,8 +31,12 @@ def layers(function: Any, *args: Any, **options: Any) -> tuple[Tensor, ...] | No
         last = (below if several else below[0], weights[i * each : (i + 1) * each], biases, 1, 0.0, training, both)
         x, *above = plain(x, args[1], *last) if packed else plain(x, *last, args[-1])
         states.append(above)
-        if dropout and training and i < count - 1:
-            x = F.dropout(x, dropout)
+        if dropout and training and i < count - 1:  # with time first, as PyTorch's own kernels draw it
+            x = (
+                F.dropout(x.transpose(0, 1), dropout).transpose(0, 1)
+                if not packed and args[-1]
+                else F.dropout(x, dropout)
+            )
     return x, *(torch.cat(part) for part in zip(*states, strict=True))
 
 

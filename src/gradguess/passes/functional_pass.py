@@ -123,7 +123,7 @@ class FunctionalPass(ModulePass):
             value, version = self._outputs.get(site.name, (None, 0))
             return visit(site, x, s if value is None or value._version != version else _Known.apply(s, value))
 
-        with traced_autograd():
+        with traced_autograd(), formula_kernels(self.task.model, attention=False):  # no trace sees through the others
             return super().graph(visit and known, fused=fused, twice=twice, last=last)
 
     def _forward(self, run: Any) -> tuple[Any, Tensor, list[Tensor], Tensor]:
