@@ -15,7 +15,8 @@ def test_factors_and_solutions(k, rank):
     Y = noise(6, 12, rank) @ noise(6, rank, k, seed=1) if rank < k else noise(6, 12, k)
     Y[0, :, 0] = 0  # one matrix with an empty first column
     C = Y.mT @ Y
-    L, inverse = unrolled_cholesky.cholesky(C)
+    rows, columns = torch.tril_indices(k, k)
+    L, inverse = unrolled_cholesky.cholesky(C[:, rows, columns].t())
     expected, alive = semidefinite_cholesky(C)
     assert torch.equal(torch.stack(inverse, -1) > 0, alive)
     for i in range(k):
@@ -28,3 +29,10 @@ def test_factors_and_solutions(k, rank):
         wanted = triangular_apply(expected, z * alive if transpose else z, transpose=transpose) * alive
         torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-7)
     assert found.dtype == F64
+
+
+def test_outer_products():
+    V = noise(7, 4)
+    rows, columns = torch.tril_indices(4, 4)
+    expected = torch.einsum("di,dj->dij", V, V)[:, rows, columns].t()
+    assert torch.equal(unrolled_cholesky.outer_products(V), expected)

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import functools
+import math
+
 import torch
 from torch import Tensor
 
-__all__ = ["cholesky", "solve"]
+__all__ = ["cholesky", "outer_products", "solve"]
 
 Factor = list[list[Tensor]]  # the lower triangle, each entry for all matrices, (B,)
 
 
-def cholesky(C: Tensor, rtol: float | None = None) -> tuple[Factor, list[Tensor]]:
-    """`semidefinite_cholesky` of (B, k, k).
+def outer_products(V: Tensor) -> Tensor:
+    """The lower triangles of `v vᵀ` for every row `v` of `V` (d, k), row by row: (k (k + 1) / 2, d)."""
+    columns = V.t()
+    return torch.cat([columns[i : i + 1] * columns[: i + 1] for i in range(len(columns))])
+
+
+def cholesky(packed: Tensor, rtol: float | None = None) -> tuple[Factor, list[Tensor]]:
+    """`semidefinite_cholesky` of matrices given by their lower triangles, row by row: (k (k + 1) / 2, B).
 
     Returns:
         the lower factor, and the inverse of its diagonal, zero where a column was dropped.
     """
-    k = C.shape[-1]
-    rtol = 100 * k * torch.finfo(C.dtype).eps if rtol is None else rtol
-    floor = rtol * C.diagonal(dim1=-2, dim2=-1).amax(-1)
+    k = math.isqrt(2 * len(packed))
+    rtol = 100 * k * torch.finfo(packed.dtype).eps if rtol is None else rtol
+    C = [packed[i * (i + 1) // 2 :][: i + 1] for i in range(k)]
+    floor = rtol * functools.reduce(torch.maximum, [C[i][i] for i in range(k)])
     L: Factor = [[] for _ in range(k)]
     inverse: list[Tensor] = []
     for j in range(k):
         for i in range(j, k):
-            left = C[:, i, j]
+            left = C[i][j]
             for m in range(j):
                 left = left - L[i][m] * L[j][m]
             if i == j:
-                inverse.append(torch.where(left > floor, left.clamp_min(torch.finfo(C.dtype).tiny).rsqrt(), 0.0))
+                inverse.append(torch.where(left > floor, left.clamp_min(torch.finfo(packed.dtype).tiny).rsqrt(), 0.0))
             L[i].append(left * inverse[j])
     return L, inverse
 
