@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -89,41 +90,52 @@ def captured(forward: gg.ForwardGradient, monkeypatch: pytest.MonkeyPatch, **opt
     return gg.CapturedStep(forward, optimiser, nn.CrossEntropyLoss(reduction="none"))
 
 
+class Twins:
+    """A captured step, and the same steps made one by one on a copy of the model."""
+
+    def __init__(self, network: str, method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.case, self.other = make(network), make(network)
+        self.forward = gg.ForwardGradient(self.case.model, method)
+        self.plain = gg.ForwardGradient(self.other.model, method)
+        self.step = captured(self.forward, monkeypatch)
+        self.step.loss_fn = self.case.loss_fn
+        self.optimiser = torch.optim.SGD(self.other.model.parameters(), lr=0.05)
+
+    def advance(self) -> None:
+        """Both make a step, with the same result."""
+        self.optimiser.zero_grad()
+        expected = self.plain(*self.other.args)
+        self.optimiser.step()
+        assert torch.equal(self.step(self.case.inputs, self.case.targets), expected)
+        assert self.forward.steps == self.plain.steps
+        assert_same({**self.forward.kept}, {**self.plain.kept})
+        assert_same({**self.forward.learned}, {**self.plain.learned})
+
+
 @pytest.mark.parametrize(
     "method", [gg.WPerp(k=3, refresh=2), gg.WPerpNS(k=3, refresh=2), gg.Feedback(gg.WPerp(k=3, refresh=2))], ids=repr
 )
 def test_its_steps_are_those_made_one_by_one_in_the_same_memory(method, monkeypatch):
-    case, other = make("relu-bias"), make("relu-bias")
-    forward, plain = gg.ForwardGradient(case.model, method), gg.ForwardGradient(other.model, method)
-    step, optimiser = captured(forward, monkeypatch), torch.optim.SGD(other.model.parameters(), lr=0.05)
+    twins = Twins("relu-bias", method, monkeypatch)
     pointers = None
     for _ in range(5):
-        optimiser.zero_grad()
-        expected = plain(*other.args)
-        optimiser.step()
-        assert torch.equal(step(case.inputs, case.targets), expected)
-        assert forward.steps == plain.steps
-        assert step.state is forward.state
-        assert_same({**forward.kept}, {**plain.kept})
-        assert_same({**forward.learned}, {**plain.learned})
+        twins.advance()
+        assert twins.step.state is twins.forward.state
         found = {
             (kind, site, key): value.data_ptr()
             for kind in ("kept", "learned")
-            for site, values in getattr(forward.state, kind).items()
+            for site, values in getattr(twins.forward.state, kind).items()
             for key, value in values.items()
         }
         assert pointers is None or found == pointers
         pointers = found
-    assert_same(dict(case.model.named_parameters()), dict(other.model.named_parameters()))
+    assert_same(dict(twins.case.model.named_parameters()), dict(twins.other.model.named_parameters()))
 
 
 def test_a_search_that_is_replayed_draws_what_it_would_draw_by_itself(monkeypatch):
     """In place of a recording its function is called; as in a graph, no generator is seeded and nothing counted."""
-    case, other = make("transformer"), make("transformer")
-    method = gg.WPerp(k=3, refresh=2)
-    forward, plain = gg.ForwardGradient(case.model, method), gg.ForwardGradient(other.model, method)
-    step, optimiser = captured(forward, monkeypatch), torch.optim.SGD(other.model.parameters(), lr=0.05)
-    step.loss_fn = case.loss_fn
+    twins = Twins("transformer", gg.WPerp(k=3, refresh=2), monkeypatch)
+    forward, step = twins.forward, twins.step
 
     class Called:
         def __init__(self, function, *generators, beside):
@@ -141,20 +153,13 @@ def test_a_search_that_is_replayed_draws_what_it_would_draw_by_itself(monkeypatc
     monkeypatch.setattr(captured_step, "WARM_UP", 1)
     monkeypatch.setattr(captured_step, "Recording", Called)
     for _ in range(8):
-        optimiser.zero_grad()
-        expected = plain(*other.args)
-        optimiser.step()
-        assert torch.equal(step(case.inputs, case.targets), expected)
-        assert_same({**forward.kept}, {**plain.kept})
+        twins.advance()
     assert {key[0] for key in step.captured} == {"refresh", "step"}
 
 
 def test_a_kind_that_cannot_be_recorded_runs_by_itself_and_is_tried_once(monkeypatch):
-    case, other = make("transformer"), make("transformer")
-    method = gg.WPerp(k=3, refresh=2)
-    forward, plain = gg.ForwardGradient(case.model, method), gg.ForwardGradient(other.model, method)
-    step, optimiser = captured(forward, monkeypatch), torch.optim.SGD(other.model.parameters(), lr=0.05)
-    step.loss_fn = case.loss_fn
+    twins = Twins("transformer", gg.WPerp(k=3, refresh=2), monkeypatch)
+    forward, step = twins.forward, twins.step
     tried = []
 
     def record(function, *generators, beside):
@@ -164,12 +169,8 @@ def test_a_kind_that_cannot_be_recorded_runs_by_itself_and_is_tried_once(monkeyp
 
     monkeypatch.setattr(captured_step, "WARM_UP", 1)
     monkeypatch.setattr(captured_step, "Recording", record)
-    for count in range(1, 9):
-        optimiser.zero_grad()
-        expected = plain(*other.args)
-        optimiser.step()
-        assert torch.equal(step(case.inputs, case.targets), expected)
-        assert forward.steps == count
+    for _ in range(8):
+        twins.advance()
     assert tried == [2, 3]  # a search and a step
     assert not step.captured
 
