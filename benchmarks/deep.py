@@ -24,9 +24,10 @@ import gradguess as gg
 from gradguess.backends import seconds
 from gradguess.captured_step import WARM_UP
 from gradguess.experiments import environment
+from gradguess.experiments.bench.record import keep
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.data import Dataset
-from gradguess.experiments.files import read_json, write_json
+from gradguess.experiments.files import read_json
 from gradguess.experiments.loss import smoothed_loss
 from gradguess.experiments.optimiser import build_optimiser
 from gradguess.experiments.recipes import RECIPES
@@ -120,10 +121,8 @@ def main() -> None:
             continue
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         print(rows[-1], flush=True)
-        if path:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            record = {"schema": 1, "kind": "steps", "environment": environment.describe(options.device), "rows": rows}
-            write_json(path, record)
+        record = {"schema": 1, "kind": "steps", "environment": environment.describe(options.device), "rows": rows}
+        keep(record, options.out, "steps.json")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.backends.cuda_graphs import Recording, on_side_stream
+from gradguess.captured_step import WARM_UP
 from gradguess.experiments.bench.record import keep, kind_of, make_record
 from gradguess.experiments.data import load
 from gradguess.experiments.datasets.shakespeare import CHARACTERS
@@ -160,14 +161,14 @@ def gradients(model: nn.Module, options: dict[str, Any]) -> Step:
     return backprop
 
 
-def replayed(step: Step, warm: int = 3) -> Step:
+def replayed(step: Step) -> Step:
     """A step as a CUDA graph, after some that run by themselves."""
     count = itertools.count()
     given: list[Tensor] = []
     recordings: list[Recording[Tensor]] = []
 
     def run(x: Tensor, y: Tensor) -> Tensor:
-        if next(count) < warm:
+        if next(count) < WARM_UP:
             return on_side_stream(lambda: step(x, y))
         if not recordings:
             given.extend((x.clone(), y.clone()))

@@ -66,7 +66,7 @@ class CapturedStep:
         self.captured: dict[Hashable, _Captured] = {}
         self.seen: dict[Hashable, int] = {}
         self.alone: set[Hashable] = set()  # what could not be recorded
-        self._lacking: dict[bool, bool] | None = None  # see `_lacks`; None where it must be looked up
+        self._lacking: list[Tensor] | None = None  # bases with empty columns; None where that must be looked up
         self.state = forward.state  # its tensors are those that the recordings read and write
 
     def __call__(self, inputs: Any, targets: Any) -> Tensor:
@@ -111,9 +111,8 @@ class CapturedStep:
         """
         if self._lacking is None:
             found = [values["basis"] for values in self.state.kept.values() if "basis" in values]
-            lacking = [V for V in found if not is_full(V)]
-            self._lacking = {True: bool(lacking), False: any(len(V) == V.shape[1] for V in lacking)}
-        return self._lacking[search]
+            self._lacking = [V for V in found if not is_full(V)]
+        return any(search or len(V) == V.shape[1] for V in self._lacking)
 
     def _is_fragile(self, kind: str) -> bool:
         """Must this step run by itself? Unknown kernels, for which finite differences are, cannot be recorded. Nor can

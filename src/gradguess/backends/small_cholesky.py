@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gradguess.backends import unrolled_cholesky
+
 __all__ = ["cholesky", "outer_products", "solve"]
 
 _known = WeakTensorKeyDictionary()  # V -> (its version, its outer products)
@@ -28,18 +30,13 @@ def outer_products(V: Tensor) -> Tensor:
     written to in place. PyTorch counts such writes, but not those through `V.data` or a NumPy array.
     """
     if V.is_inference():  # its writes are not counted
-        return _outer_products(V)
+        return unrolled_cholesky.outer_products(V)
     version, outer = _known.get(V, (None, None))
     if outer is None or version != V._version:
-        outer = _outer_products(V)
+        outer = unrolled_cholesky.outer_products(V)
         if not outer.requires_grad:
             _known[V] = V._version, outer
     return outer
-
-
-def _outer_products(V: Tensor) -> Tensor:
-    rows, columns, _ = _triangle(V.shape[1])
-    return V.t()[rows] * V.t()[columns]
 
 
 def cholesky(packed: Tensor, rtol: float | None = None) -> tuple[Tensor, Tensor]:
@@ -59,7 +56,7 @@ def cholesky(packed: Tensor, rtol: float | None = None) -> tuple[Tensor, Tensor]
     if batch == 1:  # NumPy would sum a single matrix in another order
         two = cholesky(packed.expand(-1, 2), rtol)
         return two[0][..., :1], two[1][:, :1]
-    factor = torch.index_select(packed, 0, _triangle(k)[2]).view(k, k, batch)
+    factor = torch.index_select(packed, 0, _places(k)).view(k, k, batch)
     R: Any = factor.numpy()
     inverse: Any = np.empty_like(R[0])
     rtol = 100 * k * torch.finfo(packed.dtype).eps if rtol is None else rtol
@@ -100,9 +97,9 @@ def solve(R: Tensor, inverse: Tensor, z: Tensor, transpose: bool = False) -> Ten
 
 
 @functools.cache
-def _triangle(k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows and columns of the lower triangle, and where in it each entry of the whole matrix is found."""
+def _places(k: int) -> Tensor:
+    """Where in the lower triangle each entry of the whole matrix is found."""
     rows, columns = torch.tril_indices(k, k)
     place = torch.empty(k, k, dtype=torch.long)
     place[rows, columns] = place[columns, rows] = torch.arange(len(rows))
-    return rows, columns, place.flatten()
+    return place.flatten()

@@ -25,19 +25,17 @@ def layers(function: Any, *args: Any, **options: Any) -> tuple[Tensor, ...] | No
     if is_constant(x, *(state if several else (state,)), *weights):
         return None
     plain = _PLAIN[getattr(getattr(_aten, function.__name__), "data" if packed else "input")]
+    turned = not packed and args[-1]  # to time first, as PyTorch's own kernels turn it: they draw dropout in that order
+    x = x.transpose(0, 1) if turned else x
     states, own, each = [], 2 if both else 1, len(weights) // count
     for i in range(count):
         below = tuple(s[i * own : (i + 1) * own] for s in (state if several else (state,)))
         last = (below if several else below[0], weights[i * each : (i + 1) * each], biases, 1, 0.0, training, both)
-        x, *above = plain(x, args[1], *last) if packed else plain(x, *last, args[-1])
+        x, *above = plain(x, args[1], *last) if packed else plain(x, *last, False)
         states.append(above)
-        if dropout and training and i < count - 1:  # with time first, as PyTorch's own kernels draw it
-            x = (
-                F.dropout(x.transpose(0, 1), dropout).transpose(0, 1)
-                if not packed and args[-1]
-                else F.dropout(x, dropout)
-            )
-    return x, *(torch.cat(part) for part in zip(*states, strict=True))
+        if dropout and training and i < count - 1:
+            x = F.dropout(x, dropout)
+    return x.transpose(0, 1) if turned else x, *(torch.cat(part) for part in zip(*states, strict=True))
 
 
 def gru(x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None) -> Tensor:

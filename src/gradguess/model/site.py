@@ -86,6 +86,7 @@ class Members:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.parameters = dict(model.named_parameters())
+        self.size = sum(p.numel() for p in self.parameters.values())
         self.name_of = {id(p): name for name, p in self.parameters.items()}
         self.modules = [(module, module.training) for module in model.modules()]
         self._looks = [_Look(module) for module, _ in self.modules]

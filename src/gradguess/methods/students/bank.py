@@ -32,7 +32,7 @@ class Bank:
 
     def __init__(self, step: Step, make: Make | None, lr: float, built: Built) -> None:
         self.step, self.lr, self.built = step, lr, built
-        self.size = sum(p.numel() for p in step.layout.members.parameters.values())
+        self.size = step.layout.members.size
         self.make = partial(default_student, model=self.size) if make is None else make
         self.entries = {site: dict(entries) for site, entries in step.state.learned.items()}
         self.outputs = Outputs(step.layout)
