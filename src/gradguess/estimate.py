@@ -14,7 +14,7 @@ from gradguess.guesses.base import Guess
 from gradguess.methods import Estimate, Guessed, Method
 from gradguess.methods.compiled import Compiler
 from gradguess.methods.nonfinite import check_finite, is_finite
-from gradguess.methods.run import Plan, find_layout, run_plain, run_step
+from gradguess.methods.run import Plan, Runner, find_layout, run_step
 from gradguess.model.side_effects import Snapshot, untouched
 from gradguess.model.site import Layout, Sites
 from gradguess.model.task import LossFn, Task, check_model, opened
@@ -157,7 +157,7 @@ class ForwardGradient:
                 raise InputError("chunk: samples that mix (coupling='batch') cannot be run in pieces.")
         options = Options(tangents, isolate, memory, coupling, balance, derivative)
         self.model, self.guess, self.nonfinite = model, guess, nonfinite
-        runner = Compiler() if compile else run_plain
+        runner = Compiler() if compile else Runner()
         device = next(model.parameters()).device
         self.generator, self.sketching = torch.Generator(device).manual_seed(seed), torch.Generator(device)
         pool = pool_of(group, model)

@@ -6,7 +6,7 @@
 """
 
 from gradguess.jacobian.base import Dense, Jacobian
-from gradguess.jacobian.cut_graph import CutGraph, PassingCutGraph
+from gradguess.jacobian.cut_graph import SKETCH, CutGraph, PassingCutGraph
 from gradguess.jacobian.gated_linear import GatedLinear
 
-__all__ = ["CutGraph", "Dense", "GatedLinear", "Jacobian", "PassingCutGraph"]
+__all__ = ["SKETCH", "CutGraph", "Dense", "GatedLinear", "Jacobian", "PassingCutGraph"]

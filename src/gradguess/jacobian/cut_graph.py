@@ -16,7 +16,7 @@ from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import tensors
 from gradguess.noise import Noise
 
-SKETCH = 8  # random vectors per probe sample when a basis is sketched
+SKETCH = 8  # random vectors per sample when a basis is sketched
 
 Run = Callable[[Visit], tuple[Any, Tensor]]  # a pass with a reverse graph: (outputs, losses)
 
@@ -29,10 +29,11 @@ class CutGraph:
         above: site name -> the leaf from which the graph goes on.
         outputs, losses: of the pass.
         ends: the outputs' tensors that the graph reaches.
+        vectors: how many random vectors are pulled back for each sample where a basis is sketched, at least.
     """
 
-    def __init__(self, layout: Layout, run: Run) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, run: Run, vectors: int = SKETCH) -> None:
+        self.layout, self.vectors = layout, vectors
         self.below: dict[str, Tensor] = {}
         self.above: dict[str, Tensor] = {}
         self._sketch: dict[str, Tensor] = {}
@@ -90,7 +91,12 @@ class PassingCutGraph(CutGraph):
     """
 
     def __init__(
-        self, layout: Layout, run: Run, sites: Sequence[Site], settle: Callable[[CutGraph, Site], None]
+        self,
+        layout: Layout,
+        run: Run,
+        sites: Sequence[Site],
+        settle: Callable[[CutGraph, Site], None],
+        vectors: int = SKETCH,
     ) -> None:
         self._settle, self._met = settle, list[Site]()
         self._missing = {site.name: len(site.above) for site in sites}  # ends that each of them still waits for
@@ -103,7 +109,7 @@ class PassingCutGraph(CutGraph):
         for site in layout.sites:
             for name in site.above:
                 self._below_of[name].add(site.name)
-        super().__init__(layout, run)
+        super().__init__(layout, run, vectors)
         self._let_go([site for site in sites if site.reaches_output])
 
     def _met_site(self, site: Site, s: Tensor) -> None:
@@ -185,5 +191,5 @@ class GraphJacobian(Jacobian):
         return torch.stack([self.vjp(row.expand(self.batch, -1)) for row in rows], dim=1)
 
     def shared_basis(self, k: int, noise: Noise, warm: Tensor | None = None) -> Tensor:
-        count = max(SKETCH, -(-2 * k // self.batch))
+        count = max(self.graph.vectors, -(-2 * k // self.batch))
         return followed_basis(self.graph.sketch(self.site, count, noise), k, warm)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -22,9 +21,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from gradguess.backends.policy import full_precision
 from gradguess.backends.tracing import Graph, NotTraceable, compiled, trace
 from gradguess.methods.base import Estimate, Method
+from gradguess.methods.run import Runner
+from gradguess.methods.signature import signature
 from gradguess.model.side_effects import Snapshot
-from gradguess.model.site import Members
+from gradguess.model.site import Layout, Members
+from gradguess.model.task import Task
 from gradguess.noise import Noise
+from gradguess.passes import Pass
+from gradguess.passes.compiled_pieces import CompiledPieces, PiecewisePass
 from gradguess.passes.functional_pass import FunctionalPass
 from gradguess.passes.randomness import Given, Watched
 from gradguess.step.base import State, Step
@@ -34,12 +38,16 @@ Result = tuple[Estimate, State]
 Drawn = tuple[str, tuple[Any, ...]]  # which method of `Noise` was called, and with what
 
 
-class Compiler:
-    """Runs steps as compiled graphs. The first step of each kind runs by itself, and shows what it draws."""
+class Compiler(Runner):
+    """Runs steps as compiled graphs. The first step of each kind runs by itself, and shows what it draws.
+
+    The passes of a search run as compiled pieces where these gain from it, from the second search on.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, _Draws] = {}
         self._graphs: dict[Hashable, _CompiledStep] = {}
+        self._pieces: dict[Hashable, CompiledPieces | None] = {}  # None: of a search that ran by itself
         self.refused = False
 
     def __call__(self, method: Method, step: Step) -> Result:
@@ -48,7 +56,9 @@ class Compiler:
         if kind is None or self.refused or not self._applies(step):
             return method.run(step)
         try:
-            key = (kind, _signature(step))
+            options = step.detail, step.share, step.last, step.options
+            state = step.state.kept, step.state.learned
+            key = (kind, options, signature(step.task, step.layout, state, step.noise.generator.device.type))
         except NotTraceable as reason:
             self._refuse(f"{reason}")
             return method.run(step)
@@ -71,6 +81,22 @@ class Compiler:
                 return method.run(step)
         return self._graphs[key](step)
 
+    def aside(self, task: Task, layout: Layout) -> Pass:
+        if self.refused or not CompiledPieces.fit(task, layout):
+            return super().aside(task, layout)
+        device = next(task.model.parameters()).device.type
+        try:
+            key = signature(task, layout, (), device)
+            if key not in self._pieces:
+                self._pieces[key] = None
+                return super().aside(task, layout)
+            pieces = self._pieces[key] or CompiledPieces(task, layout)
+        except NotTraceable as reason:
+            self._refuse(f"This model cannot be compiled: {reason}")
+            return super().aside(task, layout)
+        self._pieces[key] = pieces
+        return PiecewisePass(task, layout, pieces)
+
     def _applies(self, step: Step) -> bool:
         if step.pool.size > 1:
             self._refuse("Processes share the batch: they talk to each other in the middle of a step.")
@@ -82,67 +108,9 @@ class Compiler:
 
     def _refuse(self, why: str) -> None:
         self.refused = True
-        self._seen.clear()
-        self._graphs.clear()
+        for known in (self._seen, self._graphs, self._pieces):
+            known.clear()
         warnings.warn(f"compile=True has no effect. {why} Steps run uncompiled, with the same result.", stacklevel=6)
-
-
-PLAIN = (bool, int, float, str, bytes, type(None))
-HELD = (*PLAIN, Tensor, FunctionType, BuiltinFunctionType, list, tuple)
-
-
-class _Same:
-    """A key for an object that may not be hashable: equal to itself alone. It keeps the object alive."""
-
-    def __init__(self, thing: Any) -> None:
-        self.thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.thing is self.thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
-
-
-def _signature(step: Step) -> Hashable:
-    """What a graph holds fast: loss, layout (training mode, hooks), shapes, dtypes, autocast, and plain numbers."""
-    leaves, spec = tree_flatten((step.task.inputs, step.task.targets, step.state.kept, step.state.learned))
-    members, loss_fn, device = step.layout.members, step.task.loss_fn, step.noise.generator.device.type
-    own = tuple((t.shape, t.dtype, t.device) for t in (*members.parameters.values(), *step.task.model.buffers()))
-    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    numbers = tuple(_numbers(vars(module)) for module, _ in members.modules)
-    closure = {str(i): cell.cell_contents for i, cell in enumerate(getattr(loss_fn, "__closure__", None) or ())}
-    losses = _Same(loss_fn), _numbers(getattr(loss_fn, "__dict__", {})), _numbers(closure)
-    options = step.layout, step.detail, step.share, step.last, step.options
-    return losses, options, str(spec), tuple(map(_leaf, leaves)), own, autocast, numbers
-
-
-def _leaf(leaf: Any) -> Hashable:
-    if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device
-    if isinstance(leaf, PLAIN):
-        return type(leaf), leaf
-    raise NotTraceable(f"Inputs or targets hold a {type(leaf).__name__}: expected tensors, numbers and text.")
-
-
-def _numbers(attributes: Any) -> Hashable:
-    """The plain values among attributes, such as dropout's `p`, alone or in lists and dicts.
-
-    A tensor or a function, such as `self.act = F.relu`, stands for itself. What PyTorch keeps in dicts is no number.
-    """
-    return tuple(
-        (name, value if isinstance(value, PLAIN) else _plain(value))
-        for name, value in attributes.items()
-        if isinstance(value, HELD) or (isinstance(value, dict) and not name.startswith("_"))
-    )
-
-
-def _plain(value: Any) -> Hashable:
-    if isinstance(value, dict):
-        return tuple((key, _plain(one)) for key, one in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_plain, value))
-    return value if isinstance(value, PLAIN) else _Same(value)
 
 
 class _Draws:

@@ -6,8 +6,8 @@ methods know nothing of either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -21,18 +21,23 @@ from gradguess.model.side_effects import Snapshot
 from gradguess.model.site import Layout, LayoutChanged, Sites
 from gradguess.model.task import Task
 from gradguess.noise import Noise
-from gradguess.passes import choose_pass
+from gradguess.passes import Pass, choose_pass
 from gradguess.step.base import Options, State, Step
 from gradguess.step.processes import ALONE, Pool, add_up
 from gradguess.step.refresh import PROBE_ROWS, Search, refresh
 from gradguess.step.split import Part, first_rows, first_samples, samples, split
 
-Runner = Callable[[Method, Step], tuple[Estimate, State]]
 
+class Runner:
+    """Runs steps, and the passes of searches, as they are."""
 
-def run_plain(method: Method, step: Step) -> tuple[Estimate, State]:
-    """The method, as it is."""
-    return method.run(step)
+    def __call__(self, method: Method, step: Step) -> tuple[Estimate, State]:
+        """The estimate of a step, and the state that it leaves."""
+        return method.run(step)
+
+    def aside(self, task: Task, layout: Layout) -> Pass:
+        """Passes that leave no trace, for a search that pulls vectors back."""
+        return choose_pass(task, layout).aside()
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Plan:
     detail: bool = False
     chunk: int | None = None
     pool: Pool = ALONE
-    runner: Runner = run_plain
+    runner: Runner = field(default_factory=Runner)
     sketching: torch.Generator | None = None  # of the searches' noise, seeded by each; None: each makes one
 
 
@@ -74,17 +79,21 @@ def run_step(
     parts = split(task, layout, plan.chunk, plan.pool, place)
     start = Noise(generator)
     results: list[Estimate] = []
+    grads: dict[str, Tensor] = {}  # of the parts that are done
     try:
         for part in parts:
             if results:
                 start.rewind()
             noise = Noise(generator, part.rows, part.total) if part.rows is not None else start
             results.append(walk.settle(parts, part, noise))
+            if part.rows is not None:
+                _add(grads, results[-1], part.share)
     except Exception:
         if not recording():
             start.rewind()  # a step that fails is as if it had not been
         raise
-    return _combined(results, parts, plan.pool), replace(walk.state, count=state.count + 1), walk.layout
+    whole = results[0] if parts[0].rows is None else _combined(results, grads, plan.pool)
+    return whole, replace(walk.state, count=state.count + 1), walk.layout
 
 
 class _Walk:
@@ -170,19 +179,21 @@ def refreshed(
         probe=lambda: first_samples(task, layout, plan.pool, PROBE_ROWS),
         mixes=plan.options.coupling == "batch",
         source=plan.sketching or device,
+        aside=plan.runner.aside,
     )
     return replace(state, kept=refresh(search, layout, state.kept, plan.pool, missing_only=missing_only))
 
 
-def _combined(results: list[Estimate], parts: Sequence[Part], pool: Pool) -> Estimate:
-    """The estimate of the whole batch from those of its parts."""
-    if len(results) == 1 and pool.size == 1 and parts[0].rows is None:
-        return results[0]
-    grads: dict[str, Tensor] = {}
-    for result, part in zip(results, parts, strict=True):
-        for name, grad in result.grads.items():
-            weighted = grad if result.pooled else grad * part.share
-            grads[name] = grads[name].add_(weighted) if name in grads else weighted
+def _add(grads: dict[str, Tensor], result: Estimate, share: float) -> None:
+    """Add the gradients of a part to those of the parts before. They are taken from it: it need not hold them."""
+    for name in list(result.grads):
+        grad = result.grads.pop(name)
+        weighted = grad if result.pooled else grad * share
+        grads[name] = grads[name].add_(weighted) if name in grads else weighted
+
+
+def _combined(results: list[Estimate], grads: dict[str, Tensor], pool: Pool) -> Estimate:
+    """The estimate of the whole batch from those of its parts, and the sum of their gradients."""
     losses = torch.cat([result.losses for result in results])
     jvp = torch.cat([result.jvp for result in results], 1)
     whole = Estimate(losses.mean(), grads, jvp, losses=losses)

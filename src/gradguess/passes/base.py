@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gradguess.jacobian import CutGraph, PassingCutGraph
+from gradguess.jacobian import SKETCH, CutGraph, PassingCutGraph
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import Task
@@ -18,6 +18,7 @@ from gradguess.model.task import Task
 Observe = Callable[[Site, Any, Tensor], Any]  # (site, input x, output s)
 Draw = Callable[[Site, Any, Tensor], Tensor | None]  # (site, input x, output s) -> direction y, or None
 Piece = Callable[[Site, Tensor], None]  # (site, output s with the graph of its own piece)
+Settle = Callable[[CutGraph, Site], None]  # (graph, site that has met all that lies next above it)
 Scale = Callable[[Site, Tensor, Tensor | None], Tensor]  # (site, y, tangent that arrives from below) -> what is added
 
 
@@ -81,7 +82,7 @@ class Pass(ABC):
         return CutGraph(self.layout, partial(self.graph, twice=twice))
 
     def cut_in_passing(
-        self, sites: Sequence[Site], settle: Callable[[CutGraph, Site], None], *, twice: bool = True
+        self, sites: Sequence[Site], settle: Settle, *, twice: bool = True, vectors: int = SKETCH
     ) -> None:
         """The same, but `settle` sees each of the sites on the way, and what no site waits for is freed."""
-        PassingCutGraph(self.layout, partial(self.graph, twice=twice), sites, settle)
+        PassingCutGraph(self.layout, partial(self.graph, twice=twice), sites, settle, vectors)

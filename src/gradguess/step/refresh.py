@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,17 +13,18 @@ from torch import Tensor
 
 from gradguess.backends.policy import full_precision
 from gradguess.guesses.base import Guess, SiteView, fits, in_dtype
-from gradguess.jacobian import CutGraph, Jacobian
+from gradguess.jacobian import SKETCH, CutGraph, Jacobian
 from gradguess.layers.elementwise import mask
 from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import Task
 from gradguess.noise import SketchNoise
-from gradguess.passes import choose_pass
+from gradguess.passes import Pass, choose_pass
 from gradguess.step.base import Kept
 from gradguess.step.draw import SEED, jacobian_at
 from gradguess.step.processes import Pool
 
 PROBE_ROWS = 32  # samples that a search sees, and on which the basis of a site without closed form is sketched
+PROBE_NUMBERS = 2**22  # at a site: where samples are large, fewer of them are sketched on, by more vectors each
 
 
 def sketch_seed(count: int) -> int:
@@ -39,6 +41,8 @@ class Search:
         parts: the parts of this process's batch, one after the other.
         probe: gives the batch whose first samples are sketched on; with several processes, those of all of them.
         mixes: samples are not independent of each other, so that a batch must not be cut.
+        source: of the noise.
+        aside: gives passes for a search that pulls vectors back, and multiplies with nothing.
     """
 
     guess: Guess
@@ -46,7 +50,8 @@ class Search:
     parts: Sequence[Task]
     probe: Callable[[], Task]
     mixes: bool
-    source: torch.Generator | torch.device  # of the noise
+    source: torch.Generator | torch.device
+    aside: Callable[[Task, Layout], Pass]
 
     def noise(self) -> SketchNoise:
         """Noise with the seed of this search, from its beginning."""
@@ -132,9 +137,11 @@ def _below_others(search: Search, layout: Layout, sites: list[Site], kept: Kept)
     """All other sites: through a cut graph of a few samples, the same however the batch is split."""
     if not sites:
         return {}
-    task = search.probe()
+    task, vectors = search.probe(), SKETCH
     if layout.sliceable and not search.mixes:
-        task = task.rows(min(PROBE_ROWS, task.batch), task.batch)
+        wanted = min(PROBE_ROWS, task.batch)
+        rows = max(1, min(wanted, PROBE_NUMBERS // max(math.prod(site.shape) for site in sites)))
+        task, vectors = task.rows(rows, task.batch), -(-SKETCH * wanted // rows)
     noise = search.noise()
     found = {}
 
@@ -143,5 +150,7 @@ def _below_others(search: Search, layout: Layout, sites: list[Site], kept: Kept)
         flat, jacobian = at_least_float32(site.flat(s)), partial(graph.jacobian, site)
         found[site.name] = _search(search, site, flat, site.gate_at(s), kept, jacobian, noise)
 
-    choose_pass(task, layout).aside().cut_in_passing(sites, settle, twice=search.guess.multiplies)
+    twice = search.guess.multiplies
+    passes = choose_pass(task, layout).aside() if twice else search.aside(task, layout)
+    passes.cut_in_passing(sites, settle, twice=twice, vectors=vectors)
     return found

@@ -1,0 +1,75 @@
+"""What a traced graph holds fast. A step that differs in any of it needs another graph."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from gradguess.backends.tracing import NotTraceable
+from gradguess.model.site import Layout
+from gradguess.model.task import Task
+
+PLAIN = (bool, int, float, str, bytes, type(None))
+HELD = (*PLAIN, Tensor, FunctionType, BuiltinFunctionType, list, tuple)
+
+
+class _Same:
+    """A key for an object that may not be hashable: equal to itself alone. It keeps the object alive."""
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
+def signature(task: Task, layout: Layout, state: Any, device: str) -> Hashable:
+    """Loss, layout (training mode, hooks), shapes, dtypes, autocast, and plain numbers.
+
+    Args:
+        state: what else is read, a nest of tensors.
+    """
+    leaves, spec = tree_flatten((task.inputs, task.targets, state))
+    members, loss_fn = layout.members, task.loss_fn
+    own = tuple((t.shape, t.dtype, t.device) for t in (*members.parameters.values(), *task.model.buffers()))
+    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    numbers = tuple(_numbers(vars(module)) for module, _ in members.modules)
+    closure = {str(i): cell.cell_contents for i, cell in enumerate(getattr(loss_fn, "__closure__", None) or ())}
+    losses = _Same(loss_fn), _numbers(getattr(loss_fn, "__dict__", {})), _numbers(closure)
+    return losses, layout, str(spec), tuple(map(_leaf, leaves)), own, autocast, numbers
+
+
+def _leaf(leaf: Any) -> Hashable:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device
+    if isinstance(leaf, PLAIN):
+        return type(leaf), leaf
+    raise NotTraceable(f"Inputs or targets hold a {type(leaf).__name__}: expected tensors, numbers and text.")
+
+
+def _numbers(attributes: Any) -> Hashable:
+    """The plain values among attributes, such as dropout's `p`, alone or in lists and dicts.
+
+    A tensor or a function, such as `self.act = F.relu`, stands for itself. What PyTorch keeps in dicts is no number.
+    """
+    return tuple(
+        (name, value if isinstance(value, PLAIN) else _plain(value))
+        for name, value in attributes.items()
+        if isinstance(value, HELD) or (isinstance(value, dict) and not name.startswith("_"))
+    )
+
+
+def _plain(value: Any) -> Hashable:
+    if isinstance(value, dict):
+        return tuple((key, _plain(one)) for key, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_plain, value))
+    return value if isinstance(value, PLAIN) else _Same(value)
