@@ -83,14 +83,14 @@ def copy40() -> Group:
 def tmaze40() -> Group:
     """Many corridors at a time: with 16 or 64 of them the agent forgets the way again and again."""
     base = StreamConfig(task="tmaze", delay=40, cell="lru", width=64, streams=128, steps=60_000)
-    return Group([replace(base, rule=rule) for rule in ("rtrl", "one-step")], grid=(), seeds=3)
+    return Group([replace(base, rule=rule) for rule in ("rtrl", "one-step")], grid=())
 
 
 def characters() -> Group:
     base = StreamConfig(task="characters", cell="gru", width=256, streams=16, steps=6000, device="cuda")
     kinds = [replace(base, rule="tbptt", truncation=steps) for steps in (2, 4, 8, 16)]
     kinds += [replace(base, rule=rule) for rule in ("snap", "one-step")]
-    return Group(_wperp(base, 8, 16) + _completed(base, 8, 16) + kinds, grid=(1e-3, 3e-3), seeds=3)
+    return Group(_wperp(base, 8, 16) + _completed(base, 8, 16) + kinds, grid=(1e-3, 3e-3))
 
 
 def sensor() -> Group:
