@@ -48,6 +48,7 @@ def ways(small: bool = False) -> dict[str, dict[str, Any]]:
     """Name -> options of `ForwardGradient`, or of backpropagation where there is no method, and `captured`."""
     layers, *_, batch = SHAPES[small]
     pieces = layers  # one block each
+    replay = {"method": gg.WPerp(), "sites": pieces, "memory": "replay"}
     wperp, feedback = gg.WPerp(), gg.Feedback(gg.WPerp(), form="chained", every=4, fraction=0.25)
     return {
         "backprop": {},
@@ -60,13 +61,9 @@ def ways(small: bool = False) -> dict[str, dict[str, Any]]:
         "wperp, pieces": {"method": wperp, "sites": pieces},
         "wperp, pieces, compiled": {"method": wperp, "sites": pieces, "compile": True},
         "wperp, pieces, compiled, captured": {"method": wperp, "sites": pieces, "compile": True, "captured": True},
-        "wperp, pieces, replay": {"method": wperp, "sites": pieces, "memory": "replay"},
-        "wperp, pieces, replay, in halves": {
-            "method": wperp,
-            "sites": pieces,
-            "memory": "replay",
-            "chunk": batch // 2,
-        },
+        "wperp, pieces, replay": replay,
+        "wperp, pieces, replay, in halves": {**replay, "chunk": batch // 2},
+        "wperp, pieces, replay, in quarters": {**replay, "chunk": batch // 4},
         "feedback, pieces": {"method": feedback, "sites": pieces},
         "feedback, pieces, compiled": {"method": feedback, "sites": pieces, "compile": True},
         "feedback, pieces, compiled, captured": {
