@@ -6,26 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradguess.backends import Recording, cuda_graphs, on_side_stream, recording, require
+from gradguess.backends import Recording, on_side_stream, recording, require
 from gradguess.backends.cuda_graphs import CannotRecord
 from gradguess.errors import InputError
-
-
-def test_a_pure_function_is_just_called():
-    calls = []
-
-    @cuda_graphs.graphed
-    def scaled(a: Tensor, b: Tensor, *, by: float) -> Tensor:
-        """What it does."""
-        calls.append(by)
-        return by * (a + b)
-
-    a, b = torch.ones(3), torch.arange(3.0)
-    for by in (2.0, 2.0, 3.0):
-        assert torch.equal(scaled(a, b, by=by), by * (a + b))
-    assert calls == [2.0, 2.0, 3.0]
-    assert scaled.__doc__ == "What it does."
-    assert not cuda_graphs._seen
 
 
 def test_nothing_is_being_recorded_outside_of_a_recording():

@@ -12,7 +12,7 @@ from gradguess.methods.run import Plan, find_layout, run_step
 from gradguess.model.task import Task
 from gradguess.step.base import Options, State
 
-# These find singular vectors in every step, or have a solver of their own on CUDA: the law alone is the same.
+# These find singular vectors, whose signs differ, or draw fixed noise of the device: the law alone is the same.
 LAW_ALONE = ("wperp-subspace", "wperp-ns", "wperp-svd")
 
 

@@ -12,9 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gradguess.backends import kernels
 from gradguess.backends.attention import attention_tangent, in_blocks
 from gradguess.backends.cholesky import GramRoot, semidefinite_cholesky
-from gradguess.backends.elementwise import cross_entropy, gram, weigh
+from gradguess.backends.elementwise import cross_entropy, weigh
 from gradguess.backends.orthonormal import orthonormal_columns
-from gradguess.backends.small_eigh import eigh, largest_eigenvalue
 from gradguess.backends.streams import side_by_side
 from gradguess.layers.tangents import TangentRules
 
@@ -64,19 +63,6 @@ def test_orthonormal_columns(d: int, k: int):
     assert float((eye - torch.diag_embed(eye.diagonal(dim1=-2, dim2=-1))).abs().max()) < 1e-4
 
 
-@pytest.mark.parametrize("n", [2, 10, 16, 32])
-def test_eigenvalues(n: int):
-    A = noise(25, n, n)
-    H = A @ A.mT
-    values, Z = eigh(H.float().cuda(), 8)
-    expected = torch.linalg.eigvalsh(H)
-    assert relative(values.sort(-1).values, expected) < 1e-4
-    residual = H.float().cuda() @ Z - Z * values[:, None]
-    assert float(residual.abs().max() / expected.max()) < 1e-4
-    T = torch.diag_embed(noise(25, n).abs()) + torch.diag_embed(noise(25, n - 1, seed=3), -1)
-    assert relative(largest_eigenvalue(T.float().cuda()), largest_eigenvalue(T)) < 1e-4
-
-
 def test_weighing():
     y, c = noise(64, 33), noise(64, seed=1)
     assert relative(weigh(y.float().cuda(), c.float().cuda(), 0.25), y * c[:, None] * 0.25) < 1e-6
@@ -94,14 +80,6 @@ def test_cross_entropy(classes: int):
     )
     assert relative(found[0], losses) < 1e-5
     assert relative(found[1], moved) < 1e-5
-
-
-def test_gram_matrices_of_open_units():
-    W, gate = noise(30, 64), (noise(12, 64, seed=1) > 0).double()
-    index = torch.argsort(gate, dim=1, descending=True, stable=True)[:, :40]
-    picked = gate.gather(1, index)
-    expected = gram(W.t() @ W, index, picked)
-    assert relative(gram((W.t() @ W).float().cuda(), index.cuda(), picked.float().cuda()), expected) < 1e-5
 
 
 def split(a: list[Tensor], out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:

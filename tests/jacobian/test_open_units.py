@@ -11,7 +11,7 @@ from matrices import F64, gated_jacobians, noise
 
 def test_its_gram_matrix_is_that_of_the_open_columns():
     W = gated_jacobians()
-    small, scale = OpenUnits.of(W), torch.linspace(1, 2, 6, dtype=F64)[:, None]
+    small, scale = OpenUnits.of(W.product, W.gate), torch.linspace(1, 2, 6, dtype=F64)[:, None]
     whole = W.matrix().mT @ W.matrix() / scale[..., None].square()
     for b, index in enumerate(small.index):
         torch.testing.assert_close(small.gram(scale)[b], whole[b][index][:, index])
@@ -19,14 +19,14 @@ def test_its_gram_matrix_is_that_of_the_open_columns():
 
 def test_it_is_as_small_as_the_open_units_allow():
     W = gated_jacobians()
-    assert OpenUnits.of(W).size == 30  # one sample is wholly open
+    assert OpenUnits.of(W.product, W.gate).size == 30  # one sample is wholly open
     assert W.gate is not None
-    assert OpenUnits.of(GatedLinear(W.weight, W.gate[3:])).size == 24 >= int((W.gate[3:] != 0).sum(1).max())
-    assert OpenUnits.of(GatedLinear(W.weight, W.gate[:1])).size == 8  # none is open
+    assert OpenUnits.of(W.product, W.gate[3:]).size == 24 >= int((W.gate[3:] != 0).sum(1).max())
+    assert OpenUnits.of(W.product, W.gate[:1]).size == 8  # none is open
 
 
 def test_gather_and_scatter_are_each_others_adjoint():
-    small = OpenUnits.of(GatedLinear(gated_jacobians().weight, (noise(6, 30, seed=4) > 0.5).to(F64)))
+    small = OpenUnits.of(gated_jacobians().product, (noise(6, 30, seed=4) > 0.5).to(F64))
     v, u = noise(2, 6, 30, seed=5), noise(2, 6, small.size, seed=6)
     torch.testing.assert_close((small.gather(v) * u).sum(), (v * small.scatter(u)).sum())
 

@@ -8,12 +8,12 @@ every device; only its speed, and its accuracy within the stated bounds, depend 
 | `cholesky` | `GramRoot` (`C^{-½}` of every sample), factors of semi-definite matrices, triangular solves |
 | `small_cholesky` | the same for many small matrices on a CPU |
 | `orthonormal` | orthonormal bases of batched columns or rows |
-| `small_eigh` | eigenvalues and eigenvectors |
+| `eigh` | eigenvalues and eigenvectors |
 | `attention` | the tangent of attention |
-| `elementwise` | weighing directions, cross entropy with its derivative, Gram matrices of open units |
+| `elementwise` | weighing directions, cross entropy with its derivative |
 | `streams` | independent jobs next to each other |
-| `cuda_graphs` | functions recorded once and replayed |
-| `policy` | the numbers by which other code chooses an algorithm |
+| `cuda_graphs` | steps recorded once and replayed |
+| `policy` | what other code is told about a device |
 | `random` | the state of random generators |
 | `meter` | seconds and peak memory of a run |
 | `kernels`, `triton_kernels`, `triton_attention` | Triton kernels and the functions that launch them |
@@ -22,32 +22,25 @@ This package imports nothing of gradguess but `gradguess.errors`.
 """
 
 from gradguess.backends.cholesky import GramRoot, semidefinite_cholesky, triangular_apply
-from gradguess.backends.cuda_graphs import Recording, graphed, on_side_stream, recording, require
-from gradguess.backends.elementwise import cross_entropy, gram, positive, weigh
+from gradguess.backends.cuda_graphs import Recording, on_side_stream, recording, require
+from gradguess.backends.eigh import sure_eigh, sure_eigvalsh
+from gradguess.backends.elementwise import cross_entropy, positive, weigh
 from gradguess.backends.meter import peak_bytes, seconds
 from gradguess.backends.orthonormal import orthonormal_columns, orthonormal_rows
-from gradguess.backends.policy import Preferences, preferences
 from gradguess.backends.random import RandomState, generator_state, seed_global
-from gradguess.backends.small_eigh import eigh, largest_eigenvalue, sure_eigh
 from gradguess.backends.streams import side_by_side
 
 __all__ = [
     "GramRoot",
-    "Preferences",
     "RandomState",
     "Recording",
     "cross_entropy",
-    "eigh",
     "generator_state",
-    "gram",
-    "graphed",
-    "largest_eigenvalue",
     "on_side_stream",
     "orthonormal_columns",
     "orthonormal_rows",
     "peak_bytes",
     "positive",
-    "preferences",
     "recording",
     "require",
     "seconds",
@@ -55,6 +48,7 @@ __all__ = [
     "semidefinite_cholesky",
     "side_by_side",
     "sure_eigh",
+    "sure_eigvalsh",
     "triangular_apply",
     "weigh",
 ]

@@ -1,28 +1,21 @@
-"""Functions recorded as CUDA graphs, which launch all their kernels at once.
+"""A step recorded as a CUDA graph, with its random numbers and its update of the parameters.
 
-`graphed` is for pure functions whose shapes are known only when the gates are. Such a function may be hundreds of small
-kernels, cannot be a part of a captured step, and each of its kernels would wait for Python. `Recording` and
-`on_side_stream` are for a whole step with its random numbers and its update of the parameters.
+A graph launches all its kernels at once. Without it each of some hundred small kernels would wait for Python.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from functools import cache, wraps
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from functools import cache
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 from gradguess.errors import InputError
 
-__all__ = ["CannotRecord", "Recording", "graphed", "on_side_stream", "recording", "require"]
+__all__ = ["CannotRecord", "Recording", "on_side_stream", "recording", "require"]
 
 T = TypeVar("T")
-
-KEPT = 16  # graphs of `graphed`, of all functions together; the one that was not used for longest goes
 
 
 class CannotRecord(Exception):
@@ -95,74 +88,3 @@ def on_side_stream(function: Callable[[], T]) -> T:
 @cache
 def _side(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
-
-
-@dataclass
-class _Recorded:
-    graph: torch.cuda.CUDAGraph
-    inputs: list[Tensor]
-    output: Tensor
-
-
-_seen: OrderedDict[Hashable, _Recorded | None] = OrderedDict()
-
-
-def graphed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`function(*tensors, **options)`, recorded the second time it meets the same shapes, replayed from then on.
-
-    The options are constants. The results are those of the plain function, to the bit. On any device but CUDA, and
-    while another graph is being recorded, the function is just called. It must not wait for the device, draw random
-    numbers, or write to its arguments.
-    """
-
-    @wraps(function)
-    def call(*tensors: Tensor, **options: Any) -> Tensor:
-        first = tensors[0]
-        if not first.is_cuda or recording():
-            return function(*tensors, **options)
-        with torch.cuda.device(first.device):
-            shapes = tuple((t.shape, t.dtype) for t in tensors)
-            key = function, first.device, shapes, tuple(options.items()), torch.get_float32_matmul_precision()
-            known = key in _seen
-            recorded = _seen.pop(key, None)
-            if known and recorded is None:
-                recorded = _record(function, tensors, options)
-            _seen[key] = recorded
-            while len(_seen) > KEPT:
-                _seen.popitem(last=False)
-            if recorded is None:
-                return function(*tensors, **options)
-            return _replay(recorded, tensors)
-
-    return call
-
-
-def _record(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], options: dict[str, Any]) -> _Recorded:
-    inputs = [t.clone() for t in tensors]
-    graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph, pool=_memory(tensors[0].device)):
-        output = function(*inputs, **options)
-    return _Recorded(graph, inputs, output)
-
-
-def _replay(recorded: _Recorded, tensors: tuple[Tensor, ...]) -> Tensor:
-    stream, done = torch.cuda.current_stream(), _done(tensors[0].device)
-    stream.wait_event(done)
-    for old, new in zip(recorded.inputs, tensors, strict=True):
-        old.copy_(new)
-    recorded.graph.replay()
-    output = recorded.output.clone()
-    done.record(stream)
-    return output
-
-
-@cache
-def _memory(device: torch.device) -> Any:
-    """One memory pool for all graphs of `graphed`: they run one after the other, and their outputs are copied."""
-    return torch.cuda.graph_pool_handle()
-
-
-@cache
-def _done(device: torch.device) -> torch.cuda.Event:
-    """Recorded when the last replay on this device ended: the next one may run on another stream, and waits for it."""
-    return torch.cuda.Event()

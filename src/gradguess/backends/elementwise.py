@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradguess.backends import kernels
 
-__all__ = ["cross_entropy", "gram", "positive", "weigh"]
+__all__ = ["cross_entropy", "positive", "weigh"]
 
 
 def weigh(y: Tensor, c: Tensor, share: float = 1.0) -> Tensor:
@@ -35,17 +35,6 @@ def cross_entropy(x: Tensor, t: Tensor, target: Tensor, ignored: int) -> tuple[T
     if not kernels.usable(x) or x.shape[1] > kernels.CLASSES:
         return None
     return kernels.cross_entropy(x, t, target, ignored)
-
-
-def gram(product: Tensor, index: Tensor, gate: Tensor) -> Tensor:
-    """`gate_i product[index_i, index_j] gate_j` for every sample: (d, d), (batch, a), (batch, a) -> (batch, a, a).
-
-    With `product = WᵀW` and the open units of every sample as `index` it is the Gram matrix of the open columns.
-    """
-    if kernels.usable(gate):
-        return kernels.gram(product, index, gate)
-    places = index[:, :, None] * len(product) + index[:, None, :]
-    return product.reshape(-1)[places].mul_(gate[:, :, None]).mul_(gate[:, None, :])
 
 
 def positive(x: Tensor) -> Tensor:

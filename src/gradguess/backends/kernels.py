@@ -2,8 +2,8 @@
 
 A batch of k × k problems is too small for the libraries: a factorisation, two solves and what lies between them are a
 dozen launches that each take as long to start as to run. Here a sample's matrix stays in registers. Triton comes with
-PyTorch for CUDA. Callers ask `usable` first. The slow twins are the other paths of `cholesky`, `orthonormal`,
-`small_eigh` and `elementwise`.
+PyTorch for CUDA. Callers ask `usable` first. The slow twins are the other paths of `cholesky`, `orthonormal`
+and `elementwise`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ __all__ = [
     "attention_tangent",
     "cholesky",
     "cross_entropy",
-    "eigh",
-    "gram",
     "like_queries",
     "orthonormal_rows",
     "solve",
@@ -37,8 +35,6 @@ __all__ = [
 LARGEST = 32  # k; a larger matrix does not fit into the registers of a warp
 WIDE = 1024  # numbers that one program of an elementwise kernel works on
 CLASSES = 4096  # the most for which a cross entropy is one kernel
-SWEEPS = 8  # of Jacobi's method: these reach rounding
-PRECISION = "tf32x3"  # of products: three on the matrix units, as accurate as one in float32
 HALF = (torch.float16, torch.bfloat16)
 HEAD = 128  # the largest head of attention
 # By head size: queries and keys of a block of attention, warps, stages. What a warp holds fits into its registers.
@@ -101,18 +97,6 @@ def orthonormal_rows(R: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
     return R, left[..., None]
 
 
-def eigh(H: Tensor, sweeps: int = SWEEPS) -> tuple[Tensor, Tensor]:
-    """`torch.linalg.eigh` of symmetric matrices (B, n, n), n up to `LARGEST`, that does not wait for the device.
-
-    Jacobi's method. Accuracy: rounding, some 1e-5 of the largest eigenvalue at n = 32; matrices that are far from
-    diagonal need 8 sweeps for that, three leave about a hundredth.
-    """
-    n = H.shape[-1]
-    values, Z = H.new_empty(H.shape[:-1]), torch.empty_like(H, memory_format=torch.contiguous_format)
-    _jit().eigh[(len(H),)](H.contiguous(), values, Z, sweeps, n, _padded(n), PRECISION, num_warps=1 if n <= 16 else 2)
-    return values, Z
-
-
 def weigh(y: Tensor, c: Tensor, share: float) -> Tensor:
     """`share c_b y_b` for every row, in place: `y` (batch, n), contiguous, `c` (batch,)."""
     _jit().weigh[(-(-y.numel() // WIDE),)](y, c.contiguous(), share, y.numel(), y.shape[1], WIDE)
@@ -131,15 +115,6 @@ def cross_entropy(x: Tensor, t: Tensor, target: Tensor, ignored: int) -> tuple[T
     together = max(1, 256 // block)
     _jit().cross_entropy[(-(-rows // together),)](*arguments, n, block, together)
     return loss, moved
-
-
-def gram(product: Tensor, index: Tensor, gate: Tensor) -> Tensor:
-    """`gate_i product[index_i, index_j] gate_j` for every sample: (d, d), (batch, a), (batch, a) -> (batch, a, a)."""
-    batch, a = index.shape
-    G = gate.new_empty(batch, a, a)
-    grid = (batch, -(-a // 16), -(-a // 64))
-    _jit().gram[grid](product.contiguous(), index.contiguous(), gate.contiguous(), G, len(product), a, 16, 64)
-    return G
 
 
 def attention_tangent(
@@ -183,7 +158,7 @@ def _alike(t: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _padded(k: int) -> int:
-    """Products of blocks need at least 16 columns."""
+    """One of two sizes, so that few kernels are compiled."""
     return 16 if k <= 16 else 32
 
 

@@ -1,47 +1,19 @@
-"""Numbers by which code that knows no device chooses an algorithm or a size."""
+"""What code that knows no device is told about one."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Preferences", "collective_device", "full_precision", "preferences", "resolution"]
+__all__ = ["collective_device", "full_precision", "fuses_losses", "resolution"]
 
 
-@dataclass(frozen=True)
-class Preferences:
-    """What is cheap on a device.
-
-    Attributes:
-        free_columns: a product of a matrix with a block of up to so many columns costs as much as with fewer, since the
-            time goes into reading the matrix. 0: every column costs.
-        dense_gram: a dense Gram matrix for every sample, of its open units, beats products with the one matrix that
-            all samples share.
-        size_step: sizes of matrices of open units are multiples of this. A larger step means fewer different sizes, and
-            so fewer recorded graphs; a smaller one less padding.
-        replays_functions: `cuda_graphs.graphed` records functions and replays them. A graphed function that computes an
-            intermediate result anew then beats one that keeps it outside.
-        fused_losses: `elementwise.cross_entropy` has a kernel.
-    """
-
-    free_columns: int
-    dense_gram: bool
-    size_step: int
-    replays_functions: bool
-    fused_losses: bool
-
-
-_CPU = Preferences(free_columns=0, dense_gram=False, size_step=8, replays_functions=False, fused_losses=False)
-_CUDA = Preferences(free_columns=32, dense_gram=True, size_step=32, replays_functions=True, fused_losses=True)
-
-
-def preferences(t: Tensor) -> Preferences:
-    """What is cheap on the device of `t`. Any device but CUDA is treated as a CPU."""
-    return _CUDA if t.is_cuda else _CPU
+def fuses_losses(t: Tensor) -> bool:
+    """Has `elementwise.cross_entropy` a kernel on the device of `t`?"""
+    return t.is_cuda
 
 
 def collective_device(backend: str) -> str:

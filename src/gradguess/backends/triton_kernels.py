@@ -100,44 +100,6 @@ def solve(C, z, w, batch, tolerance, n: tl.constexpr, k: tl.constexpr, K: tl.con
 
 
 @triton.jit
-def eigh(H, values, Z, sweeps, n: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Jacobi's method; every round turns K/2 planes at once, and K - 1 rounds meet every pair (a round robin)."""
-    b = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, K)
-    at = b * n * n + i[:, None] * n + i[None, :]
-    A = tl.load(H + at, mask=(i[:, None] < n) & (i[None, :] < n), other=0.0)
-    size = tl.max(tl.max(tl.abs(A), 1), 0)
-    size = tl.where(size > 0, size, 1.0)
-    A = A / size
-    diagonal = i[:, None] == i[None, :]
-    Q = tl.where(diagonal, 1.0, 0.0)
-    for round in range(sweeps * (K - 1)):
-        r = round % (K - 1)
-        other = (2 * r - i + 2 * (K - 1)) % (K - 1)
-        other = tl.where(i == K - 1, r, tl.where(i == r, K - 1, other))
-        partner = i[None, :] == other[:, None]
-        a = tl.sum(tl.where(partner, A, 0.0), 1)
-        own = tl.sum(tl.where(diagonal, A, 0.0), 1)
-        others = tl.sum(tl.where(partner, tl.sum(tl.where(diagonal, A, 0.0), 0)[None, :], 0.0), 1)
-        apart = others - own
-        sign = tl.where(apart == 0, tl.where(i < other, 1.0, -1.0), tl.where(apart > 0, 1.0, -1.0))
-        below = tl.abs(apart) + tl.sqrt(apart * apart + 4 * a * a)
-        tan = sign * 2 * a / tl.where(below > 0, below, 1.0)
-        cos = tl.rsqrt(1 + tan * tan)
-        J = tl.where(diagonal, cos[:, None], tl.where(partner, (tan * cos)[:, None], 0.0))
-        A = tl.dot(tl.trans(J), tl.dot(A, J, input_precision=PRECISION), input_precision=PRECISION)
-        A = tl.where(partner, 0.0, A)
-        Q = tl.dot(Q, J, input_precision=PRECISION)
-    found = tl.sum(tl.where(diagonal, A, 0.0), 0)
-    beside = tl.sum(tl.where(diagonal, A, 0.0), 1)
-    before = (beside[:, None] < found[None, :]) | ((beside[:, None] == found[None, :]) & (i[:, None] < i[None, :]))
-    rank = tl.sum(tl.where(before & (i[:, None] < n), 1, 0), 0)
-    tl.store(values + b * n + rank, found * size, mask=i < n)
-    where = b * n * n + i[:, None] * n + rank[None, :]
-    tl.store(Z + where, Q, mask=(i[:, None] < n) & (i[None, :] < n))
-
-
-@triton.jit
 def weigh(y, c, share, size, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     weight = tl.load(c + at // n, mask=at < size, other=0.0) * share
@@ -165,19 +127,3 @@ def cross_entropy(  # type: ignore[no-untyped-def]
     slope = tl.where(label == ignored, 0.0, tl.where(off, float("nan"), slope))
     tl.store(loss + b, value, mask=b < rows)
     tl.store(moved + b, slope, mask=b < rows)
-
-
-@triton.jit
-def gram(  # type: ignore[no-untyped-def]
-    product, index, gate, G, d, a, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    b = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    i = tl.load(index + b * a + rows, mask=rows < a, other=0)
-    j = tl.load(index + b * a + columns, mask=columns < a, other=0)
-    scale = tl.load(gate + b * a + rows, mask=rows < a, other=0.0)
-    scales = tl.load(gate + b * a + columns, mask=columns < a, other=0.0)
-    values = tl.load(product + i[:, None] * d + j[None, :]) * scale[:, None] * scales[None, :]
-    at = (b * a + rows[:, None]) * a + columns[None, :]
-    tl.store(G + at, values, mask=(rows[:, None] < a) & (columns[None, :] < a))

@@ -8,31 +8,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradguess.backends.cuda_graphs import graphed
-from gradguess.backends.policy import preferences
-from gradguess.backends.small_eigh import eigh
+from gradguess.backends import sure_eigh
 from gradguess.errors import InputError, check_count
 from gradguess.guesses.base import Guess, SiteView
 from gradguess.guesses.frames import Columns, Frame, GatedBasis, OpenGate
 from gradguess.jacobian import GatedLinear, Jacobian
-from gradguess.jacobian.open_units import OpenUnits
-from gradguess.linalg import (
-    batched_top_subspace,
-    chebyshev_top_subspace,
-    is_full,
-    orthonormal_columns,
-    steady_top_subspace,
-)
+from gradguess.linalg import batched_top_subspace, is_full, orthonormal_columns
 
 CHUNK = 1 << 26  # numbers in a dense batch of Jacobians that are decomposed at once
-SWEEPS = 8  # of `eigh` where its eigenvectors are the result
 OVERSAMPLE = 6  # extra columns that make the subspace iteration converge faster
-USUAL = (2, 8)  # degrees of the filter on dense Gram matrices, round by round
-CAREFUL = (2, 4, 4)  # the same where the spectrum is steep
-# A spectrum is steep if one of these squared singular values is more than so many times that of the block's weakest
-# direction. A filter of a high degree would cap such directions.
-STEEP = 12**2  # of the strongest direction
-BULK = 1.75  # of the k-th direction
 
 
 @dataclass(frozen=True)
@@ -48,7 +32,7 @@ class WPerp(Guess):
         solver: how `V_k` is found.
             "svd", the paper's definition and the reference: a dense SVD for every sample.
             "subspace": every sample's own `V_k`, to a projector error of a few 1e-3, by products with the layer above,
-            which all samples share, or from the Gram matrix of each sample's open units where that is faster.
+            which all samples share.
             "shared", the default: one basis `V` for the batch, found every `refresh` steps, then multiplied by each
             sample's gate and made orthonormal: `D V C^{-½} z` with `C = Vᵀ D² V`. Its covariance is an exact rank-k
             projector inside the image of the gate. It is not the sample's own top-k subspace, which the paper uses.
@@ -183,22 +167,20 @@ class _Subspace(_Solver):
     """Every sample's own, by products: each multiplies the layer above with the columns of all samples at once."""
 
     def search(self, guess: WPerp, view: SiteView) -> dict[str, Tensor]:
-        W, k, width = view.W, min(guess.k, view.output.shape[1]), self._width(guess, view)
+        W, k, width = view.W, *_sizes(guess, view)
         if _keeps_all(W, k):
             return _SHARED.search(guess, view)
         if _is_row_space(W, k) or _is_narrow(W, width):
             return {}
         found = {"start": _filled_basis(W, width, view)}
-        if min(W.m, W.d) > width and self._by_products(view):
+        if min(W.m, W.d) > width:
             mix = view.noise.normal((width, 2), view.output.dtype, view.output.device)
             found["mix"] = view.kept.get("mix", mix)
-        elif min(W.m, W.d) > width and isinstance(W, GatedLinear) and W.gate is not None:
-            found["steep"] = _steep(W, found["start"], k)
         return found
 
     def frame(self, guess: WPerp, view: SiteView) -> Frame:
         W, (batch, d) = view.W, view.output.shape
-        k, width = min(guess.k, d), self._width(guess, view)
+        k, width = _sizes(guess, view)
         if _keeps_all(W, k):
             return _SHARED.frame(guess, view)
         if _is_row_space(W, k):
@@ -208,25 +190,17 @@ class _Subspace(_Solver):
             assert isinstance(W, GatedLinear)
             return Columns(_from_rows(W, k).expand(batch, -1, -1))
         basis = view.found("start")
-        start = (basis if view.gate is None else view.gate[:, :, None] * basis).expand(batch, d, width)
+        start = (basis if view.gate is None else view.gate[:, :, None] * basis).expand(batch, d, -1)
         if min(W.m, d) <= width:  # one product with the block spans the whole row space
             return Columns(batched_top_subspace(W.gram_columns, start, k, 2)[0])
-        if self._by_products(view):
-            return Columns(batched_top_subspace(W.gram_columns, start @ view.found("mix"), k, _krylov_steps(d, k))[0])
-        if isinstance(W, GatedLinear) and W.gate is not None:
-            small = OpenUnits.of(W)
-            degrees = CAREFUL if bool(view.found("steep")) else USUAL
-            return Columns(_on_open_units(small.product, small.index, small.gate, basis, k=k, degrees=degrees))
-        return Columns(chebyshev_top_subspace(W.gram_columns, start, k, degree=4, rounds=6)[0])
+        return Columns(batched_top_subspace(W.gram_columns, start @ view.found("mix"), k, _krylov_steps(d, k))[0])
 
-    @staticmethod
-    def _by_products(view: SiteView) -> bool:
-        return not preferences(view.output).dense_gram
 
-    @staticmethod
-    def _width(guess: WPerp, view: SiteView) -> int:
-        d = view.output.shape[1]
-        return min(d, max(min(guess.k, d) + OVERSAMPLE, preferences(view.output).free_columns))
+def _sizes(guess: WPerp, view: SiteView) -> tuple[int, int]:
+    """How many directions are wanted, and of how many columns the first block is."""
+    d = view.output.shape[1]
+    k = min(guess.k, d)
+    return k, min(d, k + OVERSAMPLE)
 
 
 def _keeps_all(W: Jacobian, k: int) -> bool:
@@ -242,7 +216,7 @@ def _is_narrow(W: Jacobian, width: int) -> bool:
 def _from_rows(W: GatedLinear, k: int) -> Tensor:
     """`V_k = W̃ᵀ U_k S_k⁻¹` from the eigenvectors of `W̃W̃ᵀ = U S² Uᵀ`: (batch or 1, d, k); zero beyond the rank."""
     rows = W.matrix()
-    values, U = eigh(rows @ rows.mT, SWEEPS)
+    values, U = sure_eigh(rows @ rows.mT)
     values, U = values.flip(-1)[:, None, :k], U.flip(-1)[..., :k]
     real = values > values[..., :1] * 10 * torch.finfo(rows.dtype).eps  # of squares
     return orthonormal_columns(rows.mT @ U * real)
@@ -251,22 +225,6 @@ def _from_rows(W: GatedLinear, k: int) -> Tensor:
 def _is_row_space(W: Jacobian, k: int) -> bool:
     """Do k directions span the whole row space of the layer above?"""
     return isinstance(W, GatedLinear) and W.m <= k
-
-
-@graphed
-def _on_open_units(
-    product: Tensor, index: Tensor, gate: Tensor, start: Tensor, *, k: int, degrees: tuple[int, ...]
-) -> Tensor:
-    """The top-k subspace of every sample, from the small Gram matrices of its open units."""
-    small = OpenUnits(product, index, gate)
-    V, _ = steady_top_subspace(small.gram(), gate[:, :, None] * start[index], k, degrees)
-    return small.scatter(V.permute(2, 0, 1)).permute(1, 2, 0)
-
-
-def _steep(W: GatedLinear, start: Tensor, k: int) -> Tensor:
-    """Is the spectrum of the batch steep, so that the filter must be careful? 0-dim. The samples' spectra are alike."""
-    values = torch.linalg.vector_norm(W.of_batch() @ start, dim=0).square().sort(descending=True).values
-    return ((values[0] > STEEP * values[-1]) | (values[k - 1] > BULK * values[-1])).to(start.dtype)
 
 
 def _krylov_steps(d: int, k: int) -> int:

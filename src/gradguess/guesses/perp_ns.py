@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradguess.backends.cuda_graphs import graphed
-from gradguess.backends.policy import preferences
 from gradguess.errors import InputError, check_count
 from gradguess.guesses.base import Guess, SiteView
 from gradguess.guesses.frames import Frame, Grouped, Matrix
@@ -77,14 +75,14 @@ class WPerpNS(Guess):
         if self.threshold == "nearest":
             chosen = nearest(float(values[:, -2].mean() / norm))
             return {"scale": norm, "coefficients": values.new_tensor(chosen.coefficients)}
-        size, slope, middle = _law(_sizes(*_tensors(view, PROBE)), (values[:, -2] + values[:, -1]) / 2)
+        size, slope, middle = _law(_sizes(_probe(view)), (values[:, -2] + values[:, -1]) / 2)
         chosen, factor = placed(float(middle / norm))
         found = {"scale": norm / factor, "coefficients": values.new_tensor(chosen.coefficients)}
         return found | {"size": size, "slope": slope}
 
     def _singular_values(self, view: SiteView) -> Tensor:
         """σ_1, …, σ_k and σ_{k+1} of each of the first samples, (samples, k + 1); zero beyond the rank."""
-        probe, s = _jacobian(*_tensors(view, PROBE)), view.output[:PROBE]
+        probe, s = _probe(view), view.output[:PROBE]
         k = min(self.k, probe.m, probe.d)
         start = view.noise.normal((len(s), probe.d, min(probe.d, k + BLOCK)), s.dtype, s.device)
         found = chebyshev_top_subspace(probe.gram_columns, start, min(k + 1, start.shape[2]), degree=6, rounds=3)[1]
@@ -94,60 +92,62 @@ class WPerpNS(Guess):
         return F.pad(values, (0, k + 1 - values.shape[1]))
 
     def frame(self, view: SiteView) -> Frame:
-        W = view.W
-        if not isinstance(W, GatedLinear) or W.gate is None:
-            (dense,) = _tensors(view)
-            return self._dense(*self._fitted(view, dense), dense)
-        parts = groups(W)  # first, since it waits for the device
-        scale, coefficients = self._fitted(view, W.weight, W.gate)
-        if max(small.size for _, small in parts) > W.m:
-            return self._dense(scale, coefficients, W.weight, W.gate)
+        W = _jacobian(view)
+        scale, coefficients = self._fitted(view, W)
+        parts = groups(W) if isinstance(W, GatedLinear) else []
+        if not parts or max(small.size for _, small in parts) > W.m:
+            return self._dense(W, scale, coefficients)
         frames = [
-            (rows, Polynomial(GatedLinear(W.weight, W.gate[rows]), small, scale[rows], coefficients, self.steps))
-            for rows, small in parts
+            (rows, Polynomial(_part(W, rows), small, scale[rows], coefficients, self.steps)) for rows, small in parts
         ]
         return frames[0][1] if len(frames) == 1 else Grouped(frames)
 
-    def _dense(self, scale: Tensor, coefficients: tuple[float, ...], *tensors: Tensor) -> Frame:
-        """`p^N(W̃/σ)` written out, a few samples at a time; `tensors` as in `_jacobian`."""
-        W, *shared, own = _jacobian(*tensors), *tensors
-        rows = max(1, CHUNK // (W.m * W.d))
-        options = {"coefficients": coefficients, "steps": self.steps}
-        parts = zip(scale.split(rows), own.split(rows), strict=True)
-        return Matrix(torch.cat([_iterated(size, *shared, part, **options) for size, part in parts]))
+    def _dense(self, W: GatedLinear | Dense, scale: Tensor, coefficients: tuple[float, ...]) -> Frame:
+        """`p^N(W̃/σ)` written out, a few samples at a time."""
+        size = max(1, CHUNK // (W.m * W.d))
+        slices = [slice(first, first + size) for first in range(0, len(scale), size)]
+        scaled = (_part(W, rows).matrix() / scale[rows, None, None] for rows in slices)
+        return Matrix(torch.cat([newton_schulz(part, coefficients, self.steps) for part in scaled]))
 
-    def _fitted(self, view: SiteView, *tensors: Tensor) -> tuple[Tensor, tuple[float, ...]]:
-        """What each sample's `W̃` is divided by, (batch,), and the coefficients; `tensors` as in `_jacobian`."""
+    def _fitted(self, view: SiteView, W: GatedLinear | Dense) -> tuple[Tensor, tuple[float, ...]]:
+        """What each sample's `W̃` is divided by, (batch,), and the coefficients."""
         fixed, s = torch.Generator(view.output.device).manual_seed(0), view.output
         start = torch.randn(s.shape, generator=fixed, dtype=s.dtype, device=s.device)  # the same in a replay
-        own = _norms(start, *tensors) * MARGIN
+        own = largest_singular(W.jvp, W.vjp, start, LANCZOS) * MARGIN
         scale = view.kept["scale"]
         if self.threshold == "placed":
-            ratio = (_sizes(*tensors) / view.found("size")).clamp_min(0.1)  # a sample may have no open unit
+            ratio = (_sizes(W) / view.found("size")).clamp_min(0.1)  # a sample may have no open unit
             scale = scale * ratio ** view.found("slope")
         # a sample above the probe's norm is scaled by its own, lest the iteration diverge
         return torch.maximum(own, scale), tuple(view.kept["coefficients"].tolist())
 
 
-def _tensors(view: SiteView, rows: int | None = None) -> tuple[Tensor, ...]:
-    """`W̃` of the first `rows` samples, or of all, as `_jacobian` takes it."""
+def _jacobian(view: SiteView) -> GatedLinear | Dense:
+    """`W̃` by one matrix for all and a gate for each sample, or by a matrix for each."""
     W = view.W
     if isinstance(W, GatedLinear) and W.gate is not None:
-        return W.weight, W.gate[:rows]
-    return (W.matrix().expand(len(view.output), -1, -1)[:rows],)
+        return W
+    return Dense(W.matrix().expand(len(view.output), -1, -1))
 
 
-def _jacobian(*tensors: Tensor) -> Jacobian:
-    """`W̃` from one matrix for all and a gate for each sample, or from a matrix for each."""
-    return GatedLinear(*tensors) if len(tensors) == 2 else Dense(*tensors)
+def _probe(view: SiteView) -> GatedLinear | Dense:
+    return _part(_jacobian(view), slice(PROBE))
 
 
-def _sizes(*tensors: Tensor) -> Tensor:
-    """The Frobenius norm of every sample's `W̃`, (batch,); `tensors` as in `_jacobian`."""
-    if len(tensors) == 1:
-        return torch.linalg.vector_norm(tensors[0], dim=(-2, -1))
-    weight, gate = tensors
-    return (gate.square() @ weight.square().sum(0)).sqrt()
+def _part(W: GatedLinear | Dense, rows: slice | Tensor) -> GatedLinear | Dense:
+    """`W̃` of some of the samples."""
+    if isinstance(W, Dense):
+        return Dense(W.W[rows])
+    assert W.gate is not None
+    return GatedLinear(W.weight, W.gate[rows])
+
+
+def _sizes(W: GatedLinear | Dense) -> Tensor:
+    """The Frobenius norm of every sample's `W̃`, (batch,)."""
+    if isinstance(W, Dense):
+        return torch.linalg.vector_norm(W.W, dim=(-2, -1))
+    assert W.gate is not None
+    return (W.gate.square() @ W.weight.square().sum(0)).sqrt()
 
 
 def _law(sizes: Tensor, middles: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,27 +166,20 @@ def _law(sizes: Tensor, middles: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return size.exp(), slope.clamp(0, 1), middle.exp() * alive.amax()
 
 
-@graphed
-def _norms(start: Tensor, *tensors: Tensor) -> Tensor:
-    """A lower bound of every sample's spectral norm, close to it."""
-    W = _jacobian(*tensors)
-    return largest_singular(W.jvp, W.vjp, start, LANCZOS)
-
-
-@graphed
-def _iterated(scale: Tensor, *tensors: Tensor, coefficients: tuple[float, ...], steps: int) -> Tensor:
-    return newton_schulz(_jacobian(*tensors).matrix() / scale[:, None, None], coefficients, steps)
-
-
 class Polynomial(Frame):
-    """`A = p^N(W̃/σ)ᵀ` by the open units of each sample (`small`)."""
+    """`A = p^N(W̃/σ)ᵀ` by the open units of each sample (`small`).
+
+    With `X_0 = W̃/σ`, `G_j = X_jᵀX_j` and `p(X) = X q(XᵀX)` the steps are `X_{j+1} = X_j q(G_j)`, so that
+    `X_Nᵀ z = q(G_{N-1}) ⋯ q(G_0) X_0ᵀ z` and `G_{j+1} = q(G_j) G_j q(G_j)`: matrices of the size of the open units.
+    A step costs four products of them. The last two steps cost none, since they are applied to vectors alone.
+    """
 
     def __init__(
-        self, W: GatedLinear, small: OpenUnits, scale: Tensor, coefficients: tuple[float, ...], steps: int
+        self, W: Jacobian, small: OpenUnits, scale: Tensor, coefficients: tuple[float, ...], steps: int
     ) -> None:
-        self.W, self.scale = W, scale[:, None]
+        self.W, self.small, self.scale = W, small, scale[:, None]
+        self.coefficients, self.steps = coefficients, steps
         self.batch, self.latent, self.dtype = len(scale), W.m, scale.dtype
-        self.filter = _Filter(small, self.scale, coefficients, steps)
 
     def apply(self, z: Tensor) -> Tensor:
         return self._filter(self.W.vjp(z) / self.scale)
@@ -195,36 +188,6 @@ class Polynomial(Frame):
         return self.W.jvp(self._filter(v)) / self.scale
 
     def _filter(self, v: Tensor) -> Tensor:
-        if preferences(v).replays_functions and v.dim() == 3 and len(v) == 1:  # one direction, as in a step
-            small, options = self.filter.small, {"coefficients": self.filter.coefficients, "steps": self.filter.steps}
-            return _filtered(v, small.product, small.index, small.gate, self.scale, **options)
-        return self.filter(v)
-
-
-@graphed
-def _filtered(
-    v: Tensor,
-    product: Tensor,
-    index: Tensor,
-    gate: Tensor,
-    scale: Tensor,
-    *,
-    coefficients: tuple[float, ...],
-    steps: int,
-) -> Tensor:
-    return _Filter(OpenUnits(product, index, gate), scale, coefficients, steps)(v)
-
-
-class _Filter:
-    """With `X_0 = W̃/σ`, `G_j = X_jᵀX_j` and `p(X) = X q(XᵀX)` the steps are `X_{j+1} = X_j q(G_j)`, so that
-    `X_Nᵀ z = q(G_{N-1}) ⋯ q(G_0) X_0ᵀ z` and `G_{j+1} = q(G_j) G_j q(G_j)`: matrices of the size of the open units.
-    A step costs four products of them. The last two steps cost none, since they are applied to vectors alone.
-    """
-
-    def __init__(self, small: OpenUnits, scale: Tensor, coefficients: tuple[float, ...], steps: int) -> None:
-        self.small, self.scale, self.coefficients, self.steps = small, scale, coefficients, steps
-
-    def __call__(self, v: Tensor) -> Tensor:
         """`q(G_{N-1}) ⋯ q(G_0) v` on the open units, zero on the others: (..., batch, d)."""
         u = self.small.gather(v.reshape(-1, *v.shape[-2:])).permute(1, 2, 0)  # (batch, a, vectors)
         for j in range(self.steps):

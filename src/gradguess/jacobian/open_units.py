@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradguess.backends import elementwise
-from gradguess.backends.policy import preferences
 from gradguess.jacobian.gated_linear import GatedLinear
 
+STEP = 8  # sizes are multiples of this
 TILE = 128  # a GPU makes products in tiles of this size, so a matrix costs as much as the next multiple of it
-SHARE = 64  # the first group's size is a multiple of this, so that there are fewer different sizes
+SHARE = 64  # the first group's number of samples is a multiple of this
 
 
 @dataclass(frozen=True)
@@ -35,15 +34,13 @@ class OpenUnits:
     gate: Tensor
 
     @classmethod
-    def of(cls, W: GatedLinear) -> OpenUnits:
-        """As large as the sample with the most open units needs. Waits for the device."""
-        assert W.gate is not None
-        return cls._with(W.product, W.gate, int((W.gate != 0).sum(1).max()))
+    def of(cls, product: Tensor, gate: Tensor) -> OpenUnits:
+        """From `WᵀW` and the gate of every sample, (batch, d): as large as the sample with the most open units needs.
 
-    @classmethod
-    def _with(cls, product: Tensor, gate: Tensor, most: int) -> OpenUnits:
-        step = preferences(gate).size_step
-        size = min(gate.shape[1], max(1, -(-most // step)) * step)
+        Waits for the device.
+        """
+        most = int((gate != 0).sum(1).max())
+        size = min(gate.shape[1], max(1, -(-most // STEP)) * STEP)
         index = torch.argsort((gate != 0).byte(), dim=1, descending=True, stable=True)[:, :size].contiguous()
         return cls(product, index, gate.gather(1, index))
 
@@ -54,7 +51,8 @@ class OpenUnits:
     def gram(self, scale: float | Tensor = 1.0) -> Tensor:
         """`W̃ᵀ W̃ / scale²`, (batch, a, a); `scale` may be (batch, 1)."""
         gate = self.gate / scale
-        return elementwise.gram(self.product, self.index, gate)
+        places = self.index[:, :, None] * len(self.product) + self.index[:, None, :]
+        return self.product.reshape(-1)[places].mul_(gate[:, :, None]).mul_(gate[:, None, :])
 
     def gather(self, v: Tensor) -> Tensor:
         """(..., batch, d) -> (..., batch, a)."""
@@ -82,5 +80,5 @@ def groups(W: GatedLinear) -> list[tuple[Tensor, OpenUnits]]:
     for places in (few, rest):
         if places:
             rows = torch.tensor(places, device=W.gate.device)
-            parts.append((rows, OpenUnits._with(W.product, W.gate[rows], max(counts[b] for b in places))))
+            parts.append((rows, OpenUnits.of(W.product, W.gate[rows])))
     return parts

@@ -12,7 +12,7 @@ This package imports `gradguess.backends` and `gradguess.errors` alone. The coef
 """
 
 from gradguess.backends import orthonormal_columns, semidefinite_cholesky, triangular_apply
-from gradguess.linalg.chebyshev import chebyshev_top_subspace, steady_top_subspace
+from gradguess.linalg.chebyshev import chebyshev_top_subspace
 from gradguess.linalg.newton_schulz import newton_schulz, polynomial
 from gradguess.linalg.subspaces import (
     batched_top_subspace,
@@ -32,7 +32,6 @@ __all__ = [
     "orthonormal_columns",
     "polynomial",
     "semidefinite_cholesky",
-    "steady_top_subspace",
     "top_right_singular_vectors",
     "triangular_apply",
 ]

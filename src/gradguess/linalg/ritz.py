@@ -12,16 +12,15 @@ from gradguess.backends import positive, sure_eigh
 __all__ = ["Product", "pad_columns", "ritz_pairs"]
 
 Product = Callable[[Tensor], Tensor]
-Eigh = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def ritz_pairs(Q: Tensor, H: Tensor, k: int, eigh: Eigh = sure_eigh) -> tuple[Tensor, Tensor]:
+def ritz_pairs(Q: Tensor, H: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The top-k Ritz pairs from orthonormal rows `Q` (B, s, d) and `H = Q G Qᵀ` (its lower triangle).
 
     V (B, d, k), largest eigenvalue first, and the eigenvalues (B, k); zero beyond the rank.
     """
     scale = positive(H.abs().amax((-2, -1), keepdim=True))
-    values, Z = eigh(H / scale)
+    values, Z = sure_eigh(H / scale)
     values = values.flip(-1)[..., :k]
     floor = 10 * Q.shape[-1] ** 0.5 * torch.finfo(Q.dtype).eps * values[..., :1]
     values = torch.where(values > floor, values, 0.0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gradguess.backends import largest_eigenvalue, orthonormal_columns, orthonormal_rows, positive, sure_eigh
+from gradguess.backends import orthonormal_columns, orthonormal_rows, positive, sure_eigh, sure_eigvalsh
 from gradguess.backends.cuda_graphs import CannotRecord, recording
 from gradguess.linalg.ritz import Product, pad_columns, ritz_pairs
 
@@ -120,7 +120,7 @@ def largest_singular(matmul: Product, rmatmul: Product, start: Tensor, steps: in
         beside.append(beta)
     T = torch.diag_embed(torch.cat(diagonal, -1))
     T.diagonal(-1, -2, -1).copy_(torch.cat(beside, -1)[:, :-1])
-    return largest_eigenvalue(T).clamp_min(0).sqrt()
+    return sure_eigvalsh(T)[:, -1].clamp_min(0).sqrt()
 
 
 def batched_top_subspace(gram_product: Product, start: Tensor, k: int, iterations: int) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from torch.nn.modules import module as _module
 from torch.utils._pytree import tree_map
 
 from gradguess.backends.cuda_graphs import recording
-from gradguess.backends.policy import preferences
+from gradguess.backends.policy import fuses_losses
 from gradguess.backends.streams import side_by_side, waits_for_jobs
 from gradguess.layers.elementwise import mask
 from gradguess.layers.tangents import TangentRules
@@ -113,7 +113,7 @@ class ReluChainPass(ModulePass):
     def _through_loss(self, outputs: Any, t: Tensor | None) -> Carried:
         (end,) = tensors(outputs)
         u = torch.zeros_like(end) if t is None else t
-        rules = TangentRules() if preferences(end).fused_losses else nullcontext()
+        rules = TangentRules() if fuses_losses(end) else nullcontext()
         with torch.no_grad(), named_failures(self.task), dual_numbers(), rules:
             dual = fwAD.make_dual(end, u)
             seen = tree_map(lambda leaf: dual if leaf is end else leaf, outputs)
