@@ -344,7 +344,7 @@ def test_resnet18_has_its_known_size():
     ],
 )
 def test_pieces_end_with_blocks(name: str, pieces: int, expected: list[int]):
-    model, path = build(name), "{}.act2" if "resnet" in name else "blocks.{}"
+    model, path = build(name), "{}" if "resnet" in name else "blocks.{}"
     forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=1), form="direct"), sites=pieces)
     forward(per_sample_loss, torch.randn(2, 3, 32, 32), torch.tensor([0, 1]))
     assert [site.name for site in forward.layout.sites][:-1] == [path.format(i) for i in expected]

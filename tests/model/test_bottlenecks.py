@@ -55,6 +55,20 @@ class Across(nn.Module):
         return self.last(h + self.middle(h.relu()).relu())
 
 
+class Ends(nn.Module):
+    """A block that ends with its last layer, which runs inside of it; its skip connection returns what came in."""
+
+    def __init__(self, last: nn.Module, aside: nn.Module | None = None) -> None:
+        super().__init__()
+        self.inner, self.last, self.skip, self.aside = nn.Linear(6, 6), last, nn.Identity(), aside
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.inner(x.tanh()) + self.skip(x))
+        if self.aside is not None:
+            self.said = self.aside(out)
+        return out
+
+
 def residual(blocks: int = 12) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), *(Block() for _ in range(blocks)), nn.LayerNorm(6), nn.Linear(6, 3))
 
@@ -164,3 +178,19 @@ def test_branches_cannot_be_replayed():
     forward = gg.ForwardGradient(job.model, gg.Feedback(gg.WPerp(k=3), form="chained"), memory="replay")
     with pytest.raises(InputError, match="sites=4"):
         forward(LOSS, job.inputs, job.targets)
+
+
+@pytest.mark.parametrize(
+    ("block", "name"),
+    [
+        (lambda: Ends(nn.ReLU()), "1"),
+        (lambda: nn.Sequential(Ends(nn.ReLU())), "1"),
+        (lambda: Ends(nn.Linear(6, 6)), "1.last"),  # better known than the block
+        (lambda: Ends(nn.ReLU(), nn.Linear(6, 6)), "1.last"),  # what is aside reads it as well
+    ],
+)
+def test_a_cut_is_at_the_end_of_the_outermost_module(block, name):
+    """Inside of it the cut would hold the block's local tensors."""
+    model = nn.Sequential(nn.Linear(4, 6), block(), block(), nn.Linear(6, 3))
+    layout = lay_out(Task(model, LOSS, torch.randn(4, 4), torch.tensor([0, 1, 2, 0])), 2)
+    assert [site.name for site in layout.sites] == [name, "3"]

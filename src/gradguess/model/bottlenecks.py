@@ -6,29 +6,41 @@ upper end. Only what crosses from piece to piece is guessed, or predicted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from gradguess.errors import InputError
+from gradguess.layers.table import CHANNELS_FIRST
 from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.cut_pass import candidates, watched_run
 from gradguess.model.hooks import CallHooks
 from gradguess.model.task import Task, tensors
 
+Call = tuple[nn.Module, int]  # a module, and the number of its call
+
 
 @dataclass(frozen=True)
 class _Place:
-    """A call that returned one tensor."""
+    """Calls that returned one and the same tensor."""
 
-    module: nn.Module
-    index: int
+    inner: Call
+    outer: Call  # the outermost that ends with it
     node: Any  # of the autograd graph
     depth: int  # layers with parameters that were called up to here
 
+    @property
+    def cut(self) -> Call:
+        """Where to cut. While a module runs, it holds tensors of its own, so that the end of the outermost is best: but
+        a layer with parameters is better known than what is around it.
+        """
+        layer, _ = self.inner
+        known = isinstance(layer, CHANNELS_FIRST) or any(True for _ in layer.parameters(recurse=False))
+        return self.inner if known else self.outer
 
-def bottleneck_calls(task: Task, count: int) -> set[tuple[nn.Module, int]]:
+
+def bottleneck_calls(task: Task, count: int) -> set[Call]:
     """The calls whose outputs cut the model into `count` pieces of about equal depth; the last is its own output."""
     if isinstance(count, bool) or count < 1:
         raise InputError(f"sites: expected at least 1 piece, found {count!r}.")
@@ -45,23 +57,32 @@ def bottleneck_calls(task: Task, count: int) -> set[tuple[nn.Module, int]]:
     for piece in range(1, count):
         left = [place for place in narrow if place not in chosen]
         chosen.append(min(left, key=lambda place: abs(place.depth - piece * depth / count)))
-    chosen += [place for place in places.values() if place.node in outputs]
-    return {(place.module, place.index) for place in chosen}
+    return {place.cut for place in chosen} | {place.inner for place in places.values() if place.node in outputs}
 
 
 def _survey(task: Task) -> tuple[dict[Any, _Place], int, list[Tensor], Tensor]:
     """One pass: the places by node, in call order; the depth of the model; its outputs and losses."""
     places: dict[Any, _Place] = {}
     depth = 0
+    latest: Any = None  # what the latest call returned, as long as no other has begun
+
+    def begin(module: nn.Module) -> None:
+        nonlocal latest
+        latest = None
 
     def note(module: nn.Module, index: int, x: Any, output: Any) -> Any:
-        nonlocal depth
+        nonlocal depth, latest
         depth += any(p.requires_grad for p in module.parameters(recurse=False))
-        if isinstance(output, Tensor) and output.grad_fn is not None and output.grad_fn not in places:
-            places[output.grad_fn] = _Place(module, index, output.grad_fn, depth)
+        node, call = getattr(output, "grad_fn", None), (module, index)
+        if isinstance(output, Tensor) and node is not None:
+            if node not in places:
+                places[node] = _Place(call, call, node, depth)
+            elif output is latest:
+                places[node] = replace(places[node], outer=call)
+        latest = output
         return output
 
-    with CallHooks([module for _, module in candidates(task.model, explicit=True)], note):
+    with CallHooks([module for _, module in candidates(task.model, explicit=True)], note, before=begin):
         outputs, losses = watched_run(task, grad=True)
     return places, depth, tensors(outputs), losses
 

@@ -18,6 +18,8 @@ from gradguess.methods.students.rules import RULES, Known
 from gradguess.model.site import Site
 from gradguess.step.pull_back import Gradients
 
+Held = list[Tensor]  # one gradient, until somebody takes it out; none where it is not wanted
+
 
 @dataclass(eq=False)
 class Cut:
@@ -74,17 +76,17 @@ class Walk:
         names = self.step.layout.tail if top.name in self.cuts else (*top.parameters, *self.step.layout.tail)
         if self.top is not None:
             self.site_grads[self.top[0]] = pull(losses, [self.top[1]], retain_graph=True)[0]
-        g = self._pull_piece(losses, torch.ones_like(losses), names, last)
-        if last is not None and g is not None and self.chained:
-            self._finish(last, g)
+        delivered = self._pull_piece(losses, [torch.ones_like(losses)], names, last)
+        if last is not None and delivered and self.chained:
+            self._finish(last, delivered)
 
     def meet(self, cut: Cut) -> None:
-        h = self._signal(cut)
+        held = [self._signal(cut)]
         if not self.chained:
-            self._finish(cut, h)
+            self._finish(cut, held)
         elif cut.below is not None:
-            (g,) = pull(cut.s, [cut.below.leaf], h, retain_graph=True)
-            self._finish(cut.below, g)
+            held = pull(cut.s, [cut.below.leaf], held.pop(), retain_graph=True)
+            self._finish(cut.below, held)
 
     def _signal(self, cut: Cut) -> Tensor:
         """`h` of the student of a cut, which learns at once unless it waits for the piece above."""
@@ -108,27 +110,42 @@ class Walk:
                 total = torch.stack([RULES[rule](student, self.known) for rule in self.learn]).sum()
             self.bank.add(student.site, pull(total, [student.weights])[0])
 
-    def _finish(self, cut: Cut, g: Tensor) -> None:
+    def _finish(self, cut: Cut, held: Held) -> None:
         """The piece below a cut, from the gradient at the cut."""
         if self.step.detail:
-            self.site_grads[cut.site.name] = g
-        self._pull_piece(cut.s, g, cut.site.parameters, cut.below)
+            self.site_grads[cut.site.name] = held[0]
+        self._pull_piece(cut.s, held, cut.site.parameters, cut.below)
         cut.s, cut.below = cut.leaf, None  # the graph is not needed any more
 
-    def _pull_piece(self, end: Tensor, g: Tensor, names: Sequence[str], below: Cut | None) -> Tensor | None:
+    def _pull_piece(self, end: Tensor, held: Held, names: Sequence[str], below: Cut | None) -> Held:
         """Gradients of a piece's parameters, and that at the cut below it, where it is wanted."""
         own = [self.gradients.parameters[name] for name in names]
         leaves = [*own, below.leaf] if below is not None else own
         if not leaves:
-            return None
-        found = pull(end, leaves, g / len(g))
+            return []
+        found = pull_once(end, leaves, held)
         for name, grad in zip(names, found, strict=False):
             self.gradients.add(name, grad)
         if below is None:
-            return None
-        delivered = found[-1] * len(g)
+            return []
+        delivered = found[-1] * len(end)
         if below.student is not None:
             below.student.delivered = delivered
             self._teach(below.student)
             below.student = None
-        return delivered
+        return [delivered]
+
+
+def pull_once(end: Tensor, leaves: Sequence[Tensor], held: Held) -> list[Tensor]:
+    """A vjp of the mean over the batch. The gradient is taken out of `held`, and freed with what follows from it.
+
+    PyTorch holds the gradient that a call of it starts from until the call ends. That one is a zero here, which takes
+    no memory; the hook puts the other in its place.
+    """
+    if not end.requires_grad:
+        return pull(end, leaves)
+    hook = end.register_hook(lambda _: (held.pop() / len(end)).to(end.dtype))
+    try:
+        return pull(end, leaves, end.new_zeros(()).expand_as(end))
+    finally:
+        hook.remove()
