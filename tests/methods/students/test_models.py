@@ -233,6 +233,17 @@ def test_under_autocast_the_weights_stay_float32():
         assert all(p.grad.dtype == torch.float32 for p in model.parameters())
 
 
+def test_under_autocast_students_of_maps_learn_from_tangents():
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+    model = nn.Sequential(first, nn.BatchNorm2d(8), nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(512, 3))
+    forward = gg.ForwardGradient(model, gg.Students(learn=("loss", "tangents")), sites=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = forward(cross_entropy, torch.randn(6, 1, 8, 8), torch.arange(6) % 3)
+    assert torch.isfinite(loss)
+    assert all(t.isfinite().all() for entries in forward.learned.values() for t in entries.values())
+
+
 def test_under_autocast_a_student_is_called_with_float32_weights():
     class Noted(nn.Linear):
         def forward(self, s: Tensor) -> Tensor:

@@ -15,14 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import Tensor
 
+from gradguess.backends.tracing import tracing
 from gradguess.guesses.activation import ActivationPerturbation
 from gradguess.layers.tangents import own_kernels
 from gradguess.methods.students.bank import Student, pull
 from gradguess.model.site import Site, at_least_float32
-from gradguess.passes.forward_mode import formula_kernels, quiet_jvp
+from gradguess.passes.forward_mode import dual_numbers, formula_kernels, quiet_jvp, tangent_rules, unpack_dual
 from gradguess.step.base import Step
 from gradguess.step.draw import Drawing
 from gradguess.step.measure import Measurement, measure
@@ -63,15 +65,24 @@ def _tangents(student: Student, known: Known) -> Tensor:
     """
     found = []
     for y, u in known.carried[student.site.name]:
-        with torch.no_grad(), own_kernels(), formula_kernels(student.blueprint.module):
-            along: Any = quiet_jvp(student, (student.s.detach(),), (y,))
-        free = along[1].detach().requires_grad_()
+        free = _moved(student, y).detach().requires_grad_()
         error = _relative(student, free, u)
         (r,) = pull(error, [free])
         (h,) = pull(student.p, [student.s], r, create_graph=True)
         product = (at_least_float32(h) * at_least_float32(y)).sum()
         found.append(error.detach() + product - product.detach())
     return torch.stack(found).mean()
+
+
+def _moved(student: Student, y: Tensor) -> Tensor:
+    """`J_S y`."""
+    s, model = student.s.detach(), student.bank.step.task.model
+    with torch.no_grad(), own_kernels(), formula_kernels(student.blueprint.module), tangent_rules(model):
+        if tracing():  # a trace cannot see through dual numbers, nor `torch.func.jvp` through all casts of autocast
+            moved: Tensor = quiet_jvp(student, (s,), (y,))[1]
+            return moved
+        with dual_numbers():
+            return unpack_dual(student(fwAD.make_dual(s, y)))[1]
 
 
 RULES: dict[str, Callable[[Student, Known], Tensor]] = {
