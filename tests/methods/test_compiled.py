@@ -648,3 +648,43 @@ def test_parts_that_are_written_in_place(method, graphs_alone):
     plain, graph = (trained(model, METHODS[method], x, t, compile=on) for on in (False, True))
     for name, value in plain.items():
         torch.testing.assert_close(graph[name], value, rtol=1e-9, atol=1e-12)
+
+
+class Pair(nn.Module):
+    """Two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(5, 6), nn.Linear(5, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.c(torch.tanh(self.a(x)) * self.b(y))
+
+
+def test_one_tensor_given_twice_is_two_arguments():
+    """The graph is made where both inputs are one tensor, and then sees two."""
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 6, 5, dtype=torch.float64)
+    model, t, found = Pair().double(), torch.arange(6) % 5, []
+    for compile in (False, True):
+        forward = gg.ForwardGradient(model, gg.WPerp(k=2), compile=compile)
+        for inputs in ((x, x), (x, x), (x, y)):
+            model.zero_grad()
+            forward(LOSS, inputs, t)
+        found.append([p.grad for p in model.parameters()])
+    assert forward.plan.runner._graphs
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+def test_a_module_with_two_names_keeps_its_parameters():
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 5)).double()
+    model.again = model[0]
+    own, t = dict(model.named_parameters()), torch.arange(6) % 5
+    forward = gg.ForwardGradient(model, gg.WPerp(k=2), compile=True)
+    x = torch.randn(6, 5, dtype=torch.float64)
+    # a Sequential would run the other name as well
+    model.forward = lambda x: model[2](model[1](model[0](x)))
+    for _ in range(3):
+        forward(LOSS, x, t)
+    assert forward.plan.runner._graphs
+    assert all(p is own[name] for name, p in model.named_parameters())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
+from gradguess.model.task import Task
 from gradguess.passes import compiled_pieces
 from gradguess.step import refresh
 
@@ -90,9 +91,9 @@ def test_equal_pieces_are_compiled_once(small: list[str]):
     """Two blocks between sites do the same on other weights; a third scales by another number."""
     _, forward = found(network(Block(), Block(), Block(), Block(0.5)), compile=True)
     (pieces,) = forward.plan.runner._pieces.values()
-    functions = [piece.fused for piece in pieces._pieces]
-    assert functions[1] is functions[2] is functions[3]
-    assert len(set(map(id, functions))) == 4  # the stem, blocks, the other block, the head
+    for functions in ([piece.forward for piece in pieces._pieces], [piece.back for piece in pieces._pieces]):
+        assert functions[1] is functions[2] is functions[3]
+        assert len(set(map(id, functions))) == 4  # the stem, blocks, the other block, the head
     assert any("0.5" in code for code in small)
 
 
@@ -141,18 +142,174 @@ def test_few_numbers_are_not_worth_it(codes: list[str]):
 
 
 def test_pieces_that_do_not_compile_are_named(small: list[str], monkeypatch: pytest.MonkeyPatch):
+    """The steps stay compiled."""
+
     def broken(*arguments: Tensor):
         raise RuntimeError("no compiler")
 
     compile = torch.compile
     monkeypatch.setattr(
         torch, "compile", lambda module, **options: broken if "x0" in module.code else compile(module, **options)
-    )  # steps are compiled, pieces are not
+    )
     plain, _ = found(network(), compile=False)
-    with pytest.warns(UserWarning, match="no compiler"):
+    with pytest.warns(UserWarning, match="searches for bases are not. torch.compile: no compiler"):
         other, forward = found(network(), compile=True)
-    assert forward.plan.runner.refused
+    assert forward.plan.runner._graphs
     assert_same(plain, other)
+
+
+class Own(nn.Module):
+    """Layers whose derivative is not that of what they compute."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(6, 6), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        if self.kind == "detached":
+            return h * torch.sigmoid(5 * h).detach()
+        if self.kind == "no_grad":
+            with torch.no_grad():
+                gate = torch.sigmoid(5 * h)
+            return h * gate
+        return StraightThrough.apply(h)
+
+
+class StraightThrough(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(h: Tensor) -> Tensor:
+        return torch.tanh(3 * h)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None: ...
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> Tensor:
+        return g
+
+    @staticmethod
+    def jvp(ctx, t: Tensor) -> Tensor:
+        return t.clone()
+
+
+@pytest.mark.parametrize("kind", ["detached", "no_grad", "straight through"])
+def test_derivatives_of_the_models_own_making(small: list[str], kind: str):
+    model = network(*(Own(kind) for _ in range(3)))
+    plain, _ = found(model, compile=False)
+    pieces, forward = found(model, compile=True)
+    assert_same(plain, pieces)
+    assert any(forward.plan.runner._pieces.values())
+
+
+class Shared(nn.Module):
+    """One module under two names, and a site that returns its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.a, self.stay, self.last = nn.Linear(5, 6), Block(), nn.Identity(), nn.Linear(6, 3)
+        self.b = self.a
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.stay(self.a(self.first(x))))
+
+
+def test_a_module_with_two_names_keeps_its_parameters(small: list[str]):
+    torch.manual_seed(0)
+    model, sites = Shared().double(), ["first", "a", "stay", "last"]
+    own = dict(model.named_parameters())
+    forward = gg.ForwardGradient(model, gg.WPerp(k=2, refresh=1), sites=sites, compile=True)
+    for _ in range(3):
+        forward(LOSS, *batch())
+    assert any(forward.plan.runner._pieces.values())
+    assert all(p is own[name] for name, p in model.named_parameters())
+    assert_same(found(model, compile=False, sites=sites)[0], found(model, compile=True, sites=sites)[0])
+
+
+class Crossing(nn.Module):
+    """What a site says decides two sites above, without a derivative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.a, self.b, self.last = nn.Linear(5, 6), Block(), Block(), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        gate = (x > 0).to(x.dtype)
+        return self.last(self.b(self.a(x)) * gate)
+
+
+def test_values_that_cross_a_site(small: list[str]):
+    torch.manual_seed(0)
+    model = Crossing().double()
+    plain, _ = found(model, compile=False)
+    with pytest.warns(UserWarning, match="do not lie in a line"):
+        other, forward = found(model, compile=True)
+    assert forward.plan.runner._graphs
+    assert_same(plain, other)
+
+
+class Encoded(nn.Module):
+    """Every block reads the same frozen encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.a, self.b, self.last = nn.Linear(5, 6), Block(), Block(), nn.Linear(6, 3)
+        self.encoder = nn.Sequential(*(nn.Linear(5, 5).requires_grad_(False) for _ in range(30)), nn.Linear(5, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            code = self.encoder(x)
+        return self.last(self.b(self.a(self.first(x)) + code) + code)
+
+
+def test_pieces_that_share_most_of_their_work_are_left(small: list[str]):
+    torch.manual_seed(0)
+    model, sites = Encoded().double(), ["first", "a", "b", "last"]
+    plain, _ = found(model, compile=False, sites=sites)
+    with pytest.warns(UserWarning, match="share what they compute"):
+        other, _ = found(model, compile=True, sites=sites)
+    assert_same(plain, other)
+
+
+def test_another_loss_needs_no_other_pieces(small: list[str]):
+    model = network()
+    forward = gg.ForwardGradient(model, gg.WPerp(k=2, refresh=1, solver="subspace"), sites=list("01234"), compile=True)
+    for _ in range(4):
+        forward(lambda outputs, targets: LOSS(outputs, targets), *batch())
+    assert len(forward.plan.runner._pieces) == 1
+
+
+class Rows(nn.Module):
+    """A sequence of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.a, self.b, self.last = nn.Linear(5, 6), Block(), Block(), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.b(self.a(self.first(x))).mean(1))
+
+
+def test_a_search_follows_the_size_of_its_batch(monkeypatch: pytest.MonkeyPatch):
+    """Sites were found on short samples: on long ones a search sees as few of them as if they had been found there."""
+    monkeypatch.setattr(refresh, "PROBE_NUMBERS", 12 * 2 * 6)
+    torch.manual_seed(0)
+    model, sites, t = Rows().double(), ["first", "a", "b", "last"], batch()[1]
+    short, long = (torch.randn(12, length, 5, dtype=torch.float64) for length in (2, 8))
+    ends = []
+    for resumed in (False, True):
+        forward = gg.ForwardGradient(model, gg.WPerp(k=2, refresh=1), sites=sites)
+        forward(LOSS, short, t)
+        if resumed:
+            saved = forward.state_dict()
+            forward = gg.ForwardGradient(model, gg.WPerp(k=2, refresh=1), sites=sites)
+            forward.load_state_dict(saved)
+        forward(LOSS, long, t)
+        ends.append({**forward.state_dict(), "rows": torch.tensor(forward.layout.largest(Task(model, LOSS, long, t)))})
+    assert_same(*ends)
 
 
 def test_large_samples_are_searched_with_fewer_of_them(monkeypatch: pytest.MonkeyPatch):

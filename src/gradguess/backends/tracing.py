@@ -153,6 +153,7 @@ def traced_autograd() -> AbstractContextManager[Any]:
 
 def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> fx.GraphModule:
     """The operations of `function` on these tensors. What is not among the arguments is a constant of the graph."""
+    arguments = [t.clone() if any(t is other for other in arguments[:i]) else t for i, t in enumerate(arguments)]
     try:
         return _merged(_checked(_graph_of(_watched(function), arguments)), arguments)
     except NotTraceable:

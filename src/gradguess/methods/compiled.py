@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from gradguess.backends.cuda_graphs import recording
 from gradguess.backends.policy import full_precision
 from gradguess.backends.tracing import Graph, NotTraceable, compiled, trace
 from gradguess.methods.base import Estimate, Method
 from gradguess.methods.run import Runner
-from gradguess.methods.signature import signature
+from gradguess.methods.signature import model_signature, signature
 from gradguess.model.side_effects import Snapshot
 from gradguess.model.site import Layout, Members
-from gradguess.model.task import Task
+from gradguess.model.task import Task, with_tensors
 from gradguess.noise import Noise
 from gradguess.passes import Pass
 from gradguess.passes.compiled_pieces import CompiledPieces, PiecewisePass
@@ -49,6 +49,7 @@ class Compiler(Runner):
         self._graphs: dict[Hashable, _CompiledStep] = {}
         self._pieces: dict[Hashable, CompiledPieces | None] = {}  # None: of a search that ran by itself
         self.refused = False
+        self.plain_searches = False  # the model cannot be cut into compiled pieces
 
     def __call__(self, method: Method, step: Step) -> Result:
         kind = method.kind(step.state.count)
@@ -58,7 +59,7 @@ class Compiler(Runner):
         try:
             options = step.detail, step.share, step.last, step.options
             state = step.state.kept, step.state.learned
-            key = (kind, options, signature(step.task, step.layout, state, step.noise.generator.device.type))
+            key = (kind, options, signature(step.task, step.layout, state))
         except NotTraceable as reason:
             self._refuse(f"{reason}")
             return method.run(step)
@@ -82,19 +83,23 @@ class Compiler(Runner):
         return self._graphs[key](step)
 
     def aside(self, task: Task, layout: Layout) -> Pass:
-        if self.refused or not CompiledPieces.fit(task, layout):
-            return super().aside(task, layout)
-        device = next(task.model.parameters()).device.type
+        plain = super().aside(task, layout)
+        if self.refused or self.plain_searches or not CompiledPieces.fit(task, layout):
+            return plain
         try:
-            key = signature(task, layout, (), device)
+            key = model_signature(task, layout)
+            known = self._pieces.get(key)
+            if known is None and (recording() or (key not in self._pieces and len(self._pieces) == MOST)):
+                return plain
             if key not in self._pieces:
                 self._pieces[key] = None
-                return super().aside(task, layout)
-            pieces = self._pieces[key] or CompiledPieces(task, layout)
+                return plain
+            self._pieces[key] = pieces = known or CompiledPieces(task, layout)
         except NotTraceable as reason:
-            self._refuse(f"This model cannot be compiled: {reason}")
-            return super().aside(task, layout)
-        self._pieces[key] = pieces
+            self.plain_searches = True
+            self._pieces.clear()
+            warnings.warn(f"compile=True: steps are compiled, searches for bases are not. {reason}.", stacklevel=7)
+            return plain
         return PiecewisePass(task, layout, pieces)
 
     def _applies(self, step: Step) -> bool:
@@ -242,7 +247,7 @@ class _CompiledStep:
         free = step.layout.members.parameters
         parameters = {name: p.detach().requires_grad_(free[name].requires_grad) for name, p in parameters.items()}
         buffers = {name: b.clone() for name, b in buffers.items()}
-        with torch.no_grad(), _reparametrize_module(model, parameters | buffers, tie_weights=True):
+        with torch.no_grad(), with_tensors(model, parameters | buffers):
             task = replace(step.task, inputs=inputs, targets=targets)
             layout = replace(step.layout, members=Members(model))
             with Given(masks):

@@ -142,9 +142,10 @@ class _Walk:
             step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, part.share, last)
             result, self.state = plan.runner(plan.method, step)
         except torch.linalg.LinAlgError:  # a factorisation that failed on NaN gives an estimate that says so
-            losses = passes.aside().graph()[1].detach()
-            if torch.isfinite(losses).all():
+            every = [choose_pass(each.task, layout).aside().graph()[1].detach() for each in parts]
+            if torch.isfinite(torch.cat(every)).all():
                 raise
+            losses = next(found for found, each in zip(every, parts, strict=True) if each is part)
             return Estimate(losses.mean(), {}, losses.new_zeros(0, len(losses)), losses=losses)
         return result
 
@@ -195,7 +196,7 @@ def _add(grads: dict[str, Tensor], result: Estimate, share: float) -> None:
 def _combined(results: list[Estimate], grads: dict[str, Tensor], pool: Pool) -> Estimate:
     """The estimate of the whole batch from those of its parts, and the sum of their gradients."""
     losses = torch.cat([result.losses for result in results])
-    jvp = torch.cat([result.jvp for result in results], 1)
+    jvp = torch.cat([result.jvp for result in results if len(result.jvp)] or [results[0].jvp], 1)
     whole = Estimate(losses.mean(), grads, jvp, losses=losses)
     if results[0].pooled:
         whole.all_finite = torch.stack([result.all_finite for result in results if result.all_finite is not None]).all()

@@ -31,20 +31,24 @@ class _Same:
         return id(self.thing)
 
 
-def signature(task: Task, layout: Layout, state: Any, device: str) -> Hashable:
-    """Loss, layout (training mode, hooks), shapes, dtypes, autocast, and plain numbers.
-
-    Args:
-        state: what else is read, a nest of tensors.
-    """
-    leaves, spec = tree_flatten((task.inputs, task.targets, state))
-    members, loss_fn = layout.members, task.loss_fn
-    own = tuple((t.shape, t.dtype, t.device) for t in (*members.parameters.values(), *task.model.buffers()))
-    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    numbers = tuple(_numbers(vars(module)) for module, _ in members.modules)
+def signature(task: Task, layout: Layout, state: Any) -> Hashable:
+    """What a step depends on: loss, targets and state (a nest of tensors) besides the model."""
+    loss_fn = task.loss_fn
+    leaves, spec = tree_flatten((task.targets, state))
     closure = {str(i): cell.cell_contents for i, cell in enumerate(getattr(loss_fn, "__closure__", None) or ())}
     losses = _Same(loss_fn), _numbers(getattr(loss_fn, "__dict__", {})), _numbers(closure)
-    return losses, layout, str(spec), tuple(map(_leaf, leaves)), own, autocast, numbers
+    return losses, str(spec), tuple(map(_leaf, leaves)), model_signature(task, layout)
+
+
+def model_signature(task: Task, layout: Layout) -> Hashable:
+    """What the outputs depend on: layout (training mode, hooks), shapes, dtypes, autocast, and plain numbers."""
+    leaves, spec = tree_flatten(task.inputs)
+    own = (*layout.members.parameters.values(), *task.model.buffers())
+    kinds = tuple((t.shape, t.dtype, t.device) for t in own)
+    devices = dict.fromkeys(t.device.type for t in own)
+    autocast = tuple(torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in devices)
+    numbers = tuple(_numbers(vars(module)) for module, _ in layout.members.modules)
+    return layout, str(spec), tuple(map(_leaf, leaves)), kinds, autocast, numbers
 
 
 def _leaf(leaf: Any) -> Hashable:

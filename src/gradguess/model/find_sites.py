@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,7 +52,8 @@ def lay_out(task: Task, sites: Sites = "auto", *, full_batch: bool = False, beyo
             if chosen:
                 cut = CutPass(probe, _among(chosen))
         severed = severed_leaves(probe, cut) if beyond_graph else None
-    return _read(task.model, cut, shapes, severed, sliceable=sliceable, stochastic=stochastic, mutates=mutates)
+    found = _read(task.model, cut, shapes, severed, sliceable=sliceable, stochastic=stochastic, mutates=mutates)
+    return replace(found, sample_size=probe.sample_size) if sliceable else found
 
 
 def _among(chosen: set[tuple[nn.Module, int]]) -> Want:

@@ -7,6 +7,7 @@ them and which parameters lie below it is read off the autograd graph of one sma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from gradguess.layers.entry import Gate, GradientRule
 from gradguess.layers.positions import FULL, Pattern
+from gradguess.model.task import Task
 
 Sites = str | int | Sequence[str]
 
@@ -140,6 +142,7 @@ class Layout:
     members: Members  # what the layout depends on besides the model's code
     calls: Mapping[nn.Module, int]  # how often each watched module was called
     idle: tuple[nn.Module, ...] = ()  # modules with trainable parameters that were not called
+    sample_size: int = 0  # of the inputs, when the sites were found
     outputs: Any = None  # what the model returned on the few samples, with meta tensors: shapes without numbers
 
     @cached_property
@@ -171,6 +174,11 @@ class Layout:
         return all(site.guessed for site in self.sites[:-1]) and all(
             site.above == (above.name,) and not site.reaches_output for site, above in pairwise(self.sites)
         )
+
+    def largest(self, task: Task) -> int:
+        """The most numbers that a site has of one sample of this task, taken to grow with the sample itself."""
+        found = max((math.prod(site.shape) for site in self.sites), default=0)
+        return found * task.sample_size // self.sample_size if self.sample_size else found
 
     @cached_property
     def below_tops(self) -> tuple[str, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from gradguess.errors import InputError
@@ -58,6 +59,11 @@ def _everywhere(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Te
         for name, own in (*module._parameters.items(), *module._buffers.items())
         if id(own) in given
     }
+
+
+def with_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+    """These take the place of the model's own parameters and buffers, under all names of a tied one."""
+    return _reparametrize_module(model, _everywhere(model, tensors), tie_weights=False)
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,12 @@ class Task:
             if isinstance(leaf, Tensor) and leaf.dim() > 0:
                 return int(leaf.shape[0])
         raise InputError("inputs: expected a tensor with one row per sample; without one the batch cannot be cut.")
+
+    @property
+    def sample_size(self) -> int:
+        """The numbers in one sample of the inputs."""
+        leaves = [leaf for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0]
+        return sum(leaf[0].numel() for leaf in leaves if len(leaf) == self.batch)
 
     def losses(self, outputs: Any) -> Tensor:
         """One loss per sample, shape (batch,)."""

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from gradguess.backends.policy import full_precision
 from gradguess.backends.trace_pieces import pieces_of
 from gradguess.backends.tracing import trace
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, Members, Site
-from gradguess.model.task import Task
+from gradguess.model.task import Task, with_tensors
 from gradguess.passes.functional_pass import FunctionalPass
 from gradguess.passes.module_pass import ModulePass
 
@@ -24,7 +21,7 @@ LARGE = 2**20  # numbers at a site: below that kernels are so short that fusing 
 
 
 class CompiledPieces:
-    """The pieces of a model between neighbouring sites, each a compiled function with a compiled reverse graph.
+    """The pieces of a model between neighbouring sites, each a compiled function with a compiled vjp.
 
     A piece is a function of parameters, buffers, inputs and the output of the site below. Pieces that do the same on
     other weights, such as the blocks of a transformer, are compiled once.
@@ -33,47 +30,49 @@ class CompiledPieces:
     @staticmethod
     def fit(task: Task, layout: Layout) -> bool:
         """Do the sites lie in a line, does a pass leave no trace, and are there numbers enough to gain from it?"""
-        largest = max((math.prod(site.shape) for site in layout.sites), default=0)
-        return layout.in_a_line and not layout.leaves_traces and largest * task.batch >= LARGE
+        simple = layout.sliceable and layout.in_a_line and not layout.leaves_traces
+        return simple and layout.largest(task) * task.batch >= LARGE
 
     def __init__(self, task: Task, layout: Layout) -> None:
         outputs: list[Tensor] = []
-        ModulePass(task, layout).aside().plain(lambda site, x, s: outputs.append(s))
-        given, self._spec = tree_flatten((_own(task, layout), task.inputs, outputs))
-        self._constants = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in given]
-        given = [leaf for leaf in given if isinstance(leaf, Tensor)]
+        ModulePass(task, layout).aside().plain(lambda site, x, s: outputs.append(s.detach()))
+        vectors = [torch.zeros_like(s) for s in outputs]
+        leaves, self._spec = tree_flatten((_own(task, layout), task.inputs, outputs, vectors))
+        self._constants = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self._example = task, layout
-        self._pieces = pieces_of(trace(self._ends, given), given)
+        self._pieces = pieces_of(trace(self._function, given), given, len(outputs))
         del self._example  # its batch is not needed any more
 
-    def _ends(self, *given: Tensor) -> list[Tensor]:
-        """The output of every site, from those of the sites below as they are given."""
-        rest = iter(given)
+    def _function(self, *given: Tensor) -> list[Tensor]:
+        """The output of every site, and a vector at each pulled back to the one below, which is given."""
+        rest, (task, layout) = iter(given), self._example
         leaves = [next(rest) if leaf is Tensor else leaf for leaf in self._constants]
-        own, inputs, outputs = tree_unflatten(leaves, self._spec)
-        starts, ends = iter(outputs), list[Tensor]()
+        own, inputs, outputs, vectors = tree_unflatten(leaves, self._spec)
+        starts, values, pulled = list[Tensor](), list[Tensor](), list[Tensor]()
 
         def visit(site: Site, x: Any, s: Tensor) -> Tensor:
-            ends.append(s)
-            start: Tensor = next(starts).detach().requires_grad_()
-            return start.clone()
+            number = len(starts)
+            with torch._C.DisableTorchFunction():  # the rules of the pass end here
+                if starts:
+                    pulled.extend(torch.autograd.grad(s, starts[-1:], vectors[number]))
+                values.append(s.detach())  # without the graph of its piece
+                starts.append(outputs[number].detach().requires_grad_())
+                return starts[-1].clone()
 
-        task, layout = self._example
-        with _reparametrize_module(task.model, own, tie_weights=True):
+        with with_tensors(task.model, own):
             there = replace(layout, members=Members(task.model))
             FunctionalPass(replace(task, inputs=inputs), there).graph(visit)
-        return ends
+        return values + pulled
 
     def run(self, task: Task, layout: Layout, visit: Visit) -> None:
         """A pass in which `visit` sees every site, and its output with the graph of the piece below it."""
-        given, _ = tree_flatten((_own(task, layout), task.inputs))
-        tensors: list[Tensor] = [leaf for leaf in given if isinstance(leaf, Tensor)]
+        leaves, _ = tree_flatten((_own(task, layout), task.inputs))
+        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         start: Tensor | None = None
         with torch.enable_grad():
             for site, piece in zip(layout.sites, self._pieces, strict=True):
-                with full_precision(tensors[0].device):  # its casts are in it already
-                    s = piece(tensors, start)
-                start = visit(site, None, s)
+                start = visit(site, None, piece(given, start))
 
 
 def _own(task: Task, layout: Layout) -> dict[str, Tensor]:
@@ -82,7 +81,7 @@ def _own(task: Task, layout: Layout) -> dict[str, Tensor]:
 
 
 class PiecewisePass(ModulePass):
-    """Passes that leave no trace; those with a reverse graph run compiled pieces, up to the last site."""
+    """A pass that leaves no trace: its reverse graph is that of compiled pieces, and ends at the last site."""
 
     def __init__(self, task: Task, layout: Layout, pieces: CompiledPieces) -> None:
         super().__init__(task, layout)
@@ -92,6 +91,6 @@ class PiecewisePass(ModulePass):
         self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False, last: bool = False
     ) -> tuple[Any, Any]:
         assert visit is not None
-        assert not twice  # PyTorch does not compile the graph of a gradient
+        assert not twice
         self._pieces.run(self.task, self.layout, visit)
         return None, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -140,7 +139,7 @@ def _below_others(search: Search, layout: Layout, sites: list[Site], kept: Kept)
     task, vectors = search.probe(), SKETCH
     if layout.sliceable and not search.mixes:
         wanted = min(PROBE_ROWS, task.batch)
-        rows = max(1, min(wanted, PROBE_NUMBERS // max(math.prod(site.shape) for site in sites)))
+        rows = max(1, min(wanted, PROBE_NUMBERS // max(1, layout.largest(task))))
         task, vectors = task.rows(rows, task.batch), -(-SKETCH * wanted // rows)
     noise = search.noise()
     found = {}
