@@ -16,7 +16,7 @@ def test_factors_and_solutions(k, rank):
     Y[0, :, 0] = 0  # one matrix with an empty first column
     C = Y.mT @ Y
     rows, columns = torch.tril_indices(k, k)
-    L, inverse = unrolled_cholesky.cholesky(C[:, rows, columns].t())
+    L, inverse = unrolled_cholesky.cholesky(list(C[:, rows, columns].t()))
     expected, alive = semidefinite_cholesky(C)
     assert torch.equal(torch.stack(inverse, -1) > 0, alive)
     for i in range(k):

@@ -24,7 +24,7 @@ class GramRoot:
 
     Accuracy: that of `semidefinite_cholesky`. What is computed for a sample does not depend on the other samples of the
     batch, but for rounding in the product of all gates with the outer products of the rows of `V`.
-    Cost: `batch d k²` operations for all `C_b` (half of that up to k = 16 on a CPU and in a trace), `k³/3` to factor
+    Cost: `batch d k²` operations for all `C_b` (half of that up to k = 16 on a CPU), `k³/3` to factor
     one of them when it is first needed, `k²` for each solve.
 
     Args:
@@ -63,7 +63,11 @@ class GramRoot:
 
     @cached_property
     def _written_out(self) -> tuple[unrolled_cholesky.Factor, list[Tensor]]:
-        return unrolled_cholesky.cholesky(unrolled_cholesky.outer_products(self.V) @ self.squared_gate.t())
+        if self.V.device.type == "cpu":
+            packed = unrolled_cholesky.outer_products(self.V) @ self.squared_gate.t()
+            return unrolled_cholesky.cholesky(list(packed))
+        k = self.V.shape[1]  # a GPU takes longer for the triangles than for all of the matrices
+        return unrolled_cholesky.cholesky([self._matrices[:, i, j] for i in range(k) for j in range(i + 1)])
 
     @cached_property
     def _packed_factors(self) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,14 +20,15 @@ def outer_products(V: Tensor) -> Tensor:
     return torch.cat([columns[i : i + 1] * columns[: i + 1] for i in range(len(columns))])
 
 
-def cholesky(packed: Tensor, rtol: float | None = None) -> tuple[Factor, list[Tensor]]:
-    """`semidefinite_cholesky` of matrices given by their lower triangles, row by row: (k (k + 1) / 2, B).
+def cholesky(packed: Sequence[Tensor], rtol: float | None = None) -> tuple[Factor, list[Tensor]]:
+    """`semidefinite_cholesky` of B matrices, given by their lower triangles: row by row, each entry for all, (B,).
 
     Returns:
         the lower factor, and the inverse of its diagonal, zero where a column was dropped.
     """
     k = math.isqrt(2 * len(packed))
-    rtol = 100 * k * torch.finfo(packed.dtype).eps if rtol is None else rtol
+    precision = torch.finfo(packed[0].dtype)
+    rtol = 100 * k * precision.eps if rtol is None else rtol
     C = [packed[i * (i + 1) // 2 :][: i + 1] for i in range(k)]
     floor = rtol * functools.reduce(torch.maximum, [C[i][i] for i in range(k)])
     L: Factor = [[] for _ in range(k)]
@@ -37,7 +39,7 @@ def cholesky(packed: Tensor, rtol: float | None = None) -> tuple[Factor, list[Te
             for m in range(j):
                 left = left - L[i][m] * L[j][m]
             if i == j:
-                inverse.append(torch.where(left > floor, left.clamp_min(torch.finfo(packed.dtype).tiny).rsqrt(), 0.0))
+                inverse.append(torch.where(left > floor, left.clamp_min(precision.tiny).rsqrt(), 0.0))
             L[i].append(left * inverse[j])
     return L, inverse
 
