@@ -66,10 +66,11 @@ def _students(record: Record) -> Table:
             text("yes" if row["compiled"] else "no"),
             number(row["step_ms"], ".1f"),
             ratio_cell(row["step_ms"] / base[row["task"]]),
+            number(row.get("peak_mb"), ".0f"),
         )
         for row in rows
     )
-    columns = ("", "Network", "Pieces", "Compiled", "ms", "Over backpropagation, uncompiled")
+    columns = ("", "Network", "Pieces", "Compiled", "ms", "Over backpropagation, uncompiled", "Peak, MB")
     return Table("cost-students", "What a step costs", columns, shown, "")
 
 
