@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -152,7 +153,7 @@ def test_pieces_that_do_not_compile_are_named(small: list[str], monkeypatch: pyt
         torch, "compile", lambda module, **options: broken if "x0" in module.code else compile(module, **options)
     )
     plain, _ = found(network(), compile=False)
-    with pytest.warns(UserWarning, match="searches for bases are not. torch.compile: no compiler"):
+    with pytest.warns(UserWarning, match="searches for bases run uncompiled: torch.compile: no compiler"):
         other, forward = found(network(), compile=True)
     assert forward.plan.runner._graphs
     assert_same(plain, other)
@@ -332,3 +333,53 @@ def test_large_samples_are_searched_with_fewer_of_them(monkeypatch: pytest.Monke
     assert set(seen) == {(4, 24)}
     chunked, _ = found(network(), steps=1, compile=False, chunk=5)
     assert_same(whole, chunked)  # however the batch is split
+
+
+class Turned(nn.Module):
+    """Mixes the other dimension, and returns a tensor that is not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x)).transpose(1, 2)
+
+
+def test_sites_that_are_not_contiguous(small: list[str]):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Linear(1, 6), Turned(), Turned(), nn.Flatten(), nn.Linear(36, 3))
+    model, sites, x = model.double(), list("1235"), torch.randn(12, 6, dtype=torch.float64)
+    ends = []
+    for compile in (False, True):
+        forward = gg.ForwardGradient(model, gg.WPerp(k=2, refresh=1), sites=sites, compile=compile)
+        for _ in range(3):
+            forward(LOSS, x, batch()[1])
+        ends.append(forward.state_dict())
+    assert any(forward.plan.runner._pieces.values())
+    assert_same(*ends)
+
+
+def test_layers_of_many_widths(small: list[str]):
+    """They have the same code. Each shape is compiled by itself, since a compiled function has few."""
+    widths = range(6, 16)
+    layers = [m for a, b in pairwise(widths) for m in (nn.Linear(a, b), nn.Softmax(-1))]
+    model = nn.Sequential(nn.Linear(5, 6), nn.Softmax(-1), *layers, nn.Linear(15, 3)).double()
+    sites = [name for name, module in model.named_children() if isinstance(module, nn.Softmax | nn.Linear)]
+    plain, _ = found(model, 3, compile=False, sites=sites[1::2] + sites[-1:])
+    other, forward = found(model, 3, compile=True, sites=sites[1::2] + sites[-1:])
+    (pieces,) = forward.plan.runner._pieces.values()
+    assert len({id(piece.back) for piece in pieces._pieces[1:]}) == len(widths)
+    assert_same(plain, other)
+
+
+def test_the_head_does_not_make_a_search_small(monkeypatch: pytest.MonkeyPatch):
+    """Nothing is guessed at the top, however many classes there are."""
+    monkeypatch.setattr(refresh, "PROBE_NUMBERS", 12 * 6)
+    model = network()
+    model[4] = nn.Linear(6, 300).double()
+    seen: list[int] = []
+    inner = refresh.CutGraph.sketch
+    monkeypatch.setattr(refresh.CutGraph, "sketch", lambda self, *rest: (seen.append(rest[1]), inner(self, *rest))[1])
+    found(model, 1, compile=False)
+    assert set(seen) == {8}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -57,16 +57,17 @@ class _Piece(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, vector: Tensor) -> tuple[Tensor, None, None]:
-        return _run(ctx.back, [*ctx.saved_tensors, vector])[0], None, None
+        return _run(ctx.back, [*ctx.saved_tensors, vector.contiguous()])[0], None, None
 
 
 def _run(graph: Graph, arguments: Sequence[Tensor]) -> Sequence[Tensor]:
-    with torch.no_grad(), full_precision(arguments[0].device):  # its casts are in it already
+    # Its casts are in it already. A search has no torch functions, and a compiled graph is made for one state of them.
+    with torch.no_grad(), torch._C.DisableTorchFunction(), full_precision(arguments[0].device):
         return graph(*arguments)
 
 
 def pieces_of(graph: fx.GraphModule, arguments: Sequence[Tensor], count: int) -> list[TracedPiece]:
-    """The pieces of a graph, compiled; those with the same operations are compiled once.
+    """The pieces of a graph, compiled; those with the same operations on the same shapes are compiled once.
 
     Args:
         graph: it returns `count` values and then, for all of them but the first, a vector that is pulled back to the
@@ -81,20 +82,23 @@ def pieces_of(graph: fx.GraphModule, arguments: Sequence[Tensor], count: int) ->
     _check_apart(values, starts)
     numbers = dict(zip(inputs, arguments, strict=True))
     place = {node: i for i, node in enumerate(own)}
-    known: dict[str, Graph] = {}
+    known: dict[Hashable, Graph] = {}
 
     def function(taken: Nodes, results: Nodes) -> Graph:
-        module = _function(graph, taken, results)
-        if module.code not in known:
-            known[module.code] = compiled(module, [numbers[node] for node in taken])
-        return known[module.code]
+        module, example = _function(graph, taken, results), [numbers[node] for node in taken]
+        key = module.code, *((t.shape, t.stride(), t.dtype) for t in example)
+        if key not in known:
+            with torch._C.DisableTorchFunction():
+                known[key] = compiled(module, example)
+        return known[key]
 
     pieces = []
     for number, value in enumerate(values):
         start = starts[number - 1 : number]  # none below the first piece
         needed = _needed_back(pulled[number], vectors[number], start[0]) if start else []
         kept, held = [node for node in needed if node not in place], [node for node in needed if node in place]
-        taken = [node for node in own if node in _made_of([value, *kept])]
+        made_of = _made_of([value, *kept])
+        taken = [node for node in own if node in made_of]
         forward = function([*taken, *start], [value, *kept])
         back = None
         if start:

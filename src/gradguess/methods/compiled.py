@@ -98,7 +98,7 @@ class Compiler(Runner):
         except NotTraceable as reason:
             self.plain_searches = True
             self._pieces.clear()
-            warnings.warn(f"compile=True: steps are compiled, searches for bases are not. {reason}.", stacklevel=7)
+            warnings.warn(f"compile=True: searches for bases run uncompiled: {reason}.", stacklevel=7)
             return plain
         return PiecewisePass(task, layout, pieces)
 

@@ -176,8 +176,8 @@ class Layout:
         )
 
     def largest(self, task: Task) -> int:
-        """The most numbers that a site has of one sample of this task, taken to grow with the sample itself."""
-        found = max((math.prod(site.shape) for site in self.sites), default=0)
+        """The most numbers that a guessed site has of one sample, taken to grow with the sample itself."""
+        found = max((math.prod(site.shape) for site in self.guessed), default=0)
         return found * task.sample_size // self.sample_size if self.sample_size else found
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -121,7 +122,7 @@ class Task:
     def sample_size(self) -> int:
         """The numbers in one sample of the inputs."""
         leaves = [leaf for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0]
-        return sum(leaf[0].numel() for leaf in leaves if len(leaf) == self.batch)
+        return sum(math.prod(leaf.shape[1:]) for leaf in leaves if len(leaf) == self.batch)
 
     def losses(self, outputs: Any) -> Tensor:
         """One loss per sample, shape (batch,)."""

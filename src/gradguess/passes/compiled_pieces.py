@@ -36,7 +36,7 @@ class CompiledPieces:
     def __init__(self, task: Task, layout: Layout) -> None:
         outputs: list[Tensor] = []
         ModulePass(task, layout).aside().plain(lambda site, x, s: outputs.append(s.detach()))
-        vectors = [torch.zeros_like(s) for s in outputs]
+        vectors = [torch.zeros_like(s, memory_format=torch.contiguous_format) for s in outputs]
         leaves, self._spec = tree_flatten((_own(task, layout), task.inputs, outputs, vectors))
         self._constants = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -48,3 +48,30 @@ def test_beside_a_piece_there_are_three_gradients_and_nothing_else(pieces):
     peak = peak_bytes(lambda: forward(cross_entropy, x, t), torch.device("cpu")) / ACTIVATION
     piece = 1 + 2 * BLOCKS  # the stem's output, or that of the piece below; two of each block
     assert piece + 2 < peak < piece + 3.5
+
+
+class Damped(nn.Linear):
+    """Its gradient is a tenth of what arrives."""
+
+    factor = 0.1
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(super().forward(x))
+        if y.requires_grad:
+            y.register_hook(lambda g: self.factor * g)
+        return y
+
+
+@pytest.mark.parametrize("form", ["direct", "chained"])
+def test_hooks_of_the_model_see_the_gradient(form, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(Damped(4, 6), Damped(6, 6), nn.Linear(6, CLASSES))
+    x, t, found = torch.randn(8, 4), torch.zeros(8).long(), []
+    for factor in (0.1, 1.0):
+        monkeypatch.setattr(Damped, "factor", factor)
+        model.zero_grad()
+        gg.ForwardGradient(model, gg.Students(form=form), sites=["0", "1", "2"])(cross_entropy, x, t)
+        assert model[1].weight.grad is not None
+        found.append(model[1].weight.grad.clone())
+    torch.testing.assert_close(found[0], 0.1 * found[1])
+    assert found[0].any()

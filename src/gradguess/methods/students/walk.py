@@ -140,10 +140,12 @@ def pull_once(end: Tensor, leaves: Sequence[Tensor], held: Held) -> list[Tensor]
     """A vjp of the mean over the batch. The gradient is taken out of `held`, and freed with what follows from it.
 
     PyTorch holds the gradient that a call of it starts from until the call ends. That one is a zero here, which takes
-    no memory; the hook puts the other in its place.
+    no memory; the hook puts the other in its place. It is on a view, so that hooks of the model's own come after it.
     """
     if not end.requires_grad:
         return pull(end, leaves)
+    with torch.enable_grad():
+        end = end.view_as(end)
     hook = end.register_hook(lambda _: (held.pop() / len(end)).to(end.dtype))
     try:
         return pull(end, leaves, end.new_zeros(()).expand_as(end))
