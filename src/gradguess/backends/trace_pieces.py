@@ -148,9 +148,9 @@ def _is_light(node: fx.Node) -> bool:
     return node.target in _MOVES or torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
-def _made_of(nodes: Nodes) -> set[fx.Node]:
-    """All that these nodes are made of, and themselves."""
-    found, waiting = set[fx.Node](), list(nodes)
+def _made_of(nodes: Nodes, given: Nodes = ()) -> set[fx.Node]:
+    """All that these nodes are made of, where some are given, and themselves."""
+    found, waiting = set(given), list(nodes)
     while waiting:
         node = waiting.pop()
         if node not in found:
@@ -174,14 +174,9 @@ def _function(graph: fx.GraphModule, taken: Nodes, results: Nodes) -> fx.GraphMo
     """The results as a function of what is taken, under names that tell nothing of where it was."""
     new = fx.Graph()
     there = {node: new.placeholder(f"x{i}") for i, node in enumerate(taken)}
-    wanted, waiting = set[fx.Node](), list(results)
-    while waiting:
-        node = waiting.pop()
-        if node not in wanted and node not in there:
-            wanted.add(node)
-            waiting += node.all_input_nodes
+    wanted = _made_of(results, taken)
     for node in graph.graph.nodes:
-        if node in wanted:
+        if node in wanted and node not in there:
             args, kwargs = fx.map_arg((node.args, node.kwargs), there.__getitem__)
             there[node] = new.create_node(node.op, node.target, args, kwargs, name=f"v{len(there)}")
     new.output([there[node] for node in results])
