@@ -273,12 +273,14 @@ def test_statistics_survive_a_bad_step(guess):
         forward(nn.CrossEntropyLoss(), case.inputs, case.targets)
 
 
+@pytest.mark.parametrize("derivative", ["dual", "finite"])
 @pytest.mark.parametrize("solver", ["shared", "svd", "subspace"])
 @pytest.mark.parametrize("row", [1, 9])
-def test_nan_in_one_chunk_is_skipped_with_the_whole_batch(solver: str, row: int):
+def test_nan_in_one_chunk_is_skipped_with_the_whole_batch(solver: str, row: int, derivative: str):
     case = make("relu-bias")
     model, x = case.model, torch.cat([case.inputs] * 12)[:12]
-    forward = gg.ForwardGradient(model, gg.WPerp(k=2, solver=solver), chunk=5, nonfinite="skip")
+    method = gg.WPerp(k=2, solver=solver)
+    forward = gg.ForwardGradient(model, method, chunk=5, nonfinite="skip", derivative=derivative)
     x[row] = float("nan")
     assert forward(case.loss_fn, x, torch.cat([case.targets] * 12)[:12]).isnan()
     assert forward.skipped == 1

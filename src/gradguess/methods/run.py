@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -142,7 +143,8 @@ class _Walk:
             step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, part.share, last)
             result, self.state = plan.runner(plan.method, step)
         except torch.linalg.LinAlgError:  # a factorisation that failed on NaN gives an estimate that says so
-            every = [choose_pass(each.task, layout).aside().graph()[1].detach() for each in parts]
+            run = partial(choose_pass, layout=layout, finite=plan.options.finite, mixes=mixes)
+            every = [run(each.task).aside().graph()[1].detach() for each in parts]
             if torch.isfinite(torch.cat(every)).all():
                 raise
             losses = next(found for found, each in zip(every, parts, strict=True) if each is part)
