@@ -48,8 +48,8 @@ def ways(small: bool = False) -> dict[str, dict[str, Any]]:
     """Name -> options of `ForwardGradient`, or of backpropagation where there is no method, and `captured`."""
     layers, *_, batch = SHAPES[small]
     pieces = layers  # one block each
-    replay = {"method": gg.WPerp(), "sites": pieces, "memory": "replay"}
     wperp, feedback = gg.WPerp(), gg.Feedback(gg.WPerp(), form="chained", every=4, fraction=0.25)
+    replay = {"method": wperp, "sites": pieces, "memory": "replay"}
     return {
         "backprop": {},
         "backprop, in halves": {"chunk": batch // 2},

@@ -24,8 +24,8 @@ class GramRoot:
 
     Accuracy: that of `semidefinite_cholesky`. What is computed for a sample does not depend on the other samples of the
     batch, but for rounding in the product of all gates with the outer products of the rows of `V`.
-    Cost: `batch d k²` operations for all `C_b` (half of that up to k = 16 on a CPU), `k³/3` to factor
-    one of them when it is first needed, `k²` for each solve.
+    Cost: `batch d k²` operations for all `C_b` (half of that up to k = 16 on a CPU), `k³/3` to factor one of them when
+    it is first needed, `k²` for each solve.
 
     Args:
         V: (d, k).

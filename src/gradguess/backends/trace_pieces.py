@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -150,23 +150,21 @@ def _is_light(node: fx.Node) -> bool:
 
 def _made_of(nodes: Nodes, given: Nodes = ()) -> set[fx.Node]:
     """All that these nodes are made of, where some are given, and themselves."""
+    return _reached(nodes, lambda node: node.all_input_nodes, given)
+
+
+def _made_from(nodes: Nodes) -> set[fx.Node]:
+    """All that is made from these nodes, and themselves."""
+    return _reached(nodes, lambda node: node.users)
+
+
+def _reached(nodes: Nodes, next_to: Callable[[fx.Node], Iterable[fx.Node]], given: Nodes = ()) -> set[fx.Node]:
     found, waiting = set(given), list(nodes)
     while waiting:
         node = waiting.pop()
         if node not in found:
             found.add(node)
-            waiting += node.all_input_nodes
-    return found
-
-
-def _made_from(nodes: Nodes) -> set[fx.Node]:
-    """All that is made from these nodes, and themselves."""
-    found, waiting = set[fx.Node](), list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.users
+            waiting += next_to(node)
     return found
 
 

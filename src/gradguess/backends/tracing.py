@@ -18,12 +18,24 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from gradguess.backends.policy import full_precision
 from gradguess.errors import GradguessError
 
-__all__ = ["Graph", "NotTraceable", "compiled", "draws", "fixed", "is_wrapped", "trace", "traced_autograd", "tracing"]
+__all__ = [
+    "Form",
+    "Graph",
+    "NotTraceable",
+    "compiled",
+    "draws",
+    "fixed",
+    "is_wrapped",
+    "tensors_of",
+    "trace",
+    "traced_autograd",
+    "tracing",
+]
 
 Graph = Callable[..., Sequence[Tensor]]
 _LOOKED = "it looks at numbers (`if x.sum() > 0`, `.item()`, `.tolist()`), and may go another way next time"
@@ -132,6 +144,24 @@ def fixed(make: Callable[[], Tensor]) -> Tensor:
         t = make()
     _FIXED[_memory(t)] = t
     return t
+
+
+class Form:
+    """What a nest of tensors is besides its tensors: how it is built, and what else is in it. A graph holds it fast."""
+
+    def __init__(self, nest: Any) -> None:
+        leaves, self._spec = tree_flatten(nest)
+        self._leaves = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    def filled(self, tensors: Sequence[Tensor]) -> Any:
+        """The same nest of other tensors."""
+        rest = iter(tensors)
+        return tree_unflatten([next(rest) if leaf is Tensor else leaf for leaf in self._leaves], self._spec)
+
+
+def tensors_of(nest: Any) -> list[Tensor]:
+    """The tensors of a nest, as a graph takes them."""
+    return [leaf for leaf in tree_leaves(nest) if isinstance(leaf, Tensor)]
 
 
 def tracing() -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradguess.backends.cuda_graphs import recording
 from gradguess.backends.policy import full_precision
-from gradguess.backends.tracing import Graph, NotTraceable, compiled, trace
+from gradguess.backends.tracing import Form, Graph, NotTraceable, compiled, tensors_of, trace
 from gradguess.methods.base import Estimate, Method
 from gradguess.methods.run import Runner
 from gradguess.methods.signature import model_signature, signature
@@ -181,22 +181,6 @@ class _GivenNoise(Noise):
         return self.values[self.position - 1].clone()  # a step may write to its directions
 
 
-@dataclass
-class _Inputs:
-    """All that a step reads, in the order of the graph's arguments."""
-
-    parameters: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    batch: Any
-    noise: list[Tensor]
-    masks: list[Tensor]
-    kept: Any
-    learned: Any
-
-    def flat(self) -> tuple[list[Any], Any]:
-        return tree_flatten(tuple(getattr(self, field.name) for field in fields(self)))
-
-
 class _CompiledStep:
     """One kind of step on one shape of batch."""
 
@@ -205,9 +189,8 @@ class _CompiledStep:
         self.example = step
         before, noise = Snapshot(step.task.model), step.noise.generator.get_state()
         try:
-            leaves, self.spec = self._inputs(step).flat()
-            self.constants = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            inputs = self._inputs(step)
+            self.form, given = Form(inputs), tensors_of(inputs)
             self.graph: Graph = compiled(trace(self._function, given), given)
         finally:  # a trace leaves no trace
             before.restore_random()
@@ -216,10 +199,9 @@ class _CompiledStep:
             del self.example  # its batch is not needed any more
 
     def __call__(self, step: Step) -> Result:
-        inputs = self._inputs(step)
-        leaves, _ = inputs.flat()
+        given = tensors_of(self._inputs(step))
         with torch.no_grad(), full_precision(step.noise.generator.device):
-            found = self.graph(*[leaf for leaf in leaves if isinstance(leaf, Tensor)])
+            found = self.graph(*given)
         loss, losses, jvp, directions, site_grads, grads, buffers, kept, learned = tree_unflatten(list(found), self.out)
         for name, buffer in step.task.model.named_buffers():
             if name in buffers:
@@ -227,8 +209,9 @@ class _CompiledStep:
         estimate = Estimate(loss, grads, jvp, directions, site_grads, losses=losses)
         return estimate, State(kept, learned, step.state.count)
 
-    def _inputs(self, step: Step) -> _Inputs:
-        return _Inputs(
+    def _inputs(self, step: Step) -> tuple[Any, ...]:
+        """All that a step reads, in the order of the graph's arguments."""
+        return (
             {name: p.detach() for name, p in step.layout.members.parameters.items()},
             {name: b.detach() for name, b in step.task.model.named_buffers()},
             (step.task.inputs, step.task.targets),
@@ -240,9 +223,8 @@ class _CompiledStep:
 
     def _function(self, *given: Tensor) -> list[Tensor]:
         """The step, with every tensor that it reads as an argument."""
-        step, rest = self.example, iter(given)
-        leaves = [next(rest) if leaf is Tensor else leaf for leaf in self.constants]
-        parameters, buffers, (inputs, targets), noise, masks, kept, learned = tree_unflatten(leaves, self.spec)
+        step = self.example
+        parameters, buffers, (inputs, targets), noise, masks, kept, learned = self.form.filled(given)
         model = step.task.model
         free = step.layout.members.parameters
         parameters = {name: p.detach().requires_grad_(free[name].requires_grad) for name, p in parameters.items()}

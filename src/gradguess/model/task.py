@@ -107,8 +107,8 @@ class Task:
             args, kwargs = self.inputs if isinstance(self.inputs, tuple) else (self.inputs,), {}
         if parameters is None:
             return self.model(*args, **kwargs)
-        everywhere = _everywhere(self.model, parameters)
-        return torch.func.functional_call(self.model, everywhere, args, kwargs, tie_weights=False)
+        with with_tensors(self.model, parameters):
+            return self.model(*args, **kwargs)
 
     @property
     def batch(self) -> int:

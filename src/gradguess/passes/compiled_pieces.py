@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradguess.backends.trace_pieces import pieces_of
-from gradguess.backends.tracing import trace
+from gradguess.backends.tracing import Form, tensors_of, trace
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, Members, Site
 from gradguess.model.task import Task, with_tensors
@@ -37,18 +36,16 @@ class CompiledPieces:
         outputs: list[Tensor] = []
         ModulePass(task, layout).aside().plain(lambda site, x, s: outputs.append(s.detach()))
         vectors = [torch.zeros_like(s, memory_format=torch.contiguous_format) for s in outputs]
-        leaves, self._spec = tree_flatten((_own(task, layout), task.inputs, outputs, vectors))
-        self._constants = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        nest = _own(task, layout), task.inputs, outputs, vectors
+        self._form, given = Form(nest), tensors_of(nest)
         self._example = task, layout
         self._pieces = pieces_of(trace(self._function, given), given, len(outputs))
         del self._example  # its batch is not needed any more
 
     def _function(self, *given: Tensor) -> list[Tensor]:
         """The output of every site, and a vector at each pulled back to the one below, which is given."""
-        rest, (task, layout) = iter(given), self._example
-        leaves = [next(rest) if leaf is Tensor else leaf for leaf in self._constants]
-        own, inputs, outputs, vectors = tree_unflatten(leaves, self._spec)
+        task, layout = self._example
+        own, inputs, outputs, vectors = self._form.filled(given)
         starts, values, pulled = list[Tensor](), list[Tensor](), list[Tensor]()
 
         def visit(site: Site, x: Any, s: Tensor) -> Tensor:
@@ -67,8 +64,7 @@ class CompiledPieces:
 
     def run(self, task: Task, layout: Layout, visit: Visit) -> None:
         """A pass in which `visit` sees every site, and its output with the graph of the piece below it."""
-        leaves, _ = tree_flatten((_own(task, layout), task.inputs))
-        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        given = tensors_of((_own(task, layout), task.inputs))
         start: Tensor | None = None
         with torch.enable_grad():
             for site, piece in zip(layout.sites, self._pieces, strict=True):

@@ -390,3 +390,26 @@ def test_time_first_is_refused():
 def test_a_shape_without_a_default_student_is_refused():
     with pytest.raises(gg.InputError, match=r"found shape \(2, 3, 4, 5\). Pass make="):
         default_student((2, 3, 4, 5), (10,))
+
+
+class TwoNames(nn.Module):
+    """One layer under two names."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: tuple[int, ...]) -> None:
+        super().__init__()
+        self.first = nn.Linear(shape[0], outputs[0])
+        self.second = self.first
+
+    def forward(self, s: Tensor) -> Tensor:
+        return self.first(s)
+
+
+def test_a_layer_of_a_student_with_two_names_stays_a_layer():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, CLASSES))
+    made: list[nn.Module] = []
+    method = gg.Students(make=lambda shape, outputs: (made.append(TwoNames(shape, outputs)), made[-1])[1])
+    forward = gg.ForwardGradient(model, method, sites=2)
+    for _ in range(2):
+        forward(cross_entropy, torch.randn(4, 5), torch.arange(4) % CLASSES)
+    assert all(isinstance(student.first.weight, nn.Parameter) for student in made)

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradguess.backends.random import RandomState
 from gradguess.errors import InputError
 from gradguess.model.site import Layout
+from gradguess.model.task import with_tensors
 
 Make = Callable[[tuple[int, ...], tuple[int, ...]], nn.Module]  # (shape of a cut, shape of the outputs), per sample
 LINE = 16  # numbers: a tensor that starts at a multiple of so many is read fastest
@@ -44,7 +44,7 @@ class Blueprint:
         own = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
         floats = weights.dtype
         fixed = {n: v.to(floats, copy=True) if v.is_floating_point() else v.clone() for n, v in self.fixed.items()}
-        with _reparametrize_module(self.module, own | fixed, tie_weights=True):
+        with with_tensors(self.module, own | fixed):
             return self.module(s)
 
 
