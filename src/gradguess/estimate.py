@@ -36,6 +36,7 @@ def estimate(
     coupling: Literal["sample", "batch"] = "sample",
     balance: bool = False,
     derivative: Literal["dual", "finite"] = "dual",
+    top: Literal["guess", "exact"] = "guess",
 ) -> Estimate:
     """Estimate the gradient of the mean loss of one batch. Writes nothing, holds no state.
 
@@ -60,6 +61,10 @@ def estimate(
             the same. `Feedback` balances whatever is passed here. See `docs/feedback.md`, "Balanced sites".
         derivative: how directional derivatives are taken. "dual" numbers are exact. "finite" takes differences of two
             more plain passes, for models through which no tangent can pass. See `docs/finite.md`.
+        top: what a guess does at the model's output, where nothing lies above. "guess" draws N(0, I), as the paper
+            does. "exact" draws nothing there: the derivative of the loss with respect to the outputs is known after
+            the forward pass. It needs outputs that are those of a site, unchanged; elsewhere N(0, I) is drawn.
+            Methods that are no guesses do not read it. See `docs/guesses.md`, "The top".
 
     Returns:
         an `Estimate`, with a gradient for every parameter that requires one. Parameters that the loss does not depend
@@ -72,7 +77,7 @@ def estimate(
     >>> sorted(est.grads), est.jvp.shape, est.site_grads["2"].shape
     (['0.bias', '0.weight', '2.bias', '2.weight'], torch.Size([1, 5]), torch.Size([5, 3]))
     """
-    options = Options(tangents, isolate, coupling=coupling, balance=balance, derivative=derivative)
+    options = Options(tangents, isolate, coupling=coupling, balance=balance, derivative=derivative, top=top)
     plan = Plan(as_method(guess), sites, options, detail=True)
     with opened(model, loss_fn, inputs, targets, finite=options.finite) as task:
         layout = find_layout(plan, task)
@@ -117,6 +122,8 @@ class ForwardGradient:
             of the batch. It pays in long runs. The control flow of the model may depend on shapes, and not on numbers.
         derivative: "dual" numbers, or "finite" differences for models through which no tangent can pass, as in
             `estimate`.
+        top: at the model's output "guess", as the paper does, or take the "exact" derivative of the loss, as in
+            `estimate`.
 
     >>> import torch, gradguess as gg
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
@@ -144,6 +151,7 @@ class ForwardGradient:
         group: Any = None,
         compile: bool = False,
         derivative: Literal["dual", "finite"] = "dual",
+        top: Literal["guess", "exact"] = "guess",
     ) -> None:
         method = as_method(guess)
         if nonfinite not in ("raise", "skip", "ignore"):
@@ -155,7 +163,7 @@ class ForwardGradient:
             check_count("chunk", chunk)
             if coupling == "batch":
                 raise InputError("chunk: samples that mix (coupling='batch') cannot be run in pieces.")
-        options = Options(tangents, isolate, memory, coupling, balance, derivative)
+        options = Options(tangents, isolate, memory, coupling, balance, derivative, top)
         self.model, self.guess, self.nonfinite = model, guess, nonfinite
         runner = Compiler() if compile else Runner()
         device = next(model.parameters()).device

@@ -18,6 +18,7 @@ from gradguess.experiments.names import unknown
 Solver = Literal["svd", "subspace", "shared"]
 Memory = Literal["store", "replay"]
 Derivative = Literal["dual", "finite"]
+Top = Literal["guess", "exact"]
 LEARN = ("weighted", "outputs", "loss", "momentum", "truth", "never")  # `gradguess.experiments.studies`
 STARTS = ("zero", "random")
 SCRIPTS = ("mask", "bottom", "floor")  # `gradguess.experiments.scripts`
@@ -30,6 +31,7 @@ CHOICES: dict[str, Iterable[str]] = {
     "threshold": ("placed", "nearest"),
     "memory": get_args(Memory),
     "derivative": get_args(Derivative),
+    "top": get_args(Top),
     "dtype": ("float32", "float64", "bfloat16"),
     "optimiser": ("adamw", "sgd"),
     "schedule": ("constant", "cosine", "linear"),
@@ -43,6 +45,7 @@ BEFORE: dict[str, Any] = {
     "script": "",
     "threshold": "nearest",
     "derivative": "dual",
+    "top": "guess",
     "compile": False,
     "augment": False,
     "optimiser": "adamw",
@@ -113,6 +116,7 @@ class TrainConfig:
     start: str = option("zero", "feedback matrices at the start: {start}")
     teacher: str = option("wperp", "guess that teaches the feedback: {teacher}")
     balance: bool = option(False, "scale each site's directions to the tangent from below")
+    top: Top = option("guess", "at the network's output guess, or take the derivative of the loss: {top}")
     dtype: str = option("float32", "number format: {dtype}")
     autocast: bool = option(False, "compute in bfloat16 under autocast; weights and their updates keep --dtype")
     channels_last: bool = option(False, "lay out images and convolutions with channels last, faster on some GPUs")

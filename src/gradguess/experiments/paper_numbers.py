@@ -19,6 +19,7 @@ SETTING: dict[str, object] = {
     "tangents": 1,
     "isolate": False,
     "balance": False,
+    "top": "guess",
     "activation": "relu",
     "bias": False,
     "weight_decay": 0.01,

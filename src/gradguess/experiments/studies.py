@@ -25,11 +25,11 @@ from gradguess.baselines.fdfa import Momentum
 from gradguess.errors import InputError
 from gradguess.experiments.config import LEARN, STARTS
 from gradguess.methods.base import Draws
-from gradguess.methods.feedback.error import OutputError
 from gradguess.methods.feedback.forward import Forward
 from gradguess.methods.feedback.lesson import Lesson
 from gradguess.methods.feedback.predictor import Predictor, Start, zeros
 from gradguess.methods.feedback.rules import WEIGHTED, LeastMeanSquares, Rule, Weighted
+from gradguess.methods.output_error import OutputError
 from gradguess.model.site import Site
 from gradguess.step.base import State, Step
 

@@ -115,6 +115,7 @@ def build_forward(config: TrainConfig, model: nn.Module) -> gg.ForwardGradient:
         seed=config.seed,
         isolate=config.isolate,
         balance=config.balance,
+        top=config.top,
         compile=config.compile and not differentiates,
         derivative=config.derivative,
     )

@@ -30,6 +30,7 @@ class Options:
         balance: scale each site's directions to the tangent that arrives from below, so that no site's noise drowns
             the others.
         derivative: directional derivatives by "dual" numbers, or by "finite" differences of plain passes.
+        top: at the model's output "guess", as elsewhere, or take the derivative of the loss, which is "exact".
     """
 
     tangents: int = 1
@@ -38,6 +39,7 @@ class Options:
     coupling: Literal["sample", "batch"] = "sample"
     balance: bool = False
     derivative: Literal["dual", "finite"] = "dual"
+    top: Literal["guess", "exact"] = "guess"
 
     def __post_init__(self) -> None:
         check_count("tangents", self.tangents)
@@ -47,6 +49,8 @@ class Options:
             raise InputError(f"coupling: expected 'sample' or 'batch', found {self.coupling!r}.")
         if self.derivative not in ("dual", "finite"):
             raise InputError(f"derivative: expected 'dual' or 'finite', found {self.derivative!r}.")
+        if self.top not in ("guess", "exact"):
+            raise InputError(f"top: expected 'guess' or 'exact', found {self.top!r}.")
 
     @property
     def finite(self) -> bool:

@@ -10,7 +10,6 @@ from torch import Tensor
 from gradguess.errors import InputError, check_count
 from gradguess.guesses.base import Guess
 from gradguess.methods.base import Draws, Estimate, Method
-from gradguess.methods.feedback.error import OutputError
 from gradguess.methods.feedback.forms import FORMS, Form
 from gradguess.methods.feedback.forward import Forward, keep_pass
 from gradguess.methods.feedback.lesson import Lesson
@@ -18,6 +17,7 @@ from gradguess.methods.feedback.predictor import Predictor, Start, zeros
 from gradguess.methods.feedback.replay import Replay
 from gradguess.methods.feedback.rules import WEIGHTED, Rule
 from gradguess.methods.feedback.scattered import scattered
+from gradguess.methods.output_error import OutputError
 from gradguess.step.base import State, Step
 from gradguess.step.draw import Drawing
 from gradguess.step.measure import Measurement, measure

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from gradguess.methods.feedback.error import OutputError
 from gradguess.methods.feedback.forward import Forward, Values
 from gradguess.methods.feedback.lesson import Lesson
 from gradguess.methods.feedback.predictor import Predictor
+from gradguess.methods.output_error import OutputError
 from gradguess.model.site import Layout, Site
 
 if TYPE_CHECKING:

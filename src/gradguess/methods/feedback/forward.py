@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradguess.methods.feedback.error import OutputError, pull
+from gradguess.methods.output_error import OutputError, pull
 from gradguess.model.site import Layout, Site
 from gradguess.step.base import Step
 from gradguess.step.measure import Measurement, Records, record

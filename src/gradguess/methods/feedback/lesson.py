@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from gradguess.layers.positions import coded
-from gradguess.methods.feedback.error import OutputError, flatten_outputs
 from gradguess.methods.feedback.predictor import Predictor
 from gradguess.methods.feedback.rules import Rule
+from gradguess.methods.output_error import OutputError, flatten_outputs
 from gradguess.model.site import Site, at_least_float32
 from gradguess.step.measure import Measurement
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gradguess.methods.feedback.error import OutputError
+from gradguess.methods.output_error import OutputError
 from gradguess.model.site import Site
 from gradguess.step.base import Kept
 from gradguess.step.processes import Pool

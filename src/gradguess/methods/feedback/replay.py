@@ -19,13 +19,13 @@ from torch import Tensor
 
 from gradguess.errors import InputError
 from gradguess.methods.base import Estimate
-from gradguess.methods.feedback.error import OutputError
 from gradguess.methods.feedback.forms import FORMS
 from gradguess.methods.feedback.forward import is_closed
 from gradguess.methods.feedback.lesson import Lesson
 from gradguess.methods.feedback.predictor import Predictor
 from gradguess.methods.feedback.scattered import scattered
 from gradguess.methods.feedback.waiting import ClosedChain, GraphChain
+from gradguess.methods.output_error import OutputError
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Site
 from gradguess.step.base import Step
