@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["collective_device", "full_precision", "fuses_losses", "resolution"]
+__all__ = ["collective_device", "full_precision", "fuses_losses", "kept_dtype", "resolution"]
 
 
 def fuses_losses(t: Tensor) -> bool:
@@ -24,6 +24,12 @@ def collective_device(backend: str) -> str:
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """No autocast; nothing at all where there is none."""
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
+def kept_dtype(t: Tensor) -> torch.dtype:
+    """In which `t` is kept from step to step: that of autocast, where its products are rounded to it anyway."""
+    mixed = torch.is_autocast_enabled(t.device.type)
+    return torch.get_autocast_dtype(t.device.type) if mixed and t.is_floating_point() else t.dtype
 
 
 _COARSE = {"tf32": 2.0**-10, "bf16": 2.0**-7}  # what float32 products round to where that is allowed

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradguess.backends.policy import full_precision
-from gradguess.guesses.base import Guess, SiteView, fits, in_dtype
+from gradguess.backends.policy import full_precision, kept_dtype
+from gradguess.guesses.base import SIZED, Guess, SiteView, fits, in_dtype
 from gradguess.jacobian import SKETCH, CutGraph, Jacobian
 from gradguess.layers.elementwise import mask
 from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
@@ -84,8 +84,9 @@ def _search(
     warm = in_dtype(old, s.dtype) if fits(old, s.shape[1]) else {}
     view = SiteView(site.name, s, gate, site.gate is mask, warm, noise, jacobian)
     with full_precision(s.device):
-        # Row by row in memory: products with another order round differently, and a checkpoint would change it.
-        return {key: value.contiguous() for key, value in search.guess.search(view).items()}
+        found = search.guess.search(view)
+    # Row by row in memory: products with another order round differently, and a checkpoint would change it.
+    return {k: v.to(kept_dtype(v) if k in SIZED else v.dtype).contiguous() for k, v in found.items()}
 
 
 def _below_linear(
