@@ -185,6 +185,7 @@ def test_a_large_alphabet_goes_through_a_projection_that_the_graph_holds(graphs_
         ("chained", {"tangents": 3}),
         ("wperp", {"isolate": True}),
         ("wperp", {"balance": True}),
+        ("wperp", {"top": "exact"}),
         ("chained", {"chunk": 5}),
     ],
     ids=repr,
@@ -410,12 +411,15 @@ def test_strides_and_dtypes_are_looked_at(graphs_alone):
     assert loss.dtype == torch.float64
 
 
-def test_fused_kernels_make_the_same_steps():
+@pytest.mark.parametrize(("between", "tangents"), [(nn.ReLU(), 1), (nn.LayerNorm(8), 2)], ids=repr)
+def test_fused_kernels_make_the_same_steps(between, tangents):
     """Through the compiler, in float32."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    model = nn.Sequential(nn.Linear(6, 8), between, nn.Linear(8, 3))
     x, t = torch.randn(10, 6), torch.randint(0, 3, (10,))
-    plain, fused = (trained(model, gg.WPerp(k=2), x, t, compile=compile) for compile in (False, True))
+    plain, fused = (
+        trained(model, gg.WPerp(k=2), x, t, compile=compile, tangents=tangents) for compile in (False, True)
+    )
     for name, value in plain.items():
         torch.testing.assert_close(fused[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
 

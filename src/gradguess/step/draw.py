@@ -83,5 +83,5 @@ def spread(z: Tensor) -> Tensor:
     More than k draws come in blocks of k.
     """
     k = z.shape[-1]
-    blocks = [orthonormal_columns(block.permute(1, 2, 0)).permute(2, 0, 1) for block in z.split(k)]
+    blocks = [orthonormal_columns(block.permute(1, 2, 0)).permute(2, 0, 1).contiguous() for block in z.split(k)]
     return torch.cat(blocks) * k**0.5
