@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from gradguess.backends.policy import full_precision
+from gradguess.backends.stacking import stacked
 from gradguess.errors import GradguessError
 
 __all__ = [
@@ -244,8 +245,7 @@ def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModul
 
     merged = fx.GraphModule(pure, fx_graph_cse(pure.graph))
     merged.graph.eliminate_dead_code()
-    merged.recompile()
-    return merged
+    return stacked(merged)
 
 
 def _watched(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:

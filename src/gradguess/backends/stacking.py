@@ -1,0 +1,104 @@
+"""Products of a graph that share their matrix, as one: a tangent goes through the layer that its value goes through.
+
+`W x` and `W t` become `W [x; t]`: the matrix is read once, and where layers are small one kernel does the work of two.
+Large layers gain nothing, and a tangent would live as long as the value beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import fx
+from torch.fx.passes.tools_common import legalize_graph
+
+__all__ = ["stacked"]
+
+_MM, _ADDMM = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
+_CONVOLUTION = torch.ops.aten.convolution.default
+LARGE = 2**20  # numbers
+
+
+def stacked(graph: fx.GraphModule) -> fx.GraphModule:
+    """The same graph with all such products stacked, where none of them waits for another."""
+    groups: dict[Hashable, list[fx.Node]] = {}
+    for node in graph.graph.nodes:
+        if (key := _matrix(node)) is not None:
+            groups.setdefault(key, []).append(node)
+    for nodes in groups.values():
+        while len(nodes) > 1:
+            free = [node for node, waits in zip(nodes, _waiting(nodes), strict=True) if not waits]
+            if len(free) > 1:
+                _stack(graph.graph, free)
+            nodes = [node for node in nodes if node not in free]
+    legalize_graph(graph)  # what was stacked may stand behind what reads it
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def _matrix(node: fx.Node) -> Hashable | None:
+    """By what the products that can be stacked agree: the matrix, and the shape of what it is multiplied with."""
+    if node.target is _MM:
+        rest: tuple[object, ...] = node.args[1:]
+    elif node.target is _ADDMM and not node.kwargs and _shape(node.args[0]).numel() == _shape(node)[-1]:
+        rest = node.args[2:]
+    elif node.target is _CONVOLUTION and not node.args[6]:  # not transposed
+        rest = (node.args[1], *map(str, node.args[3:]))
+    else:
+        return None
+    shape = _shape(_rows(node))
+    return None if shape.numel() > LARGE else (*rest, tuple(shape))
+
+
+def _rows(node: fx.Node) -> fx.Node:
+    """What is multiplied with the matrix."""
+    rows = node.args[1 if node.target is _ADDMM else 0]
+    assert isinstance(rows, fx.Node)
+    return rows
+
+
+def _bias(node: fx.Node) -> fx.Node | None:
+    bias = node.args[0] if node.target is _ADDMM else node.args[2] if node.target is _CONVOLUTION else None
+    assert bias is None or isinstance(bias, fx.Node)
+    return bias
+
+
+def _shape(node: object) -> torch.Size:
+    assert isinstance(node, fx.Node)
+    shape: torch.Size = node.meta["tensor_meta"].shape
+    return shape
+
+
+def _waiting(nodes: Sequence[fx.Node]) -> list[bool]:
+    """Which of these nodes are computed from others of them?"""
+    known: dict[fx.Node, bool] = {}  # is one of them, or something below, among those that are read?
+    todo = list(nodes)
+    while todo:
+        left = [below for below in todo[-1].all_input_nodes if below not in known]
+        if left:
+            todo += left
+        else:
+            node = todo.pop()
+            known[node] = node in nodes or any(known[below] for below in node.all_input_nodes)
+    return [any(known[below] for below in node.all_input_nodes) for node in nodes]
+
+
+def _stack(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+    """Replace products by one, in the place of the last of them."""
+    with graph.inserting_before(nodes[-1]):
+        call = graph.call_function
+        rows = call(torch.ops.aten.cat.default, ([_rows(node) for node in nodes],))
+        if nodes[0].target is _CONVOLUTION:
+            product = call(_CONVOLUTION, (rows, nodes[0].args[1], None, *nodes[0].args[3:]))
+        else:
+            product = call(_MM, (rows, nodes[0].args[-1]))
+        size = _shape(_rows(nodes[0]))[0]
+        for i, node in enumerate(nodes):
+            found = call(torch.ops.aten.slice.Tensor, (product, 0, i * size, (i + 1) * size))
+            if (bias := _bias(node)) is not None:
+                sides = len(_shape(node)) - 2
+                shaped = call(torch.ops.aten.view.default, (bias, [-1] + [1] * sides))
+                found = call(torch.ops.aten.add.Tensor, (found, shaped))
+            found.meta = dict(node.meta)
+            node.replace_all_uses_with(found)

@@ -1,0 +1,94 @@
+"""Products that share their matrix are one product, and the graph computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradguess.backends import stacking
+from gradguess.backends.tracing import trace
+
+PRODUCTS = ("mm", "addmm", "convolution")
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def products(function: Callable[..., list[Tensor]], *arguments: Tensor) -> int:
+    """The number of products in the trace, which computes what the function does."""
+    graph = trace(function, arguments)
+    for found, wanted in zip(graph(*arguments), function(*arguments), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+        assert found.stride() == wanted.stride()
+    return sum(getattr(n.target, "__name__", "").split(".")[0] in PRODUCTS for n in graph.graph.nodes)
+
+
+def test_a_value_and_its_tangent_go_through_a_layer_together():
+    W, V, b, x, t = randn(4, 3), randn(2, 4), randn(4), randn(5, 3), randn(5, 3)
+
+    def step(W, V, b, x, t):
+        s, u = torch.addmm(b, x, W.t()), t @ W.t()
+        return [s.relu() @ V.t(), (u * (s > 0)) @ V.t()]
+
+    assert products(step, W, V, b, x, t) == 2
+
+
+def test_three_tangents():
+    W, *rows = randn(3, 4), randn(5, 3), randn(5, 3), randn(5, 3)
+    assert products(lambda W, *rows: [row @ W for row in rows], W, *rows) == 1
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dims", [1, 2])
+def test_convolutions(groups: int, dims: int):
+    convolve = F.conv1d if dims == 1 else F.conv2d
+    sides = [7, 6][:dims]
+    W, b, x, t = randn(4, 2 // groups, *[3] * dims), randn(4), randn(5, 2, *sides), randn(5, 2, *sides)
+
+    def step(W, b, x, t):
+        return [convolve(x, W, b, 2, 1, 1, groups), convolve(t, W, None, 2, 1, 1, groups)]
+
+    assert products(step, W, b, x, t) == 1
+
+
+def test_strides_that_differ_are_two_products():
+    W, x, t = randn(4, 2, 3), randn(5, 2, 7), randn(5, 2, 7)
+    assert products(lambda W, x, t: [F.conv1d(x, W), F.conv1d(t, W, stride=2)], W, x, t) == 2
+
+
+def test_another_number_of_rows_is_another_product():
+    W, x, t = randn(3, 4), randn(5, 3), randn(2, 3)
+    assert products(lambda W, x, t: [x @ W, t @ W], W, x, t) == 2
+
+
+def test_a_bias_of_full_size_stays():
+    W, C, x, t = randn(3, 4), randn(5, 4), randn(5, 3), randn(5, 3)
+    assert products(lambda W, C, x, t: [torch.addmm(C, x, W), t @ W], W, C, x, t) == 2
+
+
+def test_a_product_does_not_wait_for_itself():
+    W, x = randn(3, 3), randn(5, 3)
+    assert products(lambda W, x: [x @ W @ W], W, x) == 2
+
+
+def test_a_layer_that_is_used_twice():
+    """The second calls of value and tangent wait for the first ones."""
+    W, x, t = randn(3, 3), randn(5, 3), randn(5, 3)
+    assert products(lambda W, x, t: [(x @ W).sin() @ W, (t @ W).cos() @ W], W, x, t) == 2
+
+
+def test_layers_in_another_order():
+    """Both pairs stacked would wait for each other."""
+    A, B, x, t = randn(3, 3), randn(3, 3), randn(5, 3), randn(5, 3)
+    assert products(lambda A, B, x, t: [x @ A @ B, t @ B @ A], A, B, x, t) == 3
+
+
+def test_large_products_stay(monkeypatch):
+    monkeypatch.setattr(stacking, "LARGE", 14)
+    W, x, t = randn(3, 4), randn(5, 3), randn(5, 3)
+    assert products(lambda W, x, t: [x @ W, t @ W], W, x, t) == 2
