@@ -49,7 +49,8 @@ def ways(small: bool = False) -> dict[str, dict[str, Any]]:
     layers, *_, batch = SHAPES[small]
     pieces = layers  # one block each
     wperp, feedback = gg.WPerp(), gg.Feedback(gg.WPerp(), form="chained", every=4, fraction=0.25)
-    replay = {"method": wperp, "sites": pieces, "memory": "replay"}
+    exact = {"method": wperp, "sites": pieces, "top": "exact"}
+    replay, fused = {**exact, "memory": "replay"}, {"compile": True, "captured": True}
     return {
         "backprop": {},
         "backprop, in halves": {"chunk": batch // 2},
@@ -59,19 +60,15 @@ def ways(small: bool = False) -> dict[str, dict[str, Any]]:
         "wperp, compiled": {"method": wperp, "compile": True},
         "wperp, replay": {"method": wperp, "memory": "replay"},
         "wperp, pieces": {"method": wperp, "sites": pieces},
-        "wperp, pieces, compiled": {"method": wperp, "sites": pieces, "compile": True},
-        "wperp, pieces, compiled, captured": {"method": wperp, "sites": pieces, "compile": True, "captured": True},
-        "wperp, pieces, replay": replay,
-        "wperp, pieces, replay, in halves": {**replay, "chunk": batch // 2},
-        "wperp, pieces, replay, in quarters": {**replay, "chunk": batch // 4},
+        "wperp, pieces, exact top": exact,
+        "wperp, pieces, exact top, compiled": {**exact, "compile": True},
+        "wperp, pieces, exact top, compiled, captured": {**exact, **fused},
+        "wperp, pieces, exact top, replay": replay,
+        "wperp, pieces, exact top, replay, in halves": {**replay, "chunk": batch // 2},
+        "wperp, pieces, exact top, replay, in quarters": {**replay, "chunk": batch // 4},
         "feedback, pieces": {"method": feedback, "sites": pieces},
         "feedback, pieces, compiled": {"method": feedback, "sites": pieces, "compile": True},
-        "feedback, pieces, compiled, captured": {
-            "method": feedback,
-            "sites": pieces,
-            "compile": True,
-            "captured": True,
-        },
+        "feedback, pieces, compiled, captured": {"method": feedback, "sites": pieces, **fused},
     }
 
 

@@ -20,6 +20,7 @@ from gradguess.model.site import Layout, Sites
 from gradguess.model.task import LossFn, Task, check_model, opened
 from gradguess.step.base import Kept, Options, State
 from gradguess.step.processes import pool_of
+from gradguess.step.saved import flattened, unflattened
 
 
 def estimate(
@@ -261,34 +262,17 @@ class ForwardGradient:
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that lives from step to step, as a flat dict of tensors (safetensors can hold it)."""
-        state = {
-            "generator": self.generator.get_state(),
-            "steps": torch.tensor(self.steps),
-            "skipped": torch.tensor(self.skipped),
-        }
-        for kind, entries in (("cache", self.kept), ("learned", self.learned)):
-            for site, values in entries.items():
-                state.update({f"{kind}/{site}/{key}": value.detach().clone() for key, value in values.items()})
-                if not values:  # there was nothing to find: that is known as well
-                    state[f"{kind}/{site}/"] = torch.empty(0)
-        return state
+        numbers = {"generator": self.generator.get_state(), "skipped": torch.tensor(self.skipped)}
+        return numbers | flattened(self.state)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state_dict` gave."""
         missing = {"generator", "steps", "skipped"} - set(state)
         if missing:
             raise InputError(f"state: expected the keys of ForwardGradient.state_dict(), missing {sorted(missing)}.")
-        found: dict[str, dict[str, dict[str, Tensor]]] = {"cache": {}, "learned": {}}
-        for key, value in state.items():
-            kind, _, rest = key.partition("/")
-            if rest:
-                site, _, name = rest.rpartition("/")
-                values = found[kind].setdefault(site, {})
-                if name:
-                    values[name] = value.detach().clone().to(self.generator.device)
         self.generator.set_state(state["generator"].cpu().to(torch.uint8))
         self.skipped = int(state["skipped"])
-        self.state = State(found["cache"], found["learned"], int(state["steps"]))
+        self.state = unflattened(state, self.generator.device)
 
 
 def as_method(guess: Any) -> Method:
