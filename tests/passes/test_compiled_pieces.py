@@ -296,7 +296,8 @@ class Rows(nn.Module):
 
 def test_a_search_follows_the_size_of_its_batch(monkeypatch: pytest.MonkeyPatch):
     """Sites were found on short samples: on long ones a search sees as few of them as if they had been found there."""
-    monkeypatch.setattr(refresh, "PROBE_NUMBERS", 12 * 2 * 6)
+    monkeypatch.setattr(refresh, "MANY", 12 * 2 * 6)
+    monkeypatch.setattr(refresh, "FEW", 0)
     torch.manual_seed(0)
     model, sites, t = Rows().double(), ["first", "a", "b", "last"], batch()[1]
     short, long = (torch.randn(12, length, 5, dtype=torch.float64) for length in (2, 8))
@@ -328,7 +329,8 @@ def test_large_samples_are_searched_with_fewer_of_them(monkeypatch: pytest.Monke
     found(network(), steps=1, compile=False)
     assert set(seen) == {(12, 8)}
     seen.clear()
-    monkeypatch.setattr(refresh, "PROBE_NUMBERS", 4 * 6)
+    monkeypatch.setattr(refresh, "MANY", 4 * 6)
+    monkeypatch.setattr(refresh, "FEW", 0)
     whole, _ = found(network(), steps=1, compile=False)
     assert set(seen) == {(4, 24)}
     chunked, _ = found(network(), steps=1, compile=False, chunk=5)
@@ -375,7 +377,8 @@ def test_layers_of_many_widths(small: list[str]):
 
 def test_the_head_does_not_make_a_search_small(monkeypatch: pytest.MonkeyPatch):
     """Nothing is guessed at the top, however many classes there are."""
-    monkeypatch.setattr(refresh, "PROBE_NUMBERS", 12 * 6)
+    monkeypatch.setattr(refresh, "MANY", 12 * 6)
+    monkeypatch.setattr(refresh, "FEW", 0)
     model = network()
     model[4] = nn.Linear(6, 300).double()
     seen: list[int] = []

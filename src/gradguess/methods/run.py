@@ -25,7 +25,7 @@ from gradguess.noise import Noise
 from gradguess.passes import Pass, choose_pass
 from gradguess.step.base import Options, State, Step
 from gradguess.step.processes import ALONE, Pool, add_up
-from gradguess.step.refresh import PROBE_ROWS, Search, refresh
+from gradguess.step.refresh import SKETCH_ROWS, Search, refresh
 from gradguess.step.split import Part, first_rows, first_samples, samples, split
 
 
@@ -179,7 +179,7 @@ def refreshed(
         drawn.guess,
         drawn.count,
         parts=[first_rows(part, drawn.fraction) for part in parts],
-        probe=lambda: first_samples(task, layout, plan.pool, PROBE_ROWS),
+        probe=lambda: first_samples(task, layout, plan.pool, SKETCH_ROWS),
         mixes=plan.options.coupling == "batch",
         source=plan.sketching or device,
         aside=plan.runner.aside,

@@ -22,8 +22,9 @@ from gradguess.step.base import Kept
 from gradguess.step.draw import SEED, jacobian_at
 from gradguess.step.processes import Pool
 
-PROBE_ROWS = 32  # samples that a search sees, and on which the basis of a site without closed form is sketched
-PROBE_NUMBERS = 2**22  # at a site: where samples are large, fewer of them are sketched on, by more vectors each
+PROBE_ROWS = 32  # samples that a search sees
+SKETCH_ROWS = SKETCH * PROBE_ROWS  # random vectors that are pulled back where a basis has no closed form, or samples
+FEW, MANY = 2**20, 2**22  # numbers at a site: up to so many more samples are sketched on, or beyond so many fewer
 
 
 def sketch_seed(count: int) -> int:
@@ -133,15 +134,28 @@ def _below_linear(
     return found
 
 
+def sketched_samples(batch: int, size: int) -> tuple[int, int]:
+    """On how many samples with `size` numbers at a site a basis is sketched, and by how many random vectors each.
+
+    Where samples are small it is many samples by few vectors, which are fewer passes; where they are large, few by
+    many, which is less memory.
+
+    >>> sketched_samples(512, 100), sketched_samples(64, 100), sketched_samples(512, 2**20), sketched_samples(4, 100)
+    ((256, 1), (64, 4), (4, 64), (4, 8))
+    """
+    most = max(FEW // max(1, size), min(PROBE_ROWS, MANY // max(1, size)), 1)
+    rows = min(batch, SKETCH_ROWS, most)
+    return rows, -(-SKETCH * min(PROBE_ROWS, batch) // rows)
+
+
 def _below_others(search: Search, layout: Layout, sites: list[Site], kept: Kept) -> dict[str, dict[str, Tensor]]:
     """All other sites: through a cut graph of a few samples, the same however the batch is split."""
     if not sites:
         return {}
     task, vectors = search.probe(), SKETCH
     if layout.sliceable and not search.mixes:
-        wanted = min(PROBE_ROWS, task.batch)
-        rows = max(1, min(wanted, PROBE_NUMBERS // max(1, layout.largest(task))))
-        task, vectors = task.rows(rows, task.batch), -(-SKETCH * wanted // rows)
+        rows, vectors = sketched_samples(task.batch, layout.largest(task))
+        task = task.rows(rows, task.batch)
     noise = search.noise()
     found = {}
 
