@@ -12,8 +12,10 @@ from online_streams import assert_same, grads, loss_fn, model, online, stream, t
 
 RULES = [
     *(ol.RTRL(), ol.WPerp(2, refresh=2), ol.Completed(ol.WPerp(2, refresh=2)), ol.SnAp(1), ol.UORO(), ol.RFLO()),
-    *(ol.EProp(), ol.TBPTT(3), ol.OneStep()),
+    *(ol.EProp(), ol.TBPTT(3), ol.Blockwise(ol.WPerp(2, refresh=3)), ol.OneStep()),
 ]
+
+EXACT = [ol.RTRL(), ol.Blockwise(ol.WPerp(50, refresh=2))]
 
 
 def rule_name(rule):
@@ -109,6 +111,7 @@ def test_a_module_that_cannot_start():
         (lambda: ol.SnAp(0), "order: expected"),
         (lambda: ol.Completed(16), "expected a WPerp and a SnAp.* found int and SnAp"),
         (lambda: ol.Completed(ol.SnAp(), ol.WPerp()), "found SnAp and WPerp"),
+        (lambda: ol.Blockwise(16), "Blockwise: expected a WPerp.* found int"),
         (lambda: ol.RFLO(1.5), "decay: expected"),
         (lambda: ol.Recurrent(nn.Linear(2, 2)), "cell: expected nn.RNNCell"),
         (lambda: ol.Recurrent([]), "at least one cell"),
@@ -183,13 +186,14 @@ def test_a_row_with_nan_is_skipped_and_the_others_learn(rule):
         torch.testing.assert_close(learner.state[1], seen.state[1])
 
 
-def test_the_gradient_of_a_stream_with_gaps_is_that_of_each_stream_without_them():
-    network, data = model("gru"), stream(5)
+@pytest.mark.parametrize("rule", EXACT, ids=rule_name)
+def test_the_gradient_of_a_stream_with_gaps_is_that_of_each_stream_without_them(rule):
+    network, data = model("gru"), stream(7)
     gap = [(x.clone(), t.clone()) for x, t in data]
     gap[2][0][1] = float("nan")  # the step is skipped
     gap[3][1][0] = float("nan")  # the loss alone is
-    found = online(network, ol.RTRL(), gap)
-    weights = [[1 / 3] * 3, [1 / 3] * 3, [1 / 2, 0, 1 / 2], [0, 1 / 2, 1 / 2], [1 / 3] * 3]
+    found = online(network, rule, gap)
+    weights = [[1 / 3] * 3] * 2 + [[1 / 2, 0, 1 / 2], [0, 1 / 2, 1 / 2]] + [[1 / 3] * 3] * 3
     network.zero_grad()
     for b in range(3):
         state, total = network.initial_state(1), torch.zeros(()).double()
@@ -202,9 +206,10 @@ def test_the_gradient_of_a_stream_with_gaps_is_that_of_each_stream_without_them(
     assert_same(found, grads(network))
 
 
-def test_a_step_that_is_all_nan_is_skipped():
+@pytest.mark.parametrize("rule", EXACT, ids=rule_name)
+def test_a_step_that_is_all_nan_is_skipped(rule):
     network, data = model("rnn"), stream(4)
-    learner = ol.Online(network, ol.RTRL())
+    learner = ol.Online(network, rule)
     for i, (x, target) in enumerate(data):
         if i == 2:
             assert torch.isnan(learner(loss_fn, x * float("nan"), target))

@@ -28,6 +28,13 @@ def test_tbptt_over_the_whole_stream_is_exact(name):
     assert_same(online(network, ol.TBPTT(6), data), through_the_stream(network, data))
 
 
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("steps", [1, 3, 9])
+def test_blocks_with_all_directions_are_exact(name, steps):
+    network, data = model(name), stream(7)
+    assert_same(online(network, ol.Blockwise(ol.WPerp(50, refresh=steps)), data), through_the_stream(network, data))
+
+
 def test_an_element_wise_recurrence_keeps_two_numbers_per_parameter():
     network = model("lru")
     learner = ol.Online(network, ol.RTRL())
@@ -74,10 +81,11 @@ def test_a_readout_alone_needs_no_influence():
     assert_same(found, through_the_stream(network, data))
 
 
-def test_a_reset_cuts_the_stream_of_one_row():
+@pytest.mark.parametrize("rule", [ol.RTRL(), ol.Blockwise(ol.WPerp(50, refresh=4))], ids=["rtrl", "blocks"])
+def test_a_reset_cuts_the_stream_of_one_row(rule):
     network, data = model("lstm"), stream(6)
     network.zero_grad()
-    learner = ol.Online(network, ol.RTRL())
+    learner = ol.Online(network, rule)
     for i, (x, target) in enumerate(data):
         if i == 3:
             learner.reset([1])

@@ -132,6 +132,38 @@ def test_wperp_carries_the_influence_in_its_basis(basis):
 
 
 @pytest.mark.parametrize("basis", BASES)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_block_is_exact_and_the_basis_cuts_where_it_begins(basis, steps):
+    """With dense matrices: the graph of the block, and at its end `P ← VVᵀ P` with the basis that was found there."""
+    network, data = model("rnn"), stream(8)
+    rule = ol.Blockwise(ol.WPerp(2, basis, refresh=steps))
+    learner, bases = ol.Online(network, rule), []
+    for step in data:
+        learner(loss_fn, *step)
+        bases.append(learner.state_dict()["shared/V"])
+    network.zero_grad()
+    states, first, influence = [network.initial_state(3)], 0, [{}, {}, {}]
+    for t, (x, target) in enumerate(data):
+        h = leaf = states[first].clone().requires_grad_()
+        for past, _ in data[first : t + 1]:
+            output, h = network(past, h)
+        loss_fn(output, target).mean().backward()
+        for q, P in zip(leaf.grad, influence, strict=True):
+            for name, value in P.items():
+                network.get_parameter(name).grad += (q @ value).view_as(network.get_parameter(name))
+        if t % steps == 0:
+            for s in range(first, t):
+                for b in range(3):
+                    J, F = one_step_jacobians(network, data[s][0][b], states[s][b])
+                    influence[b] = {name: J @ influence[b].get(name, 0 * f) + f for name, f in F.items()}
+            cut, first = bases[t] @ bases[t].T, t
+            influence = [{name: cut @ value for name, value in P.items()} for P in influence]
+        states.append(network(x, states[-1])[1].detach())
+    expected = grads(network)
+    assert_same(online(network, rule, data), expected)
+
+
+@pytest.mark.parametrize("basis", BASES)
 def test_what_leaves_the_basis_is_left_to_snap(basis):
     """With dense matrices: `P = VVᵀ (J P + F) + (I - VVᵀ) D`."""
     network, data = model("rnn"), stream(6)

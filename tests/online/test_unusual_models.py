@@ -10,10 +10,13 @@ import gradguess as gg
 from gradguess import online as ol
 from online_streams import assert_same, grads, loss_fn, model, online, stream, through_the_stream
 
-EXACT = [ol.RTRL(), ol.WPerp(50), ol.SnAp(3), ol.TBPTT(9), ol.Completed(ol.WPerp(2, refresh=2), ol.SnAp(3))]
+EXACT = [
+    *(ol.RTRL(), ol.WPerp(50), ol.SnAp(3), ol.TBPTT(9), ol.Completed(ol.WPerp(2, refresh=2), ol.SnAp(3))),
+    ol.Blockwise(ol.WPerp(50, refresh=3)),
+]
 RULES = [
     *(ol.RTRL(), ol.WPerp(2, refresh=2), ol.Completed(ol.WPerp(2, refresh=2)), ol.SnAp(1), ol.UORO(), ol.RFLO()),
-    *(ol.EProp(), ol.TBPTT(3), ol.OneStep()),
+    *(ol.EProp(), ol.TBPTT(3), ol.Blockwise(ol.WPerp(2, refresh=3)), ol.OneStep()),
 ]
 
 

@@ -3,6 +3,7 @@
 `Online` steps a model and writes `.grad`. A rule says how the influence of the past is kept; one rule is one file.
 """
 
+from gradguess.online.blockwise import Blockwise
 from gradguess.online.completed import Completed
 from gradguess.online.eprop import EProp
 from gradguess.online.lru import LRU
@@ -24,6 +25,7 @@ __all__ = [
     "RTRL",
     "TBPTT",
     "UORO",
+    "Blockwise",
     "Completed",
     "EProp",
     "Later",

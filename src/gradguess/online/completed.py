@@ -38,7 +38,7 @@ class Completed(Rule):
             raise InputError(f"Completed: expected a WPerp and a SnAp, as in Completed(WPerp(k=16)), found {found}.")
 
     def start(self, transition: Transition) -> Kept:
-        return _joined(self.inner.start(transition), self.rest.start(transition))
+        return self.inner.start(transition).joined(self.rest.start(transition))
 
     def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
         V = kept.shared["V"]
@@ -52,7 +52,7 @@ class Completed(Rule):
         if new is not V:
             gained = Traces.of(kept).through(kept, (new.T - new.T @ V @ V.T)[None])  # from beyond the old basis
             seen = Kept({f"P/{name}": seen.rows[f"P/{name}"] + more for name, more in gained.items()}, seen.shared)
-        return _joined(kept, seen)
+        return kept.joined(seen)
 
     def advance(self, kept: Kept, transition: Transition) -> Kept:
         V = kept.shared["V"]
@@ -61,11 +61,6 @@ class Completed(Rule):
         gained = Traces.of(kept).through(kept, CJ - within @ V.T)
         rows = carried(within, kept, {name: more.add_(CF.pop(name)) for name, more in gained.items()})
         return Kept({**self.rest.advance(kept, transition).rows, **rows}, kept.shared)
-
-
-def _joined(one: Kept, other: Kept) -> Kept:
-    """Both; where names are the same, those of `other`."""
-    return Kept({**one.rows, **other.rows}, {**one.shared, **other.shared})
 
 
 def _of_basis(kept: Kept) -> Kept:

@@ -38,6 +38,10 @@ class Kept:
         """The streams `rows` start anew."""
         return Kept({name: value.index_fill(0, rows, 0) for name, value in self.rows.items()}, self.shared)
 
+    def joined(self, other: Kept) -> Kept:
+        """Both; where names are the same, those of `other`."""
+        return Kept({**self.rows, **other.rows}, {**self.shared, **other.shared})
+
     def looks_like(self, other: Kept) -> bool:
         """Are there the same names, with the same shapes and dtypes?"""
         mine, others = (

@@ -44,13 +44,27 @@ class TBPTT(Rule):
         return Kept(past | {"age": torch.zeros(transition.batch, dtype=torch.long, device=transition.h.device)})
 
     def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
-        q, total = error.q, {name: torch.zeros_like(p) for name, p in transition.parameters.items()}
-        for back in range(1, self.steps):
-            there = kept.rows["age"] >= back  # streams that started later have no such past
-            seen = [_chosen(there, kept.rows[f"past/{i}"][:, -back], now) for i, now in enumerate(_seen(transition))]
-            q, grads = _placed(transition, seen).vjp(_chosen(there, q, torch.zeros_like(q)))
+        return self.back(kept, error.q, transition)[1]
+
+    def back(self, kept: Kept, q: Tensor, transition: Transition) -> tuple[Tensor, Tensors]:
+        """The error at the state before the oldest step of each stream, and the credit of all steps but the newest."""
+        total = {name: torch.zeros_like(p) for name, p in transition.parameters.items()}
+        for back in range(1, min(self.steps, int(kept.rows["age"].max()) + 1)):
+            there, step = self.at(kept, back, transition)
+            before, grads = step.vjp(chosen(there, q, torch.zeros_like(q)))
+            q = chosen(there, before, q)
             total = {name: total[name] + grads[name] for name in total}
-        return total
+        return q, total
+
+    def at(self, kept: Kept, back: int, transition: Transition) -> tuple[Tensor, Transition]:
+        """Which streams have a step `back` steps ago, and that step; in its place the others make one of now.
+
+        `kept` may be that of more streams than `transition` is of.
+        """
+        there = kept.rows["age"] >= back  # streams that started later have no such past
+        past = [kept.rows[f"past/{i}"][:, -back] for i in range(len(_seen(transition)))]
+        seen = [chosen(there, then, now[:1]) for then, now in zip(past, _seen(transition), strict=True)]
+        return there, _placed(transition, seen)
 
     def advance(self, kept: Kept, transition: Transition) -> Kept:
         rows = {
@@ -65,7 +79,7 @@ def _seen(transition: Transition) -> list[Tensor]:
     return [transition.h, *transition.others, *(leaf for leaf in tree_leaves(transition.x) if isinstance(leaf, Tensor))]
 
 
-def _chosen(there: Tensor, values: Tensor, others: Tensor) -> Tensor:
+def chosen(there: Tensor, values: Tensor, others: Tensor) -> Tensor:
     """The values in some rows, and the others elsewhere: a model may not know what to do with a row of zeros."""
     return torch.where(there.view(-1, *[1] * (values.dim() - 1)), values, others)
 

@@ -17,6 +17,7 @@ RULES: Mapping[str, Callable[[Any], gg.online.Rule]] = {
     "rtrl": lambda c: gg.online.RTRL(),
     "wperp": lambda c: gg.online.WPerp(c.k, c.basis, c.refresh),
     "wperp-snap": lambda c: gg.online.Completed(gg.online.WPerp(c.k, c.basis, c.refresh)),
+    "wperp-blocks": lambda c: gg.online.Blockwise(gg.online.WPerp(c.k, c.basis, c.refresh)),
     "snap": lambda c: gg.online.SnAp(1),
     "uoro": lambda c: gg.online.UORO(),
     "rflo": lambda c: gg.online.RFLO(),
@@ -55,9 +56,11 @@ class StreamConfig:
     task: str = option("recall", "stream: {task}")
     delay: int = option(12, "steps between a question and its answer (recall, copy), or length of the corridor (tmaze)")
     rule: str = option("wperp", "how the past gets credit: {rule}")
-    k: int = option(16, "directions that are kept (wperp, wperp-snap)")
-    basis: str = option("lagged", "which directions are kept (wperp, wperp-snap): {basis}")
-    refresh: int = option(50, "steps between two searches for the directions (wperp, wperp-snap)")
+    k: int = option(16, "directions that are kept (wperp, wperp-...)")
+    basis: str = option("lagged", "which directions are kept (wperp, wperp-...): {basis}")
+    refresh: int = option(
+        50, "steps between two searches for the directions (wperp, wperp-...), which a block has (wperp-blocks)"
+    )
     truncation: int = option(16, "steps that an error goes back (tbptt)")
     cell: str = option("rnn", "recurrent cell: {cell}")
     width: int = option(64, "units of the cell")

@@ -72,6 +72,8 @@ def named(entry: StreamConfig) -> str:
     """The rule of an entry in words."""
     if entry.rule in ("wperp", "wperp-snap"):
         return f"{entry.rule}, {entry.basis}, k = {entry.k}"
+    if entry.rule == "wperp-blocks":
+        return f"wperp-blocks({entry.refresh}), {entry.basis}, k = {entry.k}"
     return f"tbptt({entry.truncation})" if entry.rule == "tbptt" else entry.rule
 
 

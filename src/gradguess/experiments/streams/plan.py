@@ -51,6 +51,12 @@ def _completed(base: StreamConfig, *ks: int, basis: str = "lagged") -> Entries:
     return [replace(entry, rule="wperp-snap") for entry in _wperp(base, *ks, bases=(basis,))]
 
 
+def _blocks(base: StreamConfig, k: int, *lengths: int, basis: str = "lagged") -> Entries:
+    """W⊥ in blocks of steps."""
+    entries = _wperp(base, k, bases=(basis,))
+    return [replace(entry, rule="wperp-blocks", refresh=steps) for entry in entries for steps in lengths]
+
+
 def recall12() -> Group:
     base = StreamConfig(task="recall", delay=12, width=64, steps=5000)
     others = _wperp(base, 16, 8, bases=("krylov", "wperp", "observable", "random"))
@@ -62,8 +68,10 @@ def recall40() -> Group:
     base = StreamConfig(task="recall", delay=40, width=128, steps=6000, start="critical", device="cuda")
     on_cpu = replace(base, device="cpu")  # where truncation is faster
     ours = _wperp(base, 48) + _wperp(on_cpu, 48, bases=("krylov",)) + _completed(base, 48, basis="krylov")
+    ours += _blocks(base, 48, 16, 32, basis="krylov")
     others = [replace(base, rule=rule) for rule in ("rtrl", "snap")]
-    return Group(ours + others + [replace(on_cpu, rule="tbptt", truncation=48)], grid=(3e-5, 1e-4))
+    others += [replace(on_cpu, rule="tbptt", truncation=steps) for steps in (32, 48)]
+    return Group(ours + others, grid=(3e-5, 1e-4))
 
 
 def chaos() -> Group:
