@@ -68,7 +68,7 @@ def recall40() -> Group:
     base = StreamConfig(task="recall", delay=40, width=128, steps=6000, start="critical", device="cuda")
     on_cpu = replace(base, device="cpu")  # where truncation is faster
     ours = _wperp(base, 48) + _wperp(on_cpu, 48, bases=("krylov",)) + _completed(base, 48, basis="krylov")
-    ours += _blocks(base, 48, 16, 32, basis="krylov")
+    ours += _blocks(on_cpu, 48, 32, basis="krylov")
     others = [replace(base, rule=rule) for rule in ("rtrl", "snap")]
     others += [replace(on_cpu, rule="tbptt", truncation=steps) for steps in (32, 48)]
     return Group(ours + others, grid=(3e-5, 1e-4))
