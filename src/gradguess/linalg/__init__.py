@@ -12,7 +12,6 @@ This package imports `gradguess.backends` and `gradguess.errors` alone. The coef
 """
 
 from gradguess.backends import orthonormal_columns, semidefinite_cholesky, triangular_apply
-from gradguess.linalg.chebyshev import chebyshev_top_subspace
 from gradguess.linalg.newton_schulz import newton_schulz, polynomial
 from gradguess.linalg.subspaces import (
     batched_top_subspace,
@@ -24,7 +23,6 @@ from gradguess.linalg.subspaces import (
 
 __all__ = [
     "batched_top_subspace",
-    "chebyshev_top_subspace",
     "followed_basis",
     "is_full",
     "largest_singular",
