@@ -23,7 +23,7 @@ This package imports nothing of gradguess but `gradguess.errors`.
 
 from gradguess.backends.cholesky import GramRoot, semidefinite_cholesky, triangular_apply
 from gradguess.backends.cuda_graphs import Recording, on_side_stream, recording, require
-from gradguess.backends.eigh import sure_eigh, sure_eigvalsh
+from gradguess.backends.eigh import sure_eigh
 from gradguess.backends.elementwise import cross_entropy, positive, weigh
 from gradguess.backends.meter import peak_bytes, seconds
 from gradguess.backends.orthonormal import orthonormal_columns, orthonormal_rows
@@ -48,7 +48,6 @@ __all__ = [
     "semidefinite_cholesky",
     "side_by_side",
     "sure_eigh",
-    "sure_eigvalsh",
     "triangular_apply",
     "weigh",
 ]

@@ -14,7 +14,7 @@ from gradguess.guesses.base import Guess, SiteView
 from gradguess.guesses.frames import Frame, Grouped, Matrix
 from gradguess.jacobian import Dense, GatedLinear, Jacobian
 from gradguess.jacobian.open_units import OpenUnits, groups
-from gradguess.linalg import batched_top_subspace, largest_singular, newton_schulz, polynomial
+from gradguess.linalg import batched_top_subspace, newton_schulz, polynomial
 from gradguess.linalg.step_polynomials import nearest, placed
 
 PROBE = 16  # samples whose singular values set the scale and the threshold
@@ -107,8 +107,8 @@ class WPerpNS(Guess):
     def _fitted(self, view: SiteView, W: GatedLinear | Dense) -> tuple[Tensor, tuple[float, ...]]:
         """What each sample's `W̃` is divided by, (batch,), and the coefficients."""
         fixed, s = torch.Generator(view.output.device).manual_seed(0), view.output
-        start = torch.randn(s.shape, generator=fixed, dtype=s.dtype, device=s.device)  # the same in a replay
-        own = largest_singular(W.jvp, W.vjp, start, LANCZOS) * MARGIN
+        start = torch.randn(*s.shape, 1, generator=fixed, dtype=s.dtype, device=s.device)  # the same in a replay
+        own = batched_top_subspace(W.gram_columns, start, 1, LANCZOS)[1][:, 0].sqrt() * MARGIN
         scale = view.kept["scale"]
         if self.threshold == "placed":
             ratio = (_sizes(W) / view.found("size")).clamp_min(0.1)  # a sample may have no open unit

@@ -17,7 +17,6 @@ from gradguess.linalg.subspaces import (
     batched_top_subspace,
     followed_basis,
     is_full,
-    largest_singular,
     top_right_singular_vectors,
 )
 
@@ -25,7 +24,6 @@ __all__ = [
     "batched_top_subspace",
     "followed_basis",
     "is_full",
-    "largest_singular",
     "newton_schulz",
     "orthonormal_columns",
     "polynomial",

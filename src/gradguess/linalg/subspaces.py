@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gradguess.backends import orthonormal_columns, orthonormal_rows, positive, sure_eigh, sure_eigvalsh
+from gradguess.backends import orthonormal_columns, orthonormal_rows, positive, sure_eigh
 from gradguess.backends.cuda_graphs import CannotRecord, recording
 from gradguess.linalg.ritz import Product, pad_columns, ritz_pairs
 
-__all__ = ["batched_top_subspace", "followed_basis", "is_full", "largest_singular", "top_right_singular_vectors"]
+__all__ = ["batched_top_subspace", "followed_basis", "is_full", "top_right_singular_vectors"]
 
 BLOCK = 2**22  # numbers that are converted at once
 WARM = 3  # subspace iterations that bring a basis up to date
@@ -90,37 +90,6 @@ def followed_basis(A: Tensor, k: int, warm: Tensor | None) -> Tensor:
 def is_full(V: Tensor) -> bool:
     """Has the basis (d, k) no empty column? While a graph is recorded nothing can be looked up: it has none then."""
     return recording() or bool(V.any(0).all())
-
-
-def largest_singular(matmul: Product, rmatmul: Product, start: Tensor, steps: int) -> Tensor:
-    """The largest singular value of different matrices, known only by their products: (B,).
-
-    Lanczos on `AᵀA` without reorthogonalisation: what comes of that are copies of the largest value.
-
-    Accuracy: too small, never too large but for rounding. A 512 × 512 matrix of independent entries, half of its
-    columns masked, which leaves no gap: up to 3e-2 after 8 steps, 2e-3 after 20. With a gap less.
-    Cost: `steps` products with each of `A`, `Aᵀ`, and `B` eigenvalue problems of size `steps`.
-
-    Args:
-        matmul, rmatmul: (B, d) -> (B, m), (B, m) -> (B, d).
-        start: (B, d), random.
-        steps: how many Lanczos steps.
-    """
-    steps = min(steps, start.shape[-1])
-    v, before = start / torch.linalg.vector_norm(start, dim=-1, keepdim=True), torch.zeros_like(start)
-    beta = start.new_zeros(len(start), 1)
-    diagonal, beside = [], []
-    for _ in range(steps):
-        w = rmatmul(matmul(v))
-        alpha = (w * v).sum(-1, keepdim=True)
-        w = w - alpha * v - beta * before
-        beta = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
-        before, v = v, w / positive(beta)
-        diagonal.append(alpha)
-        beside.append(beta)
-    T = torch.diag_embed(torch.cat(diagonal, -1))
-    T.diagonal(-1, -2, -1).copy_(torch.cat(beside, -1)[:, :-1])
-    return sure_eigvalsh(T)[:, -1].clamp_min(0).sqrt()
 
 
 def batched_top_subspace(gram_product: Product, start: Tensor, k: int, iterations: int) -> tuple[Tensor, Tensor]:
