@@ -11,8 +11,6 @@ from torch import Tensor
 from gradguess.backends import kernels, small_cholesky, unrolled_cholesky
 from gradguess.backends.tracing import tracing
 
-__all__ = ["GramRoot", "dropping_cholesky", "semidefinite_cholesky", "triangular_apply"]
-
 SMALL = 16  # up to this k, on a CPU, matrices are factored side by side (`small_cholesky`) and not by LAPACK
 
 

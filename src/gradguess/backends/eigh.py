@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["sure_eigh"]
-
 
 def sure_eigh(H: Tensor) -> tuple[Tensor, Tensor]:
     """`torch.linalg.eigh`. Where it does not converge, as cuSOLVER's float32 may, LAPACK in float64 takes its place."""

@@ -10,8 +10,6 @@ from gradguess.backends.cholesky import semidefinite_cholesky
 from gradguess.backends.elementwise import positive
 from gradguess.backends.tracing import tracing
 
-__all__ = ["cholesky_qr_rows", "orthonormal_columns", "orthonormal_rows"]
-
 
 def orthonormal_columns(A: Tensor, rtol: float | None = None) -> Tensor:
     """Orthonormal bases of the column spans, in Gram–Schmidt order; zero columns where a column is dependent.

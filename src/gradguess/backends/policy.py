@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["collective_device", "full_precision", "fuses_losses", "resolution"]
-
 
 def fuses_losses(t: Tensor) -> bool:
     """Has `elementwise.cross_entropy` a kernel on the device of `t`?"""

@@ -18,8 +18,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradguess.backends import unrolled_cholesky
 
-__all__ = ["cholesky", "outer_products", "solve"]
-
 _known = WeakTensorKeyDictionary()  # V -> (its version, its outer products)
 
 

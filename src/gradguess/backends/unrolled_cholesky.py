@@ -9,8 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["cholesky", "outer_products", "solve"]
-
 Factor = list[list[Tensor]]  # the lower triangle, each entry for all matrices, (B,)
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["newton_schulz", "polynomial"]
-
 
 def newton_schulz(A: Tensor, coefficients: Sequence[float], steps: int) -> Tensor:
     """`p` applied `steps` times, `p(A) = Σ_j a_j A (AᵀA)^j`: the same as `p` on the singular values.

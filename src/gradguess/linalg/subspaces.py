@@ -10,8 +10,6 @@ from torch import Tensor
 from gradguess.backends import orthonormal_columns, orthonormal_rows, positive, sure_eigh
 from gradguess.backends.cuda_graphs import CannotRecord, recording
 
-__all__ = ["batched_top_subspace", "followed_basis", "is_full", "top_right_singular_vectors"]
-
 BLOCK = 2**22  # numbers that are converted at once
 WARM = 3  # subspace iterations that bring a basis up to date
 
@@ -107,7 +105,8 @@ def batched_top_subspace(
     products: at equal error, `p = 10` takes 1.5 times as many columns, a Chebyshev-filtered block of 20 six
     times and plain subspace iteration ten. From an old basis with little drift, `p = 2 k` columns and 3 to
     4 iterations do; two random combinations of a basis shared by the batch, gated, start a little better than noise.
-    The largest eigenvalue alone, `p = 1`: its root is up to 3e-2 too small after 8 iterations without a gap, 2e-3 after 20.
+    The largest eigenvalue alone, `p = 1`: its root is up to 3e-2 too small after 8 iterations without a gap, and
+    2e-3 after 20.
     Cost: one product of `p` columns an iteration; `4 d p² iterations²` operations to orthogonalise;
     `B` eigenvalue problems of size `s = p iterations`; `B s (d + s)` numbers of memory. Waits for the device.
     Reference: Golub and Underwood 1977, *The block Lanczos method for computing eigenvalues*.
