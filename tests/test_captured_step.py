@@ -17,7 +17,7 @@ from gradguess import captured_step
 from gradguess.backends import small_cholesky
 from gradguess.backends.cuda_graphs import CannotRecord
 from gradguess.captured_step import _write_into
-from gradguess.step import State
+from gradguess.step.base import State
 from models import make
 
 Entries = dict[str, dict[str, Tensor]]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradguess.backends import semidefinite_cholesky, small_cholesky, triangular_apply
+from gradguess.backends import small_cholesky
+from gradguess.backends.cholesky import semidefinite_cholesky, triangular_apply
 
 
 def gram(count: int = 37, k: int = 6) -> torch.Tensor:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from gradguess.backends import cholesky, kernels
+from gradguess.backends.cholesky import semidefinite_cholesky, triangular_apply
 from gradguess.guesses import GatedBasis
-from gradguess.linalg import semidefinite_cholesky, triangular_apply
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(10, 300, 4, 1), (3, 40, 18, 2), (15, 130, 3, 1), (1, 7, 3, 1)]  # k, d, batch, tangents

@@ -11,7 +11,7 @@ This package imports `gradguess.backends` and `gradguess.errors` alone. The coef
 `linalg.step_polynomials`.
 """
 
-from gradguess.backends import orthonormal_columns, semidefinite_cholesky, triangular_apply
+from gradguess.backends import orthonormal_columns
 from gradguess.linalg.newton_schulz import newton_schulz, polynomial
 from gradguess.linalg.subspaces import (
     batched_top_subspace,
@@ -27,7 +27,5 @@ __all__ = [
     "newton_schulz",
     "orthonormal_columns",
     "polynomial",
-    "semidefinite_cholesky",
     "top_right_singular_vectors",
-    "triangular_apply",
 ]
