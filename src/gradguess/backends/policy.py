@@ -9,11 +9,6 @@ import torch
 from torch import Tensor
 
 
-def fuses_losses(t: Tensor) -> bool:
-    """Has `elementwise.cross_entropy` a kernel on the device of `t`?"""
-    return t.is_cuda
-
-
 def collective_device(backend: str) -> str:
     """Where the tensors of a collective of torch.distributed must lie."""
     return "cuda" if backend == "nccl" else "cpu"

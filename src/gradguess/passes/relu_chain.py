@@ -10,7 +10,6 @@ is 3 %.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise, zip_longest
 from weakref import WeakKeyDictionary
@@ -20,7 +19,6 @@ import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
 
-from gradguess.backends.policy import fuses_losses
 from gradguess.backends.streams import side_by_side, waits_for_jobs
 from gradguess.layers.elementwise import mask
 from gradguess.layers.tangents import TangentRules
@@ -90,8 +88,7 @@ class ReluChainPass(ModulePass):
 
     def _through_loss(self, outputs: Tensor, t: Tensor | None) -> Carried:
         u = torch.zeros_like(outputs) if t is None else t
-        rules = TangentRules() if fuses_losses(outputs) else nullcontext()
-        with torch.no_grad(), named_failures(self.task), dual_numbers(), rules:
+        with torch.no_grad(), named_failures(self.task), dual_numbers(), TangentRules():
             losses, jvp = fwAD.unpack_dual(self.task.losses(fwAD.make_dual(outputs, u)))
             jvp = torch.zeros_like(losses) if jvp is None else jvp
         return Carried(losses, jvp, outputs, [u])
