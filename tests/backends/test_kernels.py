@@ -33,7 +33,9 @@ def basis_and_gate(k: int, d: int, batch: int) -> tuple[Tensor, Tensor]:
 
 def factors(C: Tensor) -> tuple[Tensor, Tensor]:
     """The tolerance is that of float32, in which the matrices were made."""
-    return cholesky.semidefinite_cholesky(C.double(), rtol=100 * C.shape[-1] * torch.finfo(torch.float32).eps)
+    return cholesky.dropping_cholesky(
+        C.double(), kernels.tolerance(C.shape[-1]) * C.diagonal(dim1=-2, dim2=-1).amax(-1)
+    )
 
 
 def on(*tensors: Tensor) -> list[Tensor]:
