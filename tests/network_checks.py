@@ -732,7 +732,7 @@ def paths(case: Case, est: gg.Estimate, layout: Layout | None) -> None:
     replays(case, stored, forward)
     if layout is None:
         return
-    if ReluChainPass.fits(Task(case.model, case.loss_fn, case.inputs, case.targets), layout, True):
+    if ReluChainPass.fits(Task(case.model, case.loss_fn, case.inputs, case.targets), layout):
         with mock.patch.object(ReluChainPass, "fits", return_value=False):
             called = estimate(case)
         close("layers by hand: derivative", est.jvp, called.jvp)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import distributed
@@ -47,6 +50,23 @@ SCENARIOS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """The bytes of each tensor that this process puts into a collective."""
+    sent: list[int] = []
+
+    def watched(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            sent.extend(t.nbytes for t in args if isinstance(t, torch.Tensor))
+            return real(*args, **options)
+
+        return call
+
+    names = ("all_reduce", "broadcast", "all_gather")
+    with mock.patch.multiple(distributed, **{name: watched(getattr(distributed, name)) for name in names}):
+        yield sent
+
+
 def run(name: str, rows: slice) -> dict[str, Any]:
     method, model, options = SCENARIOS[name]
     case = make(model, seed=0)
@@ -56,16 +76,14 @@ def run(name: str, rows: slice) -> dict[str, Any]:
     forward = gg.ForwardGradient(case.model, METHODS[method], **options)
     optimiser = torch.optim.SGD(case.model.parameters(), lr=0.1)
     grads = []
-    sent = 0
     for step in range(STEPS):
         optimiser.zero_grad()
-        before = getattr(forward.plan.pool, "sent", 0)
         total = len(case.targets)
-        forward(case.loss_fn, case.inputs[rows], case.targets[rows], place=(rows.start, total) if step else None)
-        sent = getattr(forward.plan.pool, "sent", 0) - before
+        with counted() as sent:
+            forward(case.loss_fn, case.inputs[rows], case.targets[rows], place=(rows.start, total) if step else None)
         grads += [p.grad.clone() for p in case.model.parameters() if p.grad is not None]
         optimiser.step()
-    return {"grads": grads, "state": forward.state_dict(), "sent": sent}
+    return {"grads": grads, "state": forward.state_dict(), "sent": sum(sent)}
 
 
 def faults(rank: int) -> dict[str, Any]:

@@ -18,7 +18,10 @@ from gradguess.model.site import Layout, Sites
 from gradguess.model.task import Task
 from gradguess.noise import Noise
 from gradguess.passes import choose_pass
-from gradguess.step import Drawing, Options, State, Step, measure, pull_back
+from gradguess.step.base import Options, State, Step
+from gradguess.step.draw import Drawing
+from gradguess.step.measure import measure
+from gradguess.step.pull_back import pull_back
 from models import Case, generator
 from references import no_trace, sample_gradients
 

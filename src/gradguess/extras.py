@@ -7,8 +7,6 @@ from typing import Any
 
 from gradguess.errors import GradguessError
 
-__all__ = ["require"]
-
 
 def require(module: str, extra: str, what: str) -> Any:
     """Import `module`, or say what needs it and which extra brings it."""

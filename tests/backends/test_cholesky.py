@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradguess.backends import GramRoot, cholesky, kernels, small_cholesky
-from gradguess.backends.cholesky import dropping_cholesky, semidefinite_cholesky, triangular_apply
+from gradguess.backends import cholesky, kernels, small_cholesky
+from gradguess.backends.cholesky import GramRoot, dropping_cholesky, semidefinite_cholesky, triangular_apply
 from matrices import F64, degenerate_batch, noise, projector, span_projector
 
 

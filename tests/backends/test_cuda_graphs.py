@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradguess.backends import Recording, on_side_stream, recording, require
-from gradguess.backends.cuda_graphs import CannotRecord
+from gradguess.backends.cuda_graphs import CannotRecord, Recording, on_side_stream, recording, require
 from gradguess.errors import InputError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradguess.backends import sure_eigh, sure_eigvalsh
+from gradguess.backends import sure_eigh
 from matrices import noise
 
 
@@ -25,19 +25,16 @@ def test_an_eigensolver_that_does_not_converge_is_replaced(monkeypatch):
     A = noise(3, 5, 5).float()
     H = A @ A.mT
     expected = torch.linalg.eigvalsh(H)
-    for name in ("eigh", "eigvalsh"):
-        monkeypatch.setattr(torch.linalg, name, fails_in_float32(getattr(torch.linalg, name)))
+    monkeypatch.setattr(torch.linalg, "eigh", fails_in_float32(torch.linalg.eigh))
     values, Z = sure_eigh(H)
     torch.testing.assert_close(values, expected)
     torch.testing.assert_close(Z @ torch.diag_embed(values) @ Z.mT, H)
-    torch.testing.assert_close(sure_eigvalsh(H), expected)
-    for find in (sure_eigh, sure_eigvalsh):
-        with pytest.raises(torch.linalg.LinAlgError, match="failed to converge"):
-            find(H * torch.nan)
+    with pytest.raises(torch.linalg.LinAlgError, match="failed to converge"):
+        sure_eigh(H * torch.nan)
 
 
 def test_the_lower_triangle_alone_is_read():
     H = noise(3, 5, 5)
     H = H + H.mT
     spoiled = H.tril() + 7 * torch.ones_like(H).triu(1)
-    torch.testing.assert_close(sure_eigvalsh(spoiled), torch.linalg.eigvalsh(H))
+    torch.testing.assert_close(sure_eigh(spoiled)[0], torch.linalg.eigvalsh(H))

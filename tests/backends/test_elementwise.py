@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradguess.backends import cross_entropy, positive, weigh
+from gradguess.backends import positive
+from gradguess.backends.elementwise import cross_entropy, weigh
 from matrices import noise
 
 

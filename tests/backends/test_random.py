@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gradguess.backends import RandomState, generator_state, random
+from gradguess.backends import RandomState, random
+from gradguess.backends.random import generator_state
 
 
 def test_the_state_of_a_generator_brings_its_numbers_back():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradguess.backends import semidefinite_cholesky, small_cholesky, triangular_apply
+from gradguess.backends import small_cholesky
+from gradguess.backends.cholesky import semidefinite_cholesky, triangular_apply
 
 
 def gram(count: int = 37, k: int = 6) -> torch.Tensor:
@@ -72,53 +73,3 @@ def test_numbers_that_are_not_finite_stay_in_their_matrix():
     whole, found = (small_cholesky.solve(*small_cholesky.cholesky(matrix), z) for matrix in (C, spoiled))
     others = [i for i in range(37) if i not in (4, 9)]
     assert torch.equal(whole[:, others], found[:, others])
-
-
-def twin(V: torch.Tensor) -> torch.Tensor:
-    """The lower triangle of `v vᵀ` for each row, by a loop."""
-    rows, columns = torch.tril_indices(V.shape[1], V.shape[1])
-    return torch.stack([torch.outer(v, v)[rows, columns] for v in V], 1)
-
-
-def test_outer_products_are_kept_while_the_basis_stands():
-    V = torch.randn(7, 4, dtype=torch.float64)
-    first = small_cholesky.outer_products(V)
-    assert small_cholesky.outer_products(V) is first
-    other = V.clone()
-    assert small_cholesky.outer_products(other) is not first
-
-
-@pytest.mark.parametrize("through", ["itself", "a view", "a detached tensor"])
-def test_a_basis_written_in_place_is_noticed(through):
-    V = torch.randn(7, 4, dtype=torch.float64)
-    small_cholesky.outer_products(V)
-    {"itself": V, "a view": V[2:5], "a detached tensor": V.detach()}[through].mul_(2)
-    torch.testing.assert_close(small_cholesky.outer_products(V), twin(V))
-
-
-def test_a_basis_that_is_a_view_is_noticed_too():
-    base = torch.randn(7, 6, dtype=torch.float64)
-    V = base[:, :4]
-    small_cholesky.outer_products(V)
-    base.copy_(torch.randn(7, 6, dtype=torch.float64))
-    torch.testing.assert_close(small_cholesky.outer_products(V), twin(V))
-
-
-def test_outer_products_are_freed_with_the_basis():
-    before = len(small_cholesky._known)
-    V = torch.randn(7, 4)
-    small_cholesky.outer_products(V)
-    assert len(small_cholesky._known) == before + 1
-    del V
-    assert len(small_cholesky._known) == before
-
-
-def test_what_cannot_be_kept_is_computed():
-    """Inference tensors count no writes; a graph of autograd must not outlive its step."""
-    with torch.inference_mode():
-        V = torch.randn(5, 3)
-        small_cholesky.outer_products(V)
-        V.mul_(2)
-        torch.testing.assert_close(small_cholesky.outer_products(V), twin(V))
-    V = torch.randn(5, 3, requires_grad=True)
-    assert small_cholesky.outer_products(V) is not small_cholesky.outer_products(V)

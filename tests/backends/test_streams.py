@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from gradguess.backends import side_by_side, streams
+from gradguess.backends import streams
+from gradguess.backends.streams import side_by_side
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

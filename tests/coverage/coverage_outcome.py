@@ -10,7 +10,8 @@ import gradguess as gg
 from asserts import jvp_error
 from coverage_layers import LAYERS, make
 from gradguess.methods import Backprop, Estimate, Method
-from gradguess.step import State, Step, pull_back
+from gradguess.step.base import State, Step
+from gradguess.step.pull_back import pull_back
 from models import GUESSES, Case, generator
 from references import gradients
 from steps import layout_of

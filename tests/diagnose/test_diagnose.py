@@ -21,7 +21,7 @@ from gradguess.diagnose import Report, SiteReport, bench, covariance
 from gradguess.methods import Estimate, Method
 from gradguess.methods.run import Plan, find_layout, run_step
 from gradguess.model.task import Task
-from gradguess.step import Options, State
+from gradguess.step.base import Options, State
 from models import make
 
 REPEATS, SIGMAS = 3000, 5

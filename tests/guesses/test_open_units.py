@@ -14,7 +14,7 @@ from gradguess.guesses.perp_ns import Polynomial
 from gradguess.jacobian import Dense, GatedLinear
 from gradguess.jacobian.open_units import OpenUnits
 from gradguess.linalg import newton_schulz
-from gradguess.linalg.step_polynomials import coefficients
+from gradguess.linalg.step_polynomials import nearest
 from gradguess.noise import Noise
 from matrices import F64, gated_jacobians, noise
 from models import Case
@@ -25,9 +25,9 @@ from references import top_projector
 def test_the_polynomial_is_that_of_the_dense_matrix(steps):
     W = gated_jacobians()
     scale = torch.linalg.matrix_norm(W.matrix(), 2).clamp_min(1e-3) * 1.1
-    a = torch.tensor(coefficients(0.4), dtype=F64)
+    a = nearest(0.4).coefficients
     dense = newton_schulz(W.matrix() / scale[:, None, None], a, steps)  # p^N(W̃/σ), (batch, m, d)
-    frame = Polynomial(W, OpenUnits.of(W.product, W.gate), scale, tuple(a.tolist()), steps)
+    frame = Polynomial(W, OpenUnits.of(W.product, W.gate), scale, a, steps)
     z, v = noise(3, 6, 40, seed=7), noise(3, 6, 30, seed=8)
     torch.testing.assert_close(frame.apply(z), torch.einsum("bmd,nbm->nbd", dense, z))
     torch.testing.assert_close(frame.adjoint(v), torch.einsum("bmd,nbd->nbm", dense, v))

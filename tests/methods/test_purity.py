@@ -17,7 +17,7 @@ from gradguess.methods import Estimate
 from gradguess.methods.run import Plan, find_layout, run_step
 from gradguess.model.site import Layout
 from gradguess.model.task import Task
-from gradguess.step import Options, State
+from gradguess.step.base import Options, State
 from models import GUESSES, RIVALS, Case, generator, make
 from references import no_trace
 from steps import task_of

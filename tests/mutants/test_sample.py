@@ -28,7 +28,7 @@ MUTANTS = [  # a file, what stands in it once, what takes its place, a test that
         "src/gradguess/passes/relu_chain.py",
         "if t is None or y is None:\n            self.t",
         "if t is None and y is None:\n            self.t",
-        f"{GOLDEN}[sites/written/branch/subspace]",
+        f"{GOLDEN}[sites/chain/branch/wt]",
     ),
     (
         "src/gradguess/step/split.py",

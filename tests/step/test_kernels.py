@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.backends import cholesky, kernels
-from gradguess.passes import relu_chain
 
 pytest.importorskip("triton", reason="Triton comes with PyTorch for CUDA")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -36,7 +35,6 @@ def test_a_step_on_the_path_of_a_gpu_is_that_of_a_cpu(monkeypatch):
         real = getattr(kernels, name)
         monkeypatch.setattr(kernels, name, lambda *args, _n=name, _f=real: used.append(_n) or _f(*args))
     monkeypatch.setattr(kernels, "usable", lambda t, k=1: t.dtype == torch.float32 and k <= kernels.LARGEST)
-    monkeypatch.setattr(relu_chain, "fuses_losses", lambda t: True)
     monkeypatch.setattr(cholesky, "SMALL", 0)  # not the factorisation of a CPU
     for a, b in zip(plain, small_step(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

@@ -21,34 +21,19 @@ every device; only its speed, and its accuracy within the stated bounds, depend 
 This package imports nothing of gradguess but `gradguess.errors`.
 """
 
-from gradguess.backends.cholesky import GramRoot, semidefinite_cholesky, triangular_apply
-from gradguess.backends.cuda_graphs import Recording, on_side_stream, recording, require
-from gradguess.backends.eigh import sure_eigh, sure_eigvalsh
-from gradguess.backends.elementwise import cross_entropy, positive, weigh
+from gradguess.backends.eigh import sure_eigh
+from gradguess.backends.elementwise import positive
 from gradguess.backends.meter import peak_bytes, seconds
 from gradguess.backends.orthonormal import orthonormal_columns, orthonormal_rows
-from gradguess.backends.random import RandomState, generator_state, seed_global
-from gradguess.backends.streams import side_by_side
+from gradguess.backends.random import RandomState, seed_global
 
 __all__ = [
-    "GramRoot",
     "RandomState",
-    "Recording",
-    "cross_entropy",
-    "generator_state",
-    "on_side_stream",
     "orthonormal_columns",
     "orthonormal_rows",
     "peak_bytes",
     "positive",
-    "recording",
-    "require",
     "seconds",
     "seed_global",
-    "semidefinite_cholesky",
-    "side_by_side",
     "sure_eigh",
-    "sure_eigvalsh",
-    "triangular_apply",
-    "weigh",
 ]

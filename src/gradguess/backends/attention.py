@@ -19,8 +19,6 @@ from torch import Tensor
 
 from gradguess.backends import kernels
 
-__all__ = ["attention_tangent", "blocks", "few", "fused", "mask_of", "plain"]
-
 BLOCK = 128  # queries at a time: as fast on a CPU as 64 and 256; all 2048 at once take up to three times as long
 
 

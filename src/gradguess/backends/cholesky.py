@@ -11,8 +11,6 @@ from torch import Tensor
 from gradguess.backends import kernels, small_cholesky, unrolled_cholesky
 from gradguess.backends.tracing import tracing
 
-__all__ = ["GramRoot", "dropping_cholesky", "semidefinite_cholesky", "triangular_apply"]
-
 SMALL = 16  # up to this k, on a CPU, matrices are factored side by side (`small_cholesky`) and not by LAPACK
 
 
@@ -92,31 +90,29 @@ def _batch_last(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     return function(z.permute(2, 0, 1)).permute(1, 2, 0)
 
 
-def semidefinite_cholesky(C: Tensor, rtol: float | None = None) -> tuple[Tensor, Tensor]:
+def semidefinite_cholesky(C: Tensor) -> tuple[Tensor, Tensor]:
     """Lower factor of positive semi-definite matrices that may be singular, or zero.
 
-    A column whose remaining pivot is at most `rtol` times the largest diagonal entry of its matrix depends on
+    A column whose remaining pivot is at most `100 k eps` times the largest diagonal entry of its matrix depends on
     the columns before it: there `L` gets a one on the diagonal and zeros below, and `alive` is False. For
     `C = YᵀY` the columns of `Y L^{-T}` are then orthonormal where alive, and the negligible residual
     elsewhere; the caller zeroes it with the mask: `Y L^{-T} (alive z)` has an exact projector as covariance.
     Where every column is alive, `L Lᵀ = C`.
 
     Accuracy: `QᵀQ` is off by about `eps` over the smallest relative pivot kept, so by 1e-2 at the very worst
-    with the default `rtol`, `100 k eps`; 1e-6 (float32) for columns of ordinary conditioning.
+    and 1e-6 (float32) for columns of ordinary conditioning.
     Cost: `k³/3` operations per matrix. On the CPU LAPACK factors the batch, and only matrices with a dropped
     pivot go through the loop. On a GPU one kernel does it all (`backends.kernels`), and where that cannot be used
     the loop runs `k` times over the batch. Neither waits for the device.
 
     Args:
         C: (B, k, k), symmetric.
-        rtol: relative size of a pivot that counts as zero.
 
     Returns:
         `L` (B, k, k) and `alive` (B, k), bool.
     """
     k = C.shape[-1]
-    rtol = 100 * k * torch.finfo(C.dtype).eps if rtol is None else rtol
-    floor = rtol * C.diagonal(dim1=-2, dim2=-1).amax(-1)  # (B,)
+    floor = 100 * k * torch.finfo(C.dtype).eps * C.diagonal(dim1=-2, dim2=-1).amax(-1)  # (B,)
     if kernels.usable(C, k):
         return kernels.cholesky(C, floor)
     if tracing() or C.device.type != "cpu":

@@ -13,8 +13,6 @@ import torch
 
 from gradguess.errors import InputError
 
-__all__ = ["CannotRecord", "Recording", "on_side_stream", "recording", "require"]
-
 T = TypeVar("T")
 
 

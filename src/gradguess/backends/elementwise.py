@@ -7,8 +7,6 @@ from torch import Tensor
 
 from gradguess.backends import kernels
 
-__all__ = ["cross_entropy", "positive", "weigh"]
-
 
 def weigh(y: Tensor, c: Tensor, share: float = 1.0) -> Tensor:
     """`share c_b y_b` for every row, written to `y`: `y` (batch, n), `c` (batch,); returns `y`."""

@@ -19,19 +19,6 @@ from torch import Tensor
 
 from gradguess.backends.tracing import tracing
 
-__all__ = [
-    "attends",
-    "attention_tangent",
-    "cholesky",
-    "cross_entropy",
-    "like_queries",
-    "orthonormal_rows",
-    "solve",
-    "tolerance",
-    "usable",
-    "weigh",
-]
-
 LARGEST = 32  # k; a larger matrix does not fit into the registers of a warp
 WIDE = 1024  # numbers that one program of an elementwise kernel works on
 CLASSES = 4096  # the most for which a cross entropy is one kernel

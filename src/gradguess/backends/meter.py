@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["peak_bytes", "seconds"]
-
 Run = Callable[[], object]
 
 

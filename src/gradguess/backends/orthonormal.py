@@ -10,18 +10,15 @@ from gradguess.backends.cholesky import semidefinite_cholesky
 from gradguess.backends.elementwise import positive
 from gradguess.backends.tracing import tracing
 
-__all__ = ["cholesky_qr_rows", "orthonormal_columns", "orthonormal_rows"]
 
-
-def orthonormal_columns(A: Tensor, rtol: float | None = None) -> Tensor:
+def orthonormal_columns(A: Tensor) -> Tensor:
     """Orthonormal bases of the column spans, in Gram–Schmidt order; zero columns where a column is dependent.
 
     `QᵀA` is upper triangular with a positive diagonal, so that Gaussian columns give Haar-distributed ones. A
-    column is dropped when what is left of it after the columns before it is below `rtol` of the largest
-    column; the columns after it are not orthogonalised against rounding, as plain QR would do.
+    column is dropped when what is left of it after the columns before it is below `10 (k + √d) eps` of the
+    largest column; the columns after it are not orthogonalised against rounding, as plain QR would do.
 
-    Accuracy: `|QᵀQ - I| ~ k eps`, and the span that of Gram–Schmidt without the dropped columns. `rtol` is
-    `10 (k + √d) eps` by default.
+    Accuracy: `|QᵀQ - I| ~ k eps`, and the span that of Gram–Schmidt without the dropped columns.
     Cost: `4 d k²` operations by LAPACK on the CPU, where only matrices with a dropped column go on to Cholesky QR;
     three passes of Cholesky QR, `12 d k²`, elsewhere, without waiting for the device.
     Reference: Yamamoto et al. 2015, *Roundoff error analysis of the CholeskyQR2 algorithm*.
@@ -33,12 +30,12 @@ def orthonormal_columns(A: Tensor, rtol: float | None = None) -> Tensor:
         Q, of the shape of `A`, the transpose of a contiguous tensor.
     """
     if A.ndim == 2:
-        return orthonormal_columns(A[None], rtol)[0]
-    rows, _ = orthonormal_rows(A.mT.contiguous(), rtol)
+        return orthonormal_columns(A[None])[0]
+    rows, _ = orthonormal_rows(A.mT.contiguous())
     return rows.mT
 
 
-def orthonormal_rows(R: Tensor, rtol: float | None = None) -> tuple[Tensor, Tensor]:
+def orthonormal_rows(R: Tensor) -> tuple[Tensor, Tensor]:
     """`orthonormal_columns` of vectors that lie as rows.
 
     Args:
@@ -49,7 +46,7 @@ def orthonormal_rows(R: Tensor, rtol: float | None = None) -> tuple[Tensor, Tens
         share of the largest row (B, k, 1).
     """
     k, d = R.shape[-2:]
-    rtol = 10 * (k + d**0.5) * torch.finfo(R.dtype).eps if rtol is None else rtol
+    rtol = 10 * (k + d**0.5) * torch.finfo(R.dtype).eps
     if tracing() or R.device.type != "cpu" or k > d:
         return cholesky_qr_rows(R, rtol)
     Q, T = torch.linalg.qr(R.mT)

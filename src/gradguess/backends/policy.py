@@ -8,13 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["collective_device", "full_precision", "fuses_losses", "kept_dtype", "resolution"]
-
-
-def fuses_losses(t: Tensor) -> bool:
-    """Has `elementwise.cross_entropy` a kernel on the device of `t`?"""
-    return t.is_cuda
-
 
 def collective_device(backend: str) -> str:
     """Where the tensors of a collective of torch.distributed must lie."""

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from gradguess.backends.cuda_graphs import recording
 
-__all__ = ["RandomState", "generator_state", "seed_global"]
-
 
 def generator_state(generator: torch.Generator) -> Tensor | None:
     """The state of a generator, or None while a CUDA graph is being recorded: there it cannot be read."""

@@ -14,39 +14,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
-
-from gradguess.backends import unrolled_cholesky
-
-__all__ = ["cholesky", "outer_products", "solve"]
-
-_known = WeakTensorKeyDictionary()  # V -> (its version, its outer products)
 
 
 def outer_products(V: Tensor) -> Tensor:
-    """The lower triangles of `v vᵀ` for every row `v` of `V` (d, k): (k (k + 1) / 2, d). Do not write to them.
-
-    A basis serves for many steps: the result is kept as long as the tensor `V` lives, and computed anew after `V` was
-    written to in place. PyTorch counts such writes, but not those through `V.data` or a NumPy array.
-    """
-    if V.is_inference():  # its writes are not counted
-        return unrolled_cholesky.outer_products(V)
-    version, outer = _known.get(V, (None, None))
-    if outer is None or version != V._version:
-        outer = unrolled_cholesky.outer_products(V)
-        if not outer.requires_grad:
-            _known[V] = V._version, outer
-    return outer
+    """The lower triangles of `v vᵀ` for every row `v` of `V` (d, k): (k (k + 1) / 2, d)."""
+    rows, columns, _ = _triangle(V.shape[1])
+    return V.t().index_select(0, rows) * V.t().index_select(0, columns)
 
 
-def cholesky(packed: Tensor, rtol: float | None = None) -> tuple[Tensor, Tensor]:
+def cholesky(packed: Tensor) -> tuple[Tensor, Tensor]:
     """`semidefinite_cholesky` of matrices given by their lower triangles, in the order of `torch.tril_indices`.
 
     Accuracy: as there. Cost: `k³ / 3` operations per matrix, `5 k` calls of NumPy for all (row by row, left-looking).
 
     Args:
         packed: (k (k + 1) / 2, B).
-        rtol: as in `semidefinite_cholesky`.
 
     Returns:
         the upper factor `R` (k, k, B) with `C = RᵀR` (entries below its diagonal have no meaning), and the inverse of
@@ -54,13 +36,12 @@ def cholesky(packed: Tensor, rtol: float | None = None) -> tuple[Tensor, Tensor]
     """
     k, batch = math.isqrt(2 * packed.shape[0]), packed.shape[1]
     if batch == 1:  # NumPy would sum a single matrix in another order
-        two = cholesky(packed.expand(-1, 2), rtol)
+        two = cholesky(packed.expand(-1, 2))
         return two[0][..., :1], two[1][:, :1]
-    factor = torch.index_select(packed, 0, _places(k)).view(k, k, batch)
+    factor = packed.index_select(0, _triangle(k)[-1]).view(k, k, batch)
     R: Any = factor.numpy()
     inverse: Any = np.empty_like(R[0])
-    rtol = 100 * k * torch.finfo(packed.dtype).eps if rtol is None else rtol
-    floor = rtol * np.einsum("jjb->jb", R).max(0)
+    floor = 100 * k * torch.finfo(packed.dtype).eps * np.einsum("jjb->jb", R).max(0)
     with np.errstate(all="ignore"):
         for j in range(k):
             row, scale = R[j, j:], inverse[j]
@@ -97,9 +78,9 @@ def solve(R: Tensor, inverse: Tensor, z: Tensor, transpose: bool = False) -> Ten
 
 
 @functools.cache
-def _places(k: int) -> Tensor:
-    """Where in the lower triangle each entry of the whole matrix is found."""
+def _triangle(k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and columns of a lower triangle, and where in it each entry of the whole matrix is found."""
     rows, columns = torch.tril_indices(k, k)
     place = torch.empty(k, k, dtype=torch.long)
     place[rows, columns] = place[columns, rows] = torch.arange(len(rows))
-    return place.flatten()
+    return rows, columns, place.flatten()

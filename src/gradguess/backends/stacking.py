@@ -12,8 +12,6 @@ import torch
 from torch import fx
 from torch.fx.passes.tools_common import legalize_graph
 
-__all__ = ["stacked"]
-
 _MM, _ADDMM = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
 _CONVOLUTION = torch.ops.aten.convolution.default
 LARGE = 2**20  # numbers

@@ -19,8 +19,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["side_by_side", "waits_for_jobs"]
-
 T = TypeVar("T")
 
 SIDES = 5  # streams beside the current one

@@ -13,8 +13,6 @@ from torch import Tensor, fx
 from gradguess.backends.policy import full_precision
 from gradguess.backends.tracing import Graph, NotTraceable, compiled
 
-__all__ = ["TracedPiece", "pieces_of"]
-
 Nodes = Sequence[fx.Node]
 _aten = torch.ops.aten
 _MOVES = {  # operations that compute nothing

@@ -24,20 +24,6 @@ from gradguess.backends.policy import full_precision
 from gradguess.backends.stacking import stacked
 from gradguess.errors import GradguessError
 
-__all__ = [
-    "Form",
-    "Graph",
-    "NotTraceable",
-    "compiled",
-    "draws",
-    "fixed",
-    "is_wrapped",
-    "tensors_of",
-    "trace",
-    "traced_autograd",
-    "tracing",
-]
-
 Graph = Callable[..., Sequence[Tensor]]
 _LOOKED = "it looks at numbers (`if x.sum() > 0`, `.item()`, `.tolist()`), and may go another way next time"
 _SHAPED = "the shape of a tensor depends on numbers (`x[x > 0]`, `nonzero`, `unique`), and may be another next time"

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["cholesky", "outer_products", "solve"]
-
 Factor = list[list[Tensor]]  # the lower triangle, each entry for all matrices, (B,)
 
 
@@ -20,7 +18,7 @@ def outer_products(V: Tensor) -> Tensor:
     return torch.cat([columns[i : i + 1] * columns[: i + 1] for i in range(len(columns))])
 
 
-def cholesky(packed: Sequence[Tensor], rtol: float | None = None) -> tuple[Factor, list[Tensor]]:
+def cholesky(packed: Sequence[Tensor]) -> tuple[Factor, list[Tensor]]:
     """`semidefinite_cholesky` of B matrices, given by their lower triangles: row by row, each entry for all, (B,).
 
     Returns:
@@ -28,9 +26,8 @@ def cholesky(packed: Sequence[Tensor], rtol: float | None = None) -> tuple[Facto
     """
     k = math.isqrt(2 * len(packed))
     precision = torch.finfo(packed[0].dtype)
-    rtol = 100 * k * precision.eps if rtol is None else rtol
     C = [packed[i * (i + 1) // 2 :][: i + 1] for i in range(k)]
-    floor = rtol * functools.reduce(torch.maximum, [C[i][i] for i in range(k)])
+    floor = 100 * k * precision.eps * functools.reduce(torch.maximum, [C[i][i] for i in range(k)])
     L: Factor = [[] for _ in range(k)]
     inverse: list[Tensor] = []
     for j in range(k):

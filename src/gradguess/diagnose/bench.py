@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from gradguess.diagnose.covariance import distance, explicit, variances
 from gradguess.diagnose.moments import Errors, covariance_times, summary
@@ -191,16 +189,5 @@ class Bench:
         apart = self.layout.sliceable and not self.layout.leaves_traces
         if not apart or self.options.coupling == "batch":
             return self.step.passes.cut(), torch.arange(self.batch, device=self.probe.device)
-        picked = _pick(self.task, self.probe, self.batch)
+        picked = self.task.part(self.probe, self.batch)
         return self.step.passes.aside(picked).cut(), self.probe
-
-
-def _pick(task: Task, rows: Tensor, batch: int) -> Task:
-    """The same task on some of its samples."""
-
-    def pick(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == batch:
-            return leaf[rows.to(leaf.device)]
-        return leaf
-
-    return replace(task, inputs=tree_map(pick, task.inputs), targets=tree_map(pick, task.targets))

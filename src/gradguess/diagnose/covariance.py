@@ -15,7 +15,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from gradguess.guesses.frames import Columns, Frame, Identity, Matrix, Transposed
+from gradguess.guesses.frames import Frame, Identity, Matrix, Transposed
 from gradguess.jacobian import GatedLinear
 from gradguess.noise import Noise
 
@@ -54,11 +54,6 @@ def variances(frame: Frame, s: Tensor, noise: Noise, draws: int) -> Tensor:
 @variances.register
 def _(frame: Identity, s: Tensor, noise: Noise, draws: int) -> Tensor:
     return torch.ones_like(s)
-
-
-@variances.register
-def _(frame: Columns, s: Tensor, noise: Noise, draws: int) -> Tensor:
-    return frame.Q.square().sum(-1)
 
 
 @variances.register

@@ -75,27 +75,6 @@ class OpenGate(Frame):
         return v * self.mask
 
 
-class Columns(Frame):
-    """`A = Q`, orthonormal columns for each sample (zero columns allowed).
-
-    Args:
-        Q: (batch, d, k).
-    """
-
-    orthonormal = True
-
-    def __init__(self, Q: Tensor) -> None:
-        self.Q = Q
-        self.batch, _, self.latent = Q.shape
-        self.dtype = Q.dtype
-
-    def apply(self, z: Tensor) -> Tensor:
-        return (self.Q @ z[..., None])[..., 0]
-
-    def adjoint(self, v: Tensor) -> Tensor:
-        return (self.Q.mT @ v[..., None])[..., 0]
-
-
 class Matrix(Frame):
     """`A = Pᵀ` for a dense matrix per sample.
 
@@ -113,6 +92,20 @@ class Matrix(Frame):
 
     def adjoint(self, v: Tensor) -> Tensor:
         return (self.P @ v[..., None])[..., 0]
+
+
+class Columns(Matrix):
+    """`A = Q`, orthonormal columns for each sample (zero columns allowed).
+
+    Args:
+        Q: (batch, d, k).
+    """
+
+    orthonormal = True
+
+    def __init__(self, Q: Tensor) -> None:
+        super().__init__(Q.mT)
+        self.Q = Q
 
 
 class Grouped(Frame):

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gradguess.errors import InputError, check_count
@@ -15,12 +14,12 @@ from gradguess.guesses.base import Guess, SiteView
 from gradguess.guesses.frames import Frame, Grouped, Matrix
 from gradguess.jacobian import Dense, GatedLinear, Jacobian
 from gradguess.jacobian.open_units import OpenUnits, groups
-from gradguess.linalg import chebyshev_top_subspace, largest_singular, newton_schulz, polynomial
+from gradguess.linalg import batched_top_subspace, newton_schulz, polynomial
 from gradguess.linalg.step_polynomials import nearest, placed
 
 PROBE = 16  # samples whose singular values set the scale and the threshold
 LANCZOS = 8  # steps for the largest singular value of every sample
-BLOCK = 20  # columns beyond k with which the probe's are found
+OVERSAMPLE, KRYLOV = 6, 12  # columns beyond k, and products, with which the probe's are found: to 1e-4 at width 1024
 MARGIN = 1.02  # other samples may have a slightly larger norm than those of the probe
 CHUNK = 1 << 26  # numbers in a dense batch of Jacobians at once
 
@@ -84,12 +83,8 @@ class WPerpNS(Guess):
         """σ_1, …, σ_k and σ_{k+1} of each of the first samples, (samples, k + 1); zero beyond the rank."""
         probe, s = _probe(view), view.output[:PROBE]
         k = min(self.k, probe.m, probe.d)
-        start = view.noise.normal((len(s), probe.d, min(probe.d, k + BLOCK)), s.dtype, s.device)
-        found = chebyshev_top_subspace(probe.gram_columns, start, min(k + 1, start.shape[2]), degree=6, rounds=3)[1]
-        values = found.clamp_min(0).sqrt()
-        if probe.m <= k:
-            values = values[:, :k]  # what lies beyond the rank is rounding
-        return F.pad(values, (0, k + 1 - values.shape[1]))
+        start = view.noise.normal((len(s), probe.d, k + OVERSAMPLE), s.dtype, s.device)
+        return batched_top_subspace(probe.gram_columns, start, k + 1, KRYLOV)[1].sqrt()
 
     def frame(self, view: SiteView) -> Frame:
         W = _jacobian(view)
@@ -112,8 +107,8 @@ class WPerpNS(Guess):
     def _fitted(self, view: SiteView, W: GatedLinear | Dense) -> tuple[Tensor, tuple[float, ...]]:
         """What each sample's `W̃` is divided by, (batch,), and the coefficients."""
         fixed, s = torch.Generator(view.output.device).manual_seed(0), view.output
-        start = torch.randn(s.shape, generator=fixed, dtype=s.dtype, device=s.device)  # the same in a replay
-        own = largest_singular(W.jvp, W.vjp, start, LANCZOS) * MARGIN
+        start = torch.randn(*s.shape, 1, generator=fixed, dtype=s.dtype, device=s.device)  # the same in a replay
+        own = batched_top_subspace(W.gram_columns, start, 1, LANCZOS)[1][:, 0].sqrt() * MARGIN
         scale = view.kept["scale"]
         if self.threshold == "placed":
             ratio = (_sizes(W) / view.found("size")).clamp_min(0.1)  # a sample may have no open unit

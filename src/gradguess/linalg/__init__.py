@@ -11,27 +11,21 @@ This package imports `gradguess.backends` and `gradguess.errors` alone. The coef
 `linalg.step_polynomials`.
 """
 
-from gradguess.backends import orthonormal_columns, semidefinite_cholesky, triangular_apply
-from gradguess.linalg.chebyshev import chebyshev_top_subspace
+from gradguess.backends import orthonormal_columns
 from gradguess.linalg.newton_schulz import newton_schulz, polynomial
 from gradguess.linalg.subspaces import (
     batched_top_subspace,
     followed_basis,
     is_full,
-    largest_singular,
     top_right_singular_vectors,
 )
 
 __all__ = [
     "batched_top_subspace",
-    "chebyshev_top_subspace",
     "followed_basis",
     "is_full",
-    "largest_singular",
     "newton_schulz",
     "orthonormal_columns",
     "polynomial",
-    "semidefinite_cholesky",
     "top_right_singular_vectors",
-    "triangular_apply",
 ]

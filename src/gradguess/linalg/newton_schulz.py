@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["newton_schulz", "polynomial"]
 
-
-def newton_schulz(A: Tensor, coefficients: Sequence[float] | Tensor, steps: int) -> Tensor:
+def newton_schulz(A: Tensor, coefficients: Sequence[float], steps: int) -> Tensor:
     """`p` applied `steps` times, `p(A) = Σ_j a_j A (AᵀA)^j`: the same as `p` on the singular values.
 
     Works on the smaller of `AᵀA` and `AAᵀ`.
@@ -21,29 +19,24 @@ def newton_schulz(A: Tensor, coefficients: Sequence[float] | Tensor, steps: int)
 
     Args:
         A: (..., m, d), singular values in the range where `p` was fitted, [0, 1].
-        coefficients: `a_0, a_1, ...`, floats; or a tensor (..., number of them), one set per matrix.
+        coefficients: `a_0, a_1, ...`.
         steps: how often `p` is applied.
 
     Returns:
         of the shape of `A`.
     """
     m, d = A.shape[-2:]
-    a = coefficients.unbind(-1) if isinstance(coefficients, Tensor) else coefficients
     for _ in range(steps):
-        P = polynomial(A @ A.mT if m < d else A.mT @ A, a)
+        P = polynomial(A @ A.mT if m < d else A.mT @ A, coefficients)
         A = P @ A if m < d else A @ P
     return A
 
 
-def polynomial(G: Tensor, a: Sequence[float | Tensor]) -> Tensor:
+def polynomial(G: Tensor, a: Sequence[float]) -> Tensor:
     """`Σ_j a_j G^j` by Horner's rule."""
-    *others, last = (c[..., None] if isinstance(c, Tensor) else c for c in a)
-    if not others:
-        P = torch.zeros_like(G)
-        P.diagonal(dim1=-2, dim2=-1).add_(last)
-        return P
-    P = G * (last[..., None] if isinstance(last, Tensor) else last)
-    for i, c in enumerate(reversed(others)):
-        P = P if i == 0 else P @ G
+    P = torch.zeros_like(G)
+    P.diagonal(dim1=-2, dim2=-1).add_(a[-1])
+    for i, c in enumerate(reversed(a[:-1])):
+        P = G * a[-1] if i == 0 else P @ G
         P.diagonal(dim1=-2, dim2=-1).add_(c)
     return P

@@ -21,18 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-__all__ = ["BAND", "STEPS", "CoefficientSet", "coefficients", "evaluate", "measure", "nearest", "placed", "table"]
-
 Coefficients = tuple[float, float, float, float]
-
-STEPS = 5
-"""How often `p` is applied; the sets are fitted for this number."""
-
-BAND = 0.05
-"""Half the width of the transition around σ in which the largest errors are not counted."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +31,8 @@ class CoefficientSet:
     Attributes:
         sigma: the step's nominal place.
         coefficients: `a0, a1, a2, a3`.
-        low: largest `|p^5|` on `[0, σ - BAND]`.
-        high: largest `|p^5 - 1|` on `[σ + BAND, 1]`.
+        low: largest `|p^5|` on `[0, σ - 0.05]`.
+        high: largest `|p^5 - 1|` on `[σ + 0.05, 1]`.
         rms: root mean square of `p^5 - f_σ` over all of `[0, 1]`, the transition included.
         overshoot: largest `|p^5 - 1|` on `[1, 1.1]`, for norms that were underestimated.
         crossing: where `p^5` first reaches one half.
@@ -76,15 +65,6 @@ def nearest(sigma: float) -> CoefficientSet:
     return min(table(), key=lambda entry: abs(entry.sigma - sigma))
 
 
-def coefficients(sigma: float) -> Coefficients:
-    """`a0, a1, a2, a3` of the set whose σ is nearest to the ratio `sigma` = σ_k / σ_1.
-
-    >>> coefficients(0.52) == coefficients(0.5)
-    True
-    """
-    return nearest(sigma).coefficients
-
-
 def placed(ratio: float) -> tuple[CoefficientSet, float]:
     """A set, and a factor for the matrix of unit norm, that put the step exactly at `ratio`, a part of σ_1.
 
@@ -101,33 +81,3 @@ def placed(ratio: float) -> tuple[CoefficientSet, float]:
         return table()[0], 1.0
     entry = min(below, key=lambda entry: entry.width / entry.crossing)
     return entry, entry.crossing / ratio
-
-
-def evaluate(x: ArrayLike, a: Coefficients, steps: int = STEPS) -> NDArray[np.float64]:
-    """`p` applied `steps` times to numbers: what `linalg.newton_schulz` does to singular values."""
-    y = np.asarray(x, dtype=np.float64)
-    for _ in range(steps):
-        square = y * y
-        y = y * (a[0] + square * (a[1] + square * (a[2] + square * a[3])))
-    return y
-
-
-def measure(sigma: float, a: Coefficients) -> CoefficientSet:
-    """The errors of a set, on a grid of spacing 1e-4."""
-    x = np.arange(11001) / 10000
-    y = evaluate(x, a)
-    inside = x <= 1
-    error = np.abs(y - (x > sigma + 1e-9))
-    crossing = int(np.argmax(y >= 0.5))
-    start = crossing - int(np.argmax(y[crossing::-1] < 0.1))
-    end = crossing + int(np.argmax(y[crossing:] > 0.9))
-    return CoefficientSet(
-        sigma=sigma,
-        coefficients=a,
-        low=float(error[x <= sigma - BAND + 1e-9].max()),
-        high=float(error[inside & (x >= sigma + BAND - 1e-9)].max()),
-        rms=float(np.sqrt(np.mean(error[inside] ** 2))),
-        overshoot=float(np.abs(y[x >= 1] - 1).max()),
-        crossing=float(x[crossing]),
-        width=float(x[end] - x[start]),
-    )

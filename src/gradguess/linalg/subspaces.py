@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from gradguess.backends import orthonormal_columns, orthonormal_rows, positive, sure_eigh, sure_eigvalsh
+from gradguess.backends import orthonormal_columns, orthonormal_rows, positive, sure_eigh
 from gradguess.backends.cuda_graphs import CannotRecord, recording
-from gradguess.linalg.ritz import Product, pad_columns, ritz_pairs
-
-__all__ = ["batched_top_subspace", "followed_basis", "is_full", "largest_singular", "top_right_singular_vectors"]
 
 BLOCK = 2**22  # numbers that are converted at once
 WARM = 3  # subspace iterations that bring a basis up to date
@@ -46,7 +43,7 @@ def top_right_singular_vectors(A: Tensor, k: int) -> Tensor:
         V = V.flip(-1)[:, :k]
     top = values.flip(-1)[:k]
     V = V * (top > rtol**2 * top[0])
-    return pad_columns(V, k).to(A.dtype)
+    return _pad_columns(V, k).to(A.dtype)
 
 
 def _gram(A: Tensor, scale: Tensor) -> Tensor:
@@ -92,38 +89,9 @@ def is_full(V: Tensor) -> bool:
     return recording() or bool(V.any(0).all())
 
 
-def largest_singular(matmul: Product, rmatmul: Product, start: Tensor, steps: int) -> Tensor:
-    """The largest singular value of different matrices, known only by their products: (B,).
-
-    Lanczos on `AᵀA` without reorthogonalisation: what comes of that are copies of the largest value.
-
-    Accuracy: too small, never too large but for rounding. A 512 × 512 matrix of independent entries, half of its
-    columns masked, which leaves no gap: up to 3e-2 after 8 steps, 2e-3 after 20. With a gap less.
-    Cost: `steps` products with each of `A`, `Aᵀ`, and `B` eigenvalue problems of size `steps`.
-
-    Args:
-        matmul, rmatmul: (B, d) -> (B, m), (B, m) -> (B, d).
-        start: (B, d), random.
-        steps: how many Lanczos steps.
-    """
-    steps = min(steps, start.shape[-1])
-    v, before = start / torch.linalg.vector_norm(start, dim=-1, keepdim=True), torch.zeros_like(start)
-    beta = start.new_zeros(len(start), 1)
-    diagonal, beside = [], []
-    for _ in range(steps):
-        w = rmatmul(matmul(v))
-        alpha = (w * v).sum(-1, keepdim=True)
-        w = w - alpha * v - beta * before
-        beta = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
-        before, v = v, w / positive(beta)
-        diagonal.append(alpha)
-        beside.append(beta)
-    T = torch.diag_embed(torch.cat(diagonal, -1))
-    T.diagonal(-1, -2, -1).copy_(torch.cat(beside, -1)[:, :-1])
-    return sure_eigvalsh(T)[:, -1].clamp_min(0).sqrt()
-
-
-def batched_top_subspace(gram_product: Product, start: Tensor, k: int, iterations: int) -> tuple[Tensor, Tensor]:
+def batched_top_subspace(
+    gram_product: Callable[[Tensor], Tensor], start: Tensor, k: int, iterations: int
+) -> tuple[Tensor, Tensor]:
     """Top-k eigenvectors of `B` positive semi-definite matrices, known only by their products.
 
     Rayleigh–Ritz in the block Krylov space `[X, G X, ..., G^(iterations - 1) X]`, its basis fully
@@ -137,6 +105,8 @@ def batched_top_subspace(gram_product: Product, start: Tensor, k: int, iteration
     products: at equal error, `p = 10` takes 1.5 times as many columns, a Chebyshev-filtered block of 20 six
     times and plain subspace iteration ten. From an old basis with little drift, `p = 2 k` columns and 3 to
     4 iterations do; two random combinations of a basis shared by the batch, gated, start a little better than noise.
+    The largest eigenvalue alone, `p = 1`: its root is up to 3e-2 too small after 8 iterations without a gap, and
+    2e-3 after 20.
     Cost: one product of `p` columns an iteration; `4 d p² iterations²` operations to orthogonalise;
     `B` eigenvalue problems of size `s = p iterations`; `B s (d + s)` numbers of memory. Waits for the device.
     Reference: Golub and Underwood 1977, *The block Lanczos method for computing eigenvalues*.
@@ -168,7 +138,26 @@ def batched_top_subspace(gram_product: Product, start: Tensor, k: int, iteration
         if j + 1 < iterations:
             scale = H.diagonal(dim1=-2, dim2=-1).amax(-1)[:, None, None]
             X = _next_block(Y, Q[:, old], scale, noise[j + 1])
-    return ritz_pairs(Q, H, k)
+    return _ritz_pairs(Q, H, k)
+
+
+def _ritz_pairs(Q: Tensor, H: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The top-k Ritz pairs from orthonormal rows `Q` (B, s, d) and `H = Q G Qᵀ` (its lower triangle).
+
+    V (B, d, k), largest eigenvalue first, and the eigenvalues (B, k); zero beyond the rank.
+    """
+    scale = positive(H.abs().amax((-2, -1), keepdim=True))
+    values, Z = sure_eigh(H / scale)
+    values = values.flip(-1)[..., :k]
+    floor = 10 * Q.shape[-1] ** 0.5 * torch.finfo(Q.dtype).eps * values[..., :1]
+    values = torch.where(values > floor, values, 0.0)
+    V = (Z.flip(-1)[..., :k].mT @ Q).mT * (values[..., None, :] > 0)
+    return _pad_columns(V, k), _pad_columns(values * scale[..., 0], k)
+
+
+def _pad_columns(V: Tensor, k: int) -> Tensor:
+    """`V` with zero columns on the right until there are `k`."""
+    return torch.nn.functional.pad(V, (0, k - V.shape[-1]))
 
 
 def _fixed_noise(blocks: int, p: int, like: Tensor) -> Tensor:

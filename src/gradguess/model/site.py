@@ -181,12 +181,6 @@ class Layout:
         return found * task.sample_size // self.sample_size if self.sample_size else found
 
     @cached_property
-    def below_tops(self) -> tuple[str, ...]:
-        """Parameters whose gradient follows from that at the top alone."""
-        others = {name for site in self.sites if not site.top for name in site.parameters}.union(self.tail)
-        return tuple(name for site in self.sites if site.top for name in site.parameters if name not in others)
-
-    @cached_property
     def _by_name(self) -> Mapping[str, Site]:
         return {site.name: site for site in self.sites}
 

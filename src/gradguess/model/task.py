@@ -159,12 +159,12 @@ class Task:
         """The same task on the first `count` samples."""
         return self.part(slice(count), batch)
 
-    def part(self, rows: slice, batch: int) -> Task:
+    def part(self, rows: slice | Tensor, batch: int) -> Task:
         """The same task on some of its samples (tensors whose first dimension is the batch)."""
 
         def cut(leaf: Any) -> Any:
             if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == batch:
-                return leaf[rows]
+                return leaf[rows.to(leaf.device) if isinstance(rows, Tensor) else rows]
             return leaf
 
         return replace(self, inputs=tree_map(cut, self.inputs), targets=tree_map(cut, self.targets))

@@ -20,4 +20,4 @@ def choose_pass(task: Task, layout: Layout, *, keep: bool = True, finite: bool =
     """
     if finite:
         return FinitePass(ModulePass(task, layout), keep, mixes)
-    return ReluChainPass(task, layout, keep) if ReluChainPass.fits(task, layout, keep) else ModulePass(task, layout)
+    return ReluChainPass(task, layout, keep) if ReluChainPass.fits(task, layout) else ModulePass(task, layout)

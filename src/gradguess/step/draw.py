@@ -35,8 +35,7 @@ class Drawing:
 
     def frame(self, site: Site, s: Tensor, gate: Tensor | None) -> Frame:
         """The guess's map from white noise to directions at this site; `gate` is `site.gate_at(s)`."""
-        flat = s if site.batch_dim == 0 and s.dim() == 2 else site.flat(s)
-        flat = at_least_float32(flat) if flat.itemsize < 4 else flat
+        flat = at_least_float32(site.flat(s))
         if not site.guessed:
             return Identity(flat)
         kept = self.step.state.kept.get(site.name, {})

@@ -68,18 +68,16 @@ class Alone(Pool):
 
 
 class Processes(Pool):
-    """A process group of torch.distributed. `sent` counts the bytes that this process has put into collectives."""
+    """A process group of torch.distributed."""
 
     def __init__(self, group: Any) -> None:
         from torch import distributed
 
         self.dist, self.group = distributed, group
         self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
-        self.sent = 0
 
     def sum(self, t: Tensor) -> Tensor:
         total = t.detach().clone()
-        self.sent += total.nbytes
         self.dist.all_reduce(total, group=self.group)
         return total
 
@@ -90,7 +88,6 @@ class Processes(Pool):
         root = self.dist.get_global_rank(self.group, 0)
         for t in tensors:
             whole = t.detach().contiguous()
-            self.sent += whole.nbytes if self.rank == 0 else 0
             self.dist.broadcast(whole, root, group=self.group)
             if whole.data_ptr() != t.data_ptr():
                 t.detach().copy_(whole)
@@ -98,13 +95,11 @@ class Processes(Pool):
     def counts(self, batch: int) -> list[int]:
         own = torch.tensor([batch], device=collective_device(self.dist.get_backend(self.group)))
         every = [torch.zeros_like(own) for _ in range(self.size)]
-        self.sent += own.nbytes
         self.dist.all_gather(every, own, group=self.group)
         return [int(n) for n in every]
 
     def gather(self, tensors: list[Tensor]) -> list[list[Tensor]]:
         every: list[list[Tensor]] = [[] for _ in range(self.size)]
-        self.sent += sum(t.nbytes for t in tensors)
         self.dist.all_gather_object(every, [t.cpu() for t in tensors], group=self.group)
         return every
 

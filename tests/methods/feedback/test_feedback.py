@@ -15,8 +15,9 @@ from gradguess.methods.feedback import feedback
 from gradguess.methods.feedback.lesson import Lesson
 from gradguess.methods.feedback.predictor import Predictor
 from gradguess.methods.feedback.rules import WEIGHTED
-from gradguess.step import ALONE, Drawing, State
-from gradguess.step.base import Kept
+from gradguess.step.base import Kept, State
+from gradguess.step.draw import Drawing
+from gradguess.step.processes import ALONE
 from models import BATCH, CLASSES, INPUTS, Case, cross_entropy, generator, make, mlp
 from references import gradients
 from steps import layout_of, step_of

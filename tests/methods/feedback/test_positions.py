@@ -12,7 +12,8 @@ from gradguess.layers.positions import WORDS, Pattern
 from gradguess.methods.feedback.scattered import scattered
 from gradguess.model.find_sites import lay_out
 from gradguess.model.task import Task
-from gradguess.step import Drawing, measure
+from gradguess.step.draw import Drawing
+from gradguess.step.measure import measure
 from models import Case, cross_entropy, per_sequence
 from steps import step_of
 

@@ -16,7 +16,7 @@ from gradguess import captured_step
 from gradguess.methods import compiled
 from gradguess.methods.run import Plan, find_layout, run_step
 from gradguess.model.task import Task
-from gradguess.step import Options, State
+from gradguess.step.base import Options, State
 from pieces import (
     CLASSES,
     METHODS,

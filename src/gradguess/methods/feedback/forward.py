@@ -119,7 +119,6 @@ class GraphForward(Forward):
         self.graph = step.passes.cut(twice=False)
         self.outputs = self.graph.outputs
         self._gates: dict[str, Tensor | None] = {}
-        self._exact: dict[str, Tensor] = {}  # gradients of the parameters below the top, met on the way down
 
     def output(self, site: Site) -> Tensor:
         return self.graph.above[site.name].detach()
@@ -133,32 +132,25 @@ class GraphForward(Forward):
         return self._pull({}, error, [site for site in self.step.layout.sites if not site.guessed])
 
     def chain(self, h: Values, error: OutputError) -> Values:
-        exact = () if self._exact else self.step.layout.below_tops
-        return self._pull(h | self.exact_tops(error), error, self.step.layout.sites, exact)
+        return self._pull(h | self.exact_tops(error), error, self.step.layout.sites)
 
-    def _pull(self, h: Values, error: OutputError, sites: Sequence[Site], parameters: Sequence[str] = ()) -> Values:
-        """One cut backward pass from the predictions and the output error to the sites, and to some parameters."""
+    def _pull(self, h: Values, error: OutputError, sites: Sequence[Site]) -> Values:
+        """One cut backward pass from the predictions and the output error to the sites."""
         layout, pairs = self.step.layout, error.seeds(self.graph.outputs)
         ends = [self.graph.below[name] for name in h] + [end for end, _ in pairs]
         seeds = [layout[name].unflat(value, self.graph.below[name]) for name, value in h.items()]
         seeds += [seed for _, seed in pairs]
-        leaves = [self.graph.above[site.name] for site in sites]
-        own = [layout.members.parameters[name] for name in parameters]
-        grads = pull(ends, [*leaves, *own], seeds)
-        self._exact |= dict(zip(parameters, grads[len(leaves) :], strict=True))
-        return {site.name: site.flat(grad) for site, grad in zip(sites, grads, strict=False)}
+        grads = pull(ends, [self.graph.above[site.name] for site in sites], seeds)
+        return {site.name: site.flat(grad) for site, grad in zip(sites, grads, strict=True)}
 
     def to_parameters(self, g: Values, batch: int) -> dict[str, Tensor]:
         layout = self.step.layout
-        known = {name: grad / batch for name, grad in self._exact.items()}
-        names = [name for name in layout.reached if name not in known]
         sites = [layout[name] for name in g]
-        sites = [site for site in sites if not site.top or any(name not in known for name in site.parameters)]
         ends = [self.graph.below[site.name] for site in sites]
         seeds = [site.unflat(g[site.name] / batch, end) for site, end in zip(sites, ends, strict=True)]
         if layout.tail:
             ends.append(self.graph.losses)
             seeds.append(torch.full_like(self.graph.losses, 1 / batch))
-        own = [layout.members.parameters[name] for name in names]
-        grads = torch.autograd.grad(ends, own, seeds, allow_unused=True) if own else ()
-        return known | {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
+        own = [layout.members.parameters[name] for name in layout.reached]
+        grads = torch.autograd.grad(ends, own, seeds, allow_unused=True)
+        return {name: grad for name, grad in zip(layout.reached, grads, strict=True) if grad is not None}
