@@ -529,7 +529,7 @@ class Training(RuleBasedStateMachine):
             elif self.model.training and self.kind == "dropout":
                 continue  # masks of fewer samples are others
             else:
-                P, sure = twin.expected_sketch(few, site, searched, guess.k, count, warm)
+                P, sure = twin.expected_sketch(few, site, searched, guess.k, count, warm, self.coupling == "batch")
             if sure:
                 torch.testing.assert_close(V @ V.mT, P, rtol=0, atol=1e-5)
 

@@ -22,7 +22,7 @@ from gradguess.model.site import Site
 Entries = Mapping[str, Mapping[str, Tensor]]
 SEED = 0x5EED  # of the noise of searches
 TINY = torch.finfo(torch.float64).tiny
-PROBE = 32  # samples that a search sees
+PROBE = 256  # samples that a search sees, where they are small
 
 
 @dataclass
@@ -175,17 +175,19 @@ def _strongest(W: Tensor, k: int, old: Tensor | None) -> tuple[Tensor, bool]:
 
 
 def expected_sketch(
-    cut: Cut, site: Site, searched: Sequence[Site], k: int, count: int, old: Tensor | None
+    cut: Cut, site: Site, searched: Sequence[Site], k: int, count: int, old: Tensor | None, mixes: bool
 ) -> tuple[Tensor, bool]:
     """The same for any other site: the strongest directions of `W̃ᵀ ε`, from noise with a seed of its own.
 
-    Sites of which all next ones have been met are sketched together, one such group after the other.
+    Sites of which all next ones have been met are sketched together, one such group after the other. Eight vectors for
+    each of 32 samples, or as many in all for more samples, unless samples mix.
     """
+    least = 8 if mixes else -(-8 * min(32, cut.batch) // cut.batch)
     noise = torch.Generator().manual_seed(SEED + count)
     for group in _groups(cut, [other for other in searched if other.linear is None]):
         ends = [cut.below[name] for name in dict.fromkeys(name for other in group for name in other.above)]
         ends += [cut.outputs] if any(other.reaches_output for other in group) else []
-        vectors = max(8, -(-2 * _rank(cut, group[0], k) // cut.batch))
+        vectors = max(least, -(-2 * _rank(cut, group[0], k) // cut.batch))
         eps = [[torch.randn(end.shape, generator=noise, dtype=end.dtype) for end in ends] for _ in range(vectors)]
         if site in group:
             leaf = cut.above[site.name]

@@ -92,3 +92,20 @@ def test_large_products_stay(monkeypatch):
     monkeypatch.setattr(stacking, "LARGE", 14)
     W, x, t = randn(3, 4), randn(5, 3), randn(5, 3)
     assert products(lambda W, x, t: [x @ W, t @ W], W, x, t) == 2
+
+
+def test_the_order_stays_where_batch_norm_writes_its_buffers():
+    W, x, t, mean, var = randn(3, 4), randn(5, 3), randn(5, 3), torch.zeros(4).double(), torch.ones(4).double()
+
+    def step(W, x, t, mean, var):
+        mean, var = mean.clone(), var.clone()
+        s = F.batch_norm(x @ W, mean, var, training=True)
+        before = mean.clone()
+        return [F.batch_norm(s, mean, var, training=True), t @ W, before, mean, var]
+
+    assert products(step, W, x, t, mean, var) == 2
+
+
+def test_products_that_would_round_another_time_stay():
+    W, b, x, t = (v.bfloat16() for v in (randn(3, 4), randn(4), randn(5, 3), randn(5, 3)))
+    assert products(lambda W, b, x, t: [torch.addmm(b, x, W), t @ W], W, b, x, t) == 2

@@ -20,7 +20,7 @@ LARGE = 2**20  # numbers
 def stacked(graph: fx.GraphModule) -> fx.GraphModule:
     """The same graph with all such products stacked, where none of them waits for another."""
     groups: dict[Hashable, list[fx.Node]] = {}
-    for node in graph.graph.nodes:
+    for node in () if any(map(_writes, graph.graph.nodes)) else graph.graph.nodes:
         if (key := _matrix(node)) is not None:
             groups.setdefault(key, []).append(node)
     for nodes in groups.values():
@@ -29,10 +29,16 @@ def stacked(graph: fx.GraphModule) -> fx.GraphModule:
             if len(free) > 1:
                 _stack(graph.graph, free)
             nodes = [node for node in nodes if node not in free]
-    legalize_graph(graph)  # what was stacked may stand behind what reads it
-    graph.graph.eliminate_dead_code()
+    if groups:
+        legalize_graph(graph)  # what was stacked may stand behind what reads it
+        graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def _writes(node: fx.Node) -> bool:
+    """Batch norm writes to its buffers, and its schema does not say so: what stands before it must stay there."""
+    return "batch_norm" in str(node.target)
 
 
 def _matrix(node: fx.Node) -> Hashable | None:
@@ -45,8 +51,9 @@ def _matrix(node: fx.Node) -> Hashable | None:
         rest = (node.args[1], *map(str, node.args[3:]))
     else:
         return None
-    shape = _shape(_rows(node))
-    return None if shape.numel() > LARGE else (*rest, tuple(shape))
+    about = _rows(node).meta["tensor_meta"]
+    rounds = about.dtype.itemsize < 4  # a bias that is added apart would be rounded once more
+    return None if rounds or about.shape.numel() > LARGE else (*rest, tuple(about.shape))
 
 
 def _rows(node: fx.Node) -> fx.Node:

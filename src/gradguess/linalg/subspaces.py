@@ -144,10 +144,12 @@ def batched_top_subspace(
 def _ritz_pairs(Q: Tensor, H: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The top-k Ritz pairs from orthonormal rows `Q` (B, s, d) and `H = Q G Qᵀ` (its lower triangle).
 
-    V (B, d, k), largest eigenvalue first, and the eigenvalues (B, k); zero beyond the rank.
+    V (B, d, k), largest eigenvalue first, and the eigenvalues (B, k); zero beyond the rank. Each vector points along
+    the first row, so that its sign does not hang on rounding.
     """
     scale = positive(H.abs().amax((-2, -1), keepdim=True))
     values, Z = sure_eigh(H / scale)
+    Z = torch.where(Z[..., :1, :] < 0, -Z, Z)
     values = values.flip(-1)[..., :k]
     floor = 10 * Q.shape[-1] ** 0.5 * torch.finfo(Q.dtype).eps * values[..., :1]
     values = torch.where(values > floor, values, 0.0)

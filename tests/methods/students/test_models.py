@@ -175,7 +175,7 @@ def cost(module: nn.Module, *shape: int) -> int:
 
 
 def test_default_students_cost_what_the_page_says():
-    """A residual block of the model's width; a transformer block; on ResNet-18's lowest cut a fifth of the network."""
+    """A residual block of the model's width; a transformer block; on ResNet-18's lowest cut a seventh of the network."""
     block = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     assert cost(default_student((64,), (10,)), 64) == cost(block, 64) + cost(nn.Linear(64, 10), 64)
     layer = nn.TransformerEncoderLayer(64, 2, 256, 0.0, batch_first=True).train()
@@ -184,7 +184,7 @@ def test_default_students_cost_what_the_page_says():
         cost(layer, 7, 64) + cost(head, 7, 64), rel=0.02
     )
     resnet18 = 2 * 2 * 555_422_720  # two samples, a multiplication and an addition: convolutions and the head
-    for shape, share in (((64, 32, 32), 0.20), ((128, 16, 16), 0.07), ((256, 8, 8), 0.05), ((512, 4, 4), 0.07)):
+    for shape, share in (((64, 32, 32), 0.14), ((128, 16, 16), 0.07), ((256, 8, 8), 0.05), ((512, 4, 4), 0.07)):
         assert cost(default_student(shape, (10,)), *shape) / resnet18 == pytest.approx(share, abs=0.006)
 
 
