@@ -32,6 +32,7 @@ from gradguess.experiments.tables.compiled import memory_matrix, times_matrix
 from gradguess.experiments.tables.costs import cost_tables, ratio_cell
 from gradguess.experiments.tables.curves import overlap_figures, scaling_figure
 from gradguess.experiments.tables.deep import deep_tables
+from gradguess.experiments.tables.exact_top import exact_top_table
 from gradguess.experiments.tables.feedback import feedback_tables
 from gradguess.experiments.tables.feedback_results import results_of
 from gradguess.experiments.tables.lines import compare
@@ -75,7 +76,7 @@ PAGES = (
 )
 COSTS = ("time-cpu.json", "time-cuda.json", "memory-cpu.json")
 # tables that may have no run
-OPTIONAL = ("overlap-squared", "over-training", "solvers", "real", "claims-cost", "projector")
+OPTIONAL = ("overlap-squared", "over-training", "solvers", "exact-top", "real", "claims-cost", "projector")
 GLANCE = ("backprop", "students", "students-chained", "feedback-chained", "dfa", "wperp", "activation", "mezo")
 
 
@@ -332,6 +333,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         preconditioning_table(runs),
         variants_table(runs),
         solvers_table(runs),
+        exact_top_table(runs),
         real_table(runs),
         speed_claims_table(benchmarks),
         projector_table(benchmarks),

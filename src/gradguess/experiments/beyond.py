@@ -15,6 +15,13 @@ FEEDBACK = (
     TrainConfig(method="feedback-chained"),
 )
 
+GUESSED = tuple(TrainConfig(method=method) for method in ("wperp", "wt", "activation"))
+
+
+def exact_top(preset: Preset) -> Runs:
+    """Guesses that take the known derivative of the loss at the output, and draw nothing there."""
+    return [replace(kind, width=width, top="exact") for width in preset.widths for kind in GUESSED]
+
 
 def feedback_width(preset: Preset) -> Runs:
     """Learned feedback against backpropagation as the width grows; rare tangents; tuned learning rates."""
@@ -118,6 +125,7 @@ def real_networks(preset: Preset) -> Runs:
 
 BEYOND: dict[str, Callable[[Preset], Runs]] = {
     "definition": definition,
+    "exact-top": exact_top,
     "feedback-width": feedback_width,
     "feedback-depth": feedback_depth,
     "feedback-residual": feedback_residual,

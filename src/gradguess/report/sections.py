@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from gradguess.experiments.tables.bench import bench_figures, bench_tables
 from gradguess.experiments.tables.claims import claims_table
 from gradguess.experiments.tables.curves import overlap_figures, scaling_figure, training_figures
+from gradguess.experiments.tables.exact_top import exact_top_table
 from gradguess.experiments.tables.feedback import feedback_tables
 from gradguess.experiments.tables.feedback_figures import feedback_figures
 from gradguess.experiments.tables.layers import layers_table
@@ -148,6 +149,13 @@ SECTIONS: tuple[SectionEntry, ...] = (
         "Wᴾ removes the bias and pays with variance.",
         tables=(preconditioning_table,),
         of_the_paper=True,
+    ),
+    SectionEntry(
+        "exact-top",
+        "The exact top",
+        "Beyond the paper: after the forward pass the derivative of the loss with respect to the outputs is known. The "
+        'paper draws N(0, I) there; top="exact" takes what is known.',
+        tables=(exact_top_table,),
     ),
     SectionEntry(
         "feedback",
