@@ -18,7 +18,7 @@ from gradguess.experiments.compare.contenders import CONTENDERS
 from gradguess.experiments.compare.run import read_record
 from gradguess.experiments.compare.tables import Compared, compared
 from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.methods import method_label
+from gradguess.experiments.methods import method_label, settings_of
 from gradguess.experiments.paper_numbers import SCALING, WIDTHS
 from gradguess.experiments.streams.page import TITLES
 from gradguess.experiments.streams.page import table as streams_table
@@ -77,7 +77,8 @@ PAGES = (
 COSTS = ("time-cpu.json", "time-cuda.json", "memory-cpu.json")
 # tables that may have no run
 OPTIONAL = ("overlap-squared", "over-training", "solvers", "exact-top", "real", "claims-cost", "projector")
-GLANCE = ("backprop", "students", "students-chained", "feedback-chained", "dfa", "wperp", "activation", "mezo")
+GLANCE = ("backprop", "students", "students-chained", "feedback-chained", "dfa", "wperp-exact", "wperp", "activation")
+GLANCE += ("mezo",)
 
 
 def line(cells: Sequence[str]) -> str:
@@ -102,8 +103,9 @@ def glance_table(runs: Sequence[Run]) -> str:
     deep = {table.slug: table for table in deep_tables(load_runs(ROOT / "results" / "deep"))}
     width = max(WIDTHS)
     small = {one.entry.method: one.ours for one in compare(SCALING, runs) if one.main and one.entry.width == width}
-    for result in results_of([TrainConfig(method="feedback-chained", width=width)], runs):
-        small[result.config.method] = result.ours("train_accuracy")
+    for method in ("feedback-chained", "wperp-exact"):
+        (result,) = results_of([TrainConfig(width=width, **settings_of(method))], runs)
+        small[method] = result.ours("train_accuracy")
     tables = [deep["deep-resnet18-cifar10-3-10"], deep["deep-charformer-shakespeare-4-20"]]
     titles = [f"MLP of the paper, width {width}, train", "ResNet-18, CIFAR-10, test", "transformer, text, test bits"]
     lines = [line(["", *titles, "sent back through the network"]), "|---" * (2 + len(titles)) + "|"]

@@ -143,6 +143,7 @@ _CHAINED, _PIECES = {"method": "feedback-chained"}, {"method": "feedback-chained
 _BOOTSTRAP = {"learn": "never", "bootstrap": 0.3}  # predictions are drawn to the chained estimate, without tangents
 VARIANTS: dict[str, MethodVariant] = {
     "backprop-wrapped": MethodVariant("Backpropagation, wrapped", {"method": "backprop"}, "wp"),
+    "wperp-exact": MethodVariant("W⊥, exact top", {"method": "wperp", "top": "exact"}, dashed=True),
     "wperp-subspace": MethodVariant("W⊥, subspace solver", {"method": "wperp", "solver": "subspace"}, "wperp-ns"),
     "wperp-svd": MethodVariant("W⊥, dense SVD", {"method": "wperp", "solver": "svd"}, "wperp-bottom"),
     "feedback-direct-rare": MethodVariant(

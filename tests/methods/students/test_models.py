@@ -175,7 +175,7 @@ def cost(module: nn.Module, *shape: int) -> int:
 
 
 def test_default_students_cost_what_the_page_says():
-    """A residual block of the model's width; a transformer block; on ResNet-18's lowest cut a seventh of the network."""
+    """A residual block of the model's width; a transformer block; on ResNet-18's lowest cut a seventh of it."""
     block = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     assert cost(default_student((64,), (10,)), 64) == cost(block, 64) + cost(nn.Linear(64, 10), 64)
     layer = nn.TransformerEncoderLayer(64, 2, 256, 0.0, batch_first=True).train()

@@ -39,6 +39,7 @@ CONTENDERS: dict[str, Contender] = {
     "fdfa": Contender("nothing"),
     "dfa": Contender("nothing"),
     "wperp": Contender("nothing"),
+    "wperp-exact": Contender("nothing"),
     "activation": Contender("nothing"),
     "weight": Contender("nothing"),
     "mezo": Contender("nothing"),
