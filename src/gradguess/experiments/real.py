@@ -13,7 +13,7 @@ from gradguess.experiments.names import lookup
 STUDIED: dict[str, dict[str, Any]] = {
     name: settings_of(name)
     for name in (
-        *("backprop", "wperp", "feedback-direct", "feedback-chained", "feedback-chained-rare"),
+        *("backprop", "wperp", "wperp-exact", "feedback-direct", "feedback-chained", "feedback-chained-rare"),
         *("feedback-chained-pieces", "feedback-chained-pieces-zero"),
         *("feedback-chained-bootstrap", "feedback-chained-pieces-bootstrap"),
     )
@@ -74,7 +74,7 @@ def real(
 
 _FREE = (
     *("method", "lr", "seed", "device", "epochs", "samples", "learn", "start", "diagnose", "eval_every", "rate"),
-    *("sites", "every", "fraction", "bootstrap"),
+    *("sites", "every", "fraction", "bootstrap", "top"),
 )
 
 
