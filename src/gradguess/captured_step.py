@@ -166,7 +166,7 @@ def _write_into(old: Kept, new: Kept) -> Kept:
 
     def place(entries: Mapping[str, Tensor], key: str, value: Tensor) -> Tensor:
         there = entries.get(key)
-        fits = there is not None and there.shape == value.shape and there.dtype == value.dtype
+        fits = there is not None and there.shape == value.shape  # in another precision it is cast
         return there.copy_(value) if fits and there is not value else value  # type: ignore[union-attr]
 
     return {

@@ -65,7 +65,7 @@ def estimate(
         top: what a guess does at the model's output, where nothing lies above. "guess" draws N(0, I), as the paper
             does. "exact" draws nothing there: the derivative of the loss with respect to the outputs is known after
             the forward pass. It needs outputs that are those of a site, unchanged; elsewhere N(0, I) is drawn.
-            Methods that are no guesses do not read it. See `docs/guesses.md`, "The top".
+            Of the methods that are no guesses `LocalGuess` alone reads it. See `docs/guesses.md`, "The top".
 
     Returns:
         an `Estimate`, with a gradient for every parameter that requires one. Parameters that the loss does not depend
@@ -112,7 +112,8 @@ class ForwardGradient:
         nonfinite: what a NaN or infinite loss or derivative does: "raise" an error that names the step, "skip" the
             step (nothing is added to `.grad`, and `skipped` counts it), or "ignore" it (no check, and no wait for a
             GPU).
-        chunk: run the batch in chunks of at most so many samples. This bounds memory. The estimate is that of the
+        chunk: run the batch in chunks of at most so many samples. This bounds memory (a search for a basis sees up to
+            256 samples, if they are small, whatever the chunk). The estimate is that of the
             whole batch up to rounding. Dropout and batch norm see each chunk as a batch, `Feedback` takes a lesson
             from each, `balance` takes its scales from each, and W⊥-NS takes its singular values from the first.
         group: the processes (of torch.distributed) that share each batch. None takes all of them where

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import gradguess as gg
-from gradguess.backends.policy import resolution
+from gradguess.backends.policy import kept_dtype, resolution
 
 
 @contextmanager
@@ -57,3 +57,10 @@ def test_bases_are_kept_in_the_precision_of_autocast():
         assert V.dtype == torch.bfloat16
         assert plain[site]["basis"].dtype == torch.float32
         torch.testing.assert_close(V.float().t() @ V.float(), torch.eye(3), atol=1e-2, rtol=0)
+
+
+def test_autocast_leaves_float64_alone():
+    with torch.autocast("cpu", torch.bfloat16):
+        assert kept_dtype(torch.zeros(1, dtype=torch.float64)) == torch.float64
+        assert kept_dtype(torch.zeros(1, dtype=torch.int64)) == torch.int64
+        assert kept_dtype(torch.zeros(1)) == torch.bfloat16

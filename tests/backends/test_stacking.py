@@ -109,3 +109,31 @@ def test_the_order_stays_where_batch_norm_writes_its_buffers():
 def test_products_that_would_round_another_time_stay():
     W, b, x, t = (v.bfloat16() for v in (randn(3, 4), randn(4), randn(5, 3), randn(5, 3)))
     assert products(lambda W, b, x, t: [torch.addmm(b, x, W), t @ W], W, b, x, t) == 2
+
+
+def test_a_bias_for_each_sample_stays():
+    """A column of as many numbers as there are outputs is no row."""
+    W, b, x, t = randn(3, 5), randn(5, 1), randn(5, 3), randn(5, 3)
+    assert products(lambda W, b, x, t: [torch.addmm(b, x, W), t @ W], W, b, x, t) == 2
+
+
+def test_memory_formats_that_differ_are_two_products():
+    W, x, t = randn(4, 2, 3, 3), randn(5, 2, 6, 6), randn(5, 2, 6, 6).to(memory_format=torch.channels_last)
+    assert products(lambda W, x, t: [F.conv2d(x, W), F.conv2d(t, W)], W, x, t) == 2
+
+
+def test_the_order_stays_where_memory_is_read_by_its_place():
+    W, x, t = randn(3, 4), randn(5, 3), randn(5, 3)
+    assert products(lambda W, x, t: [x @ W, (t @ W).as_strided((2, 2), (4, 1), 0)], W, x, t) == 2
+
+
+def test_many_levels_take_little_time():
+    """A layer that is used at every step of two chains: each level is one product."""
+    W, x, t = randn(3, 3) / 3, randn(5, 3), randn(5, 3)
+
+    def step(W, x, t):
+        for _ in range(50):
+            x, t = (x @ W).sin(), (t @ W).cos()
+        return [x, t]
+
+    assert products(step, W, x, t) == 50

@@ -112,3 +112,41 @@ def test_the_whole_top_piece_is_exact():
 def test_what_it_may_be():
     with pytest.raises(gg.GradguessError, match="top: expected 'guess' or 'exact', found 'none'"):
         gg.ForwardGradient(network(), gg.WPerp(), top="none")
+
+
+def distance(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Its gradient by reverse mode is NaN where an output is zero; its tangent is not."""
+    return torch.where(outputs > 0, outputs.sqrt(), 0.0).sum(1)
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 3}, {"memory": "replay"}], ids=repr)
+def test_an_output_error_that_is_not_finite_is_noticed(options):
+    model, (x, t) = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).double(), batch()
+    with torch.no_grad():
+        model[2].weight.zero_(), model[2].bias.zero_()
+    forward = gg.ForwardGradient(model, gg.WPerp(k=3), top="exact", **options)
+    with pytest.raises(gg.GradguessError, match=r"NaN|not finite|infinite"):
+        forward(distance, x, t)
+    assert all(p.grad is None for p in model.parameters())
+
+
+class Aside(nn.Module):
+    """Its output is also read by a layer that the loss reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.b(self.a(x).relu())
+        self.z = self.c(y)
+        return y
+
+
+def test_an_output_with_a_layer_above_it_is_guessed():
+    """The derivative of the loss with respect to the output alone would leave out that layer."""
+    torch.manual_seed(0)
+    model, (x, t) = Aside().double(), batch()
+    loss_fn = lambda outputs, targets: LOSS(outputs, targets) + model.z.square().sum(1)  # noqa: E731
+    est = gg.estimate(model, gg.ActivationPerturbation(), loss_fn, x, t, top="exact")
+    assert "b" in est.directions

@@ -300,3 +300,18 @@ def test_snap_of_the_first_order_keeps_what_one_step_reaches():
         return mask.repeat_interleave(F.shape[1] // rows, 1) * (J @ P + F)
 
     assert_same(online(network, ol.SnAp(1), data), with_influence(network, data, carry))
+
+
+def test_a_late_loss_ends_no_block():
+    """Losses two steps late: blocks of four steps stay whole, and the error is noted."""
+    torch.manual_seed(0)
+    model = ol.Recurrent(torch.nn.RNNCell(2, 6), torch.nn.Linear(6, 1))
+    learner, waiting, ages = ol.Online(model, ol.Blockwise(ol.WPerp(k=3, refresh=4))), [], []
+    for step in range(12):
+        learner(None, torch.randn(3, 2))
+        waiting.append(learner.later())
+        if step >= 2:
+            waiting.pop(0)(lambda output, target: (output - target).square().mean(1), torch.zeros(3, 1))
+        ages.append(int(learner._place.kept.rows["age"].max()))
+    assert ages == [1, 2, 3, 4] * 3
+    assert bool(learner._place.kept.shared["S"].any())

@@ -199,3 +199,13 @@ def test_an_altered_model_is_called(alter, memory):
     model.zero_grad()
     fresh(LOSS, *batch())
     assert all(torch.equal(a, p.grad) for a, p in zip(expected, model.parameters(), strict=True))
+
+
+def test_a_chain_that_begins_with_a_relu():
+    """The first layer reads what the ReLU lets through."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    x, t = torch.randn(7, 6, dtype=torch.float64), torch.randint(0, 3, (7,))
+    loss_fn = nn.CrossEntropyLoss(reduction="none")
+    est = gg.estimate(model, gg.WPerp(k=2), loss_fn, x, t)
+    torch.testing.assert_close(est.loss, loss_fn(model(x), t).mean())

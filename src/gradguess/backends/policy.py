@@ -22,7 +22,7 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
 def kept_dtype(t: Tensor) -> torch.dtype:
     """In which `t` is kept from step to step: that of autocast, where its products are rounded to it anyway."""
     mixed = torch.is_autocast_enabled(t.device.type)
-    return torch.get_autocast_dtype(t.device.type) if mixed and t.is_floating_point() else t.dtype
+    return torch.get_autocast_dtype(t.device.type) if mixed and t.dtype == torch.float32 else t.dtype
 
 
 _COARSE = {"tf32": 2.0**-10, "bf16": 2.0**-7}  # what float32 products round to where that is allowed

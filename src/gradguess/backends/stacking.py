@@ -24,11 +24,9 @@ def stacked(graph: fx.GraphModule) -> fx.GraphModule:
         if (key := _matrix(node)) is not None:
             groups.setdefault(key, []).append(node)
     for nodes in groups.values():
-        while len(nodes) > 1:
-            free = [node for node, waits in zip(nodes, _waiting(nodes), strict=True) if not waits]
+        for free in _levels(nodes) if len(nodes) > 1 else ():
             if len(free) > 1:
                 _stack(graph.graph, free)
-            nodes = [node for node in nodes if node not in free]
     if groups:
         legalize_graph(graph)  # what was stacked may stand behind what reads it
         graph.graph.eliminate_dead_code()
@@ -37,15 +35,20 @@ def stacked(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Batch norm writes to its buffers, and its schema does not say so: what stands before it must stay there."""
-    return "batch_norm" in str(node.target)
+    """Does it write to what others read, or read memory by its place? Then the order, or the memory, must stay.
+
+    Batch norm writes to its buffers, and its schema does not say so.
+    """
+    schema = getattr(node.target, "_schema", None)
+    named = any(name in str(node.target) for name in ("batch_norm", "as_strided"))
+    return named or (schema is not None and schema.is_mutable)
 
 
 def _matrix(node: fx.Node) -> Hashable | None:
     """By what the products that can be stacked agree: the matrix, and the shape of what it is multiplied with."""
     if node.target is _MM:
         rest: tuple[object, ...] = node.args[1:]
-    elif node.target is _ADDMM and not node.kwargs and _shape(node.args[0]).numel() == _shape(node)[-1]:
+    elif node.target is _ADDMM and not node.kwargs and _is_row(_shape(node.args[0]), _shape(node)[-1]):
         rest = node.args[2:]
     elif node.target is _CONVOLUTION and not node.args[6]:  # not transposed
         rest = (node.args[1], *map(str, node.args[3:]))
@@ -53,7 +56,8 @@ def _matrix(node: fx.Node) -> Hashable | None:
         return None
     about = _rows(node).meta["tensor_meta"]
     rounds = about.dtype.itemsize < 4  # a bias that is added apart would be rounded once more
-    return None if rounds or about.shape.numel() > LARGE else (*rest, tuple(about.shape))
+    layout = about.memory_format if node.target is _CONVOLUTION else None  # that of its output
+    return None if rounds or about.shape.numel() > LARGE else (*rest, tuple(about.shape), layout)
 
 
 def _rows(node: fx.Node) -> fx.Node:
@@ -75,18 +79,25 @@ def _shape(node: object) -> torch.Size:
     return shape
 
 
-def _waiting(nodes: Sequence[fx.Node]) -> list[bool]:
-    """Which of these nodes are computed from others of them?"""
-    known: dict[fx.Node, bool] = {}  # is one of them, or something below, among those that are read?
-    todo = list(nodes)
+def _is_row(shape: torch.Size, n: int) -> bool:
+    """Is a bias of this shape the same for all rows?"""
+    return shape.numel() == n and shape[-1:].numel() == n
+
+
+def _levels(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
+    """The nodes by how many of the others they wait for, one after another: those of a level wait for none of it."""
+    own, level, todo = set(nodes), dict[fx.Node, int](), list(nodes)
     while todo:
-        left = [below for below in todo[-1].all_input_nodes if below not in known]
+        left = [below for below in todo[-1].all_input_nodes if below not in level]
         if left:
             todo += left
         else:
             node = todo.pop()
-            known[node] = node in nodes or any(known[below] for below in node.all_input_nodes)
-    return [any(known[below] for below in node.all_input_nodes) for node in nodes]
+            level[node] = max((level[below] + (below in own) for below in node.all_input_nodes), default=0)
+    found: dict[int, list[fx.Node]] = {}
+    for node in nodes:
+        found.setdefault(level[node], []).append(node)
+    return list(found.values())
 
 
 def _stack(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:

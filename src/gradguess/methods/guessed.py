@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gradguess.guesses.base import Guess
@@ -32,7 +33,7 @@ class Guessed(Method):
 def spend(drawing: Drawing) -> Estimate:
     """Draw, measure, weigh, and pull back to the parameters."""
     step = drawing.step
-    known = {site.name for site in step.layout.sites if site.is_output and step.options.top == "exact"}
+    known = {site.name for site in step.layout.sites if site.is_output and site.top and step.options.top == "exact"}
     seen = measure(drawing, lambda site: site.name not in known, keep_pieces=True)
     share = 1 / len(seen.losses)  # of a sample in the mean loss
     exact = OutputError(step.task, seen.outputs).parts if known else []  # one: the site is all that the model returns
@@ -51,7 +52,10 @@ def spend(drawing: Drawing) -> Estimate:
         step.noise.rewind()
         seen.forget_outputs()  # they may be large, and the second pass makes them again
     grads = pull_back(step, cotangent, seen.records, seen.pieces, seen.tail)
-    result = Estimate(seen.losses.mean(), grads, seen.jvp, losses=seen.losses)
+    jvp = seen.jvp
+    for name in known:  # a derivative there that is not finite is noticed as others are
+        jvp = jvp.masked_fill(~step.layout[name].flat(exact[0]).isfinite().all(1), torch.nan)
+    result = Estimate(seen.losses.mean(), grads, jvp, losses=seen.losses)
     if step.detail:
         for site in step.layout.sites:
             if site.name in known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,8 +34,14 @@ class OutputError:
             grads = torch.autograd.grad(losses.sum(), list(free.values()), allow_unused=True)
         self.losses = losses.detach()
         self.parts = [torch.zeros_like(free[i]) if g is None else g for i, g in zip(places, grads, strict=True)]
-        self.exact = flatten_outputs(self.parts)
-        self.flat = flatten_outputs([coded(part) for part in self.parts])
+
+    @cached_property
+    def exact(self) -> Tensor:
+        return flatten_outputs(self.parts)
+
+    @cached_property
+    def flat(self) -> Tensor:
+        return flatten_outputs([coded(part) for part in self.parts])
 
     def pull(self, outputs: Any, leaves: list[Tensor]) -> list[Tensor]:
         """The exact gradients at leaves from which the graph goes on to the outputs alone."""

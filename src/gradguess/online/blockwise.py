@@ -10,7 +10,7 @@ from torch import Tensor
 from gradguess.errors import InputError
 from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition, carried, contracted
 from gradguess.online.tbptt import TBPTT, chosen
-from gradguess.online.wperp import WPerp
+from gradguess.online.wperp import WPerp, noted
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,10 @@ class Blockwise(Rule):
             return kept.joined(Kept({}, shared))
         age = torch.zeros_like(kept.rows["age"])
         return kept.joined(Kept({**self._carried(kept, shared["V"], transition), "age": age}, shared))
+
+    def hear(self, kept: Kept, error: Error, transition: Transition) -> Kept:
+        """A late error says where errors point. It ends no block: it came with weights and steps of its own."""
+        return kept.joined(Kept({}, {"S": noted(kept, error)}))
 
     def advance(self, kept: Kept, transition: Transition) -> Kept:
         return kept.joined(self.block.advance(kept, transition))

@@ -193,7 +193,7 @@ class Online:
     def _learned(self, error: Error, transition: Transition) -> None:
         """A loss that arrived late says where errors point, too."""
         if self._place is not None and self._tree is not None:
-            self._place = replace(self._place, kept=self._rule.look(self._place.kept, error, transition))
+            self._place = replace(self._place, kept=self._rule.hear(self._place.kept, error, transition))
 
     def _ready(self, x: Any, streams: int) -> Place:
         """Where the streams stand. The first step finds out what the state looks like and what it depends on."""

@@ -87,9 +87,13 @@ class Rule(ABC):
         """What is kept, seen anew once the error is known. A rule without a basis has nothing to do here.
 
         `kept` is that of all streams, so that a new basis reaches those that are skipped in this step, too; `error` and
-        `transition` are those of the others. `error` is None without a loss; one that arrives late comes here as well.
+        `transition` are those of the others. `error` is None without a loss.
         """
         return kept
+
+    def hear(self, kept: Kept, error: Error, transition: Transition) -> Kept:
+        """What is kept once a late error is known. `transition` is that of its own step, with the weights of then."""
+        return self.look(kept, error, transition)
 
     @abstractmethod
     def advance(self, kept: Kept, transition: Transition) -> Kept:

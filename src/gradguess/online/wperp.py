@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from gradguess.errors import InputError, NonFiniteError, check_count
 from gradguess.online.bases import BASES
@@ -58,10 +59,7 @@ class WPerp(Rule):
 
     def look(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
         """Take note of the error, and search for a new basis from time to time."""
-        V, S, search = kept.shared["V"], kept.shared["S"], BASES[self.basis]
-        if error is not None:
-            q = error.q.to(S)
-            S = MEMORY * S + q.T @ q
+        V, S, search = kept.shared["V"], noted(kept, error), BASES[self.basis]
         if search is None or transition.count % self.refresh or V.shape[1] == V.shape[0]:
             return Kept(kept.rows, {"V": V, "S": S})
         J = transition.jacobian().to(S)
@@ -79,3 +77,12 @@ class WPerp(Rule):
         V = kept.shared["V"]
         CJ, CF = transition.vjps(V.T)
         return Kept(carried(CJ @ V, kept, CF), kept.shared)
+
+
+def noted(kept: Kept, error: Error | None) -> Tensor:
+    """`S`, the second moment of the errors, with this one."""
+    S = kept.shared["S"]
+    if error is None:
+        return S
+    q = error.q.to(S)
+    return MEMORY * S + q.T @ q

@@ -130,9 +130,10 @@ def _layers(layout: Layout) -> tuple[nn.Module, ...]:
     """The layers, where the model is a sequence of linear layers, ReLUs and identities; else nothing."""
     if layout not in _LAYERS:
         layers = tuple(_unrolled(layout.members.model))
+        first = next((layer for layer in layers if type(layer) is not nn.Identity), None)
         plain = all(type(layer) in (nn.Linear, nn.ReLU, nn.Identity) for layer in layers)
         same = [layer for layer in layers if type(layer) is nn.Linear] == [site.module for site in layout.sites]
-        _LAYERS[layout] = layers if plain and same and _is_chain(layout) else ()
+        _LAYERS[layout] = layers if plain and same and type(first) is nn.Linear and _is_chain(layout) else ()
     return _LAYERS[layout]
 
 

@@ -76,7 +76,6 @@ class Measurement:
         c, own = self.of(site).to(y.dtype), not step.detail
         if own and y.shape[0] == 1 and y.dim() == 3 and site.batch_dim == 0 and step.options.coupling == "sample":
             return elementwise.weigh(y[0], c[0], share)  # one kernel on a GPU
-        c = c if share == 1 else c * share
         shape = [1] * (y.dim() - 1)
         if site.batch_dim is None:
             c = c.sum(1)
@@ -84,6 +83,7 @@ class Measurement:
             shape[site.batch_dim] = c.shape[1]
             if step.options.coupling == "batch":
                 c = step.pool.sum(c.sum(1, keepdim=True)).expand_as(c)
+        c = c if share == 1 else c * share  # after the sum: processes may have shares of different size
         g = y.mul_(c.reshape(-1, *shape)) if own else c.reshape(-1, *shape) * y
         return g[0] if g.shape[0] == 1 else g.mean(0)
 

@@ -23,8 +23,9 @@ from gradguess.step.draw import SEED, jacobian_at
 from gradguess.step.processes import Pool
 
 PROBE_ROWS = 32  # samples that a search sees
-SKETCH_ROWS = SKETCH * PROBE_ROWS  # random vectors that are pulled back where a basis has no closed form, or samples
-FEW, MANY = 2**20, 2**22  # numbers at a site: up to so many more samples are sketched on, or beyond so many fewer
+SKETCH_ROWS = SKETCH * PROBE_ROWS  # at most so many where a basis has no closed form and is sketched
+FEW = 2**20  # numbers at a site: as long as there are no more, a sketch sees more than 32 samples
+MANY = 2**22  # where 32 samples would have more, it sees fewer
 
 
 def sketch_seed(count: int) -> int:
