@@ -15,7 +15,7 @@ import gradguess as gg
 from asserts import assert_same
 from gradguess import captured_step
 from gradguess.backends.cuda_graphs import CannotRecord
-from gradguess.captured_step import _write_into
+from gradguess.captured_step import _replaced, _write_into
 from gradguess.step.base import State
 from models import make
 
@@ -43,6 +43,8 @@ def test_what_was_there_already_is_left_alone():
     versions = [t._version for values in old.values() for t in values.values()]
     found = _write_into(old, {site: dict(values) for site, values in old.items()})
     assert_same(found, entries(1))
+    assert not _replaced(old, found)
+    assert not _replaced({}, found)  # what is new takes no place
     assert [t._version for values in old.values() for t in values.values()] == versions
 
 
@@ -54,6 +56,7 @@ def test_a_tensor_of_another_shape_or_dtype_is_a_new_one(new):
     assert found["b"]["B"] is old["b"]["B"]
     assert torch.equal(old["a"]["basis"], entries(1)["a"]["basis"])  # nothing is broadcast into it
     assert_same(found, new)
+    assert _replaced(old, found)  # recordings must be made again
 
 
 def test_sites_and_names_are_those_of_the_new_state():

@@ -142,6 +142,9 @@ class CapturedStep:
     def _settle(self, new: State) -> None:
         """Take over a state, in the memory of the one before where it fits: recordings hold on to that."""
         kept, learned = _write_into(self.state.kept, new.kept), _write_into(self.state.learned, new.learned)
+        if _replaced(self.state.kept, kept) or _replaced(self.state.learned, learned):
+            self.captured.clear()  # they read and write tensors that are of no use any more
+            self.seen.clear()
         self.state = self.forward.state = State(kept, learned, new.count)
 
     def _capture(self, inputs: Any, targets: Any) -> _Captured:
@@ -166,13 +169,18 @@ def _write_into(old: Kept, new: Kept) -> Kept:
 
     def place(entries: Mapping[str, Tensor], key: str, value: Tensor) -> Tensor:
         there = entries.get(key)
-        fits = there is not None and there.shape == value.shape  # in another precision it is cast
+        fits = there is not None and there.shape == value.shape and there.dtype == value.dtype
         return there.copy_(value) if fits and there is not value else value  # type: ignore[union-attr]
 
     return {
         site: {key: place(old.get(site, {}), key, value) for key, value in values.items()}
         for site, values in new.items()
     }
+
+
+def _replaced(old: Kept, new: Kept) -> bool:
+    """Has another tensor come into the place of one of these, as one of another shape or precision does?"""
+    return any(new.get(site, {}).get(key, there) is not there for site in old for key, there in old[site].items())
 
 
 def _shapes(tree: Any) -> Hashable:
