@@ -36,6 +36,44 @@ def test_a_residual_network_has_sites_at_its_stem_branches_and_head():
     ]  # fmt: skip
 
 
+class Patches(nn.Module):
+    """An embedding with parameters of its own around a layer."""
+
+    def __init__(self, use: str):
+        super().__init__()
+        self.embed, self.use = nn.Linear(4, 6), use
+        self.position = nn.Parameter(torch.randn(5, 6))
+
+    def forward(self, x):
+        embedded = self.embed(x)
+        return {"add": embedded + self.position, "scale": embedded * self.position, "none": embedded}[self.use]
+
+
+class Scaled(nn.Module):
+    """A block with a scale of its own: its output has two sites below it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.inner, self.scale = nn.LayerNorm(6), nn.Linear(6, 6), nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        return x + self.scale * self.inner(self.norm(x))
+
+
+@pytest.mark.parametrize(("use", "first"), [("add", "0"), ("scale", "0"), ("none", "0.embed")])
+def test_an_embedding_with_positions_is_one_site(use, first):
+    """Otherwise its positions would be used above the site, by every branch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Patches(use), Scaled(), Scaled(), nn.Flatten(), nn.Linear(30, 3)).double()
+    case = Case(model, torch.randn(BATCH, 5, 4).double(), torch.randint(3, (BATCH,)))
+    assert names(case) == [first, "1.inner", "2.inner", "4"]
+    positions = {"0.position"} if use != "none" else set()
+    assert set(layout_of(case)[first].parameters) == {"0.embed.weight", "0.embed.bias"} | positions
+    assert all("0.position" not in layout_of(case)[name].parameters for name in names(case)[1:])
+    assert names(case, "leaf")[0] == "0.embed"
+    assert_close(oracle(case), gradients(case))
+
+
 def test_every_tensor_that_a_call_returns_is_a_site():
     assert names(make("lstm")) == ["rnn", "rnn[1]", "head"]
 

@@ -20,7 +20,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from gradguess.backends.low_rank import in_cheaper_order
+from gradguess.backends.norm_gradients import without_products
 from gradguess.backends.policy import full_precision
+from gradguess.backends.rewriting import described
 from gradguess.backends.stacking import stacked
 from gradguess.errors import GradguessError
 
@@ -231,7 +234,7 @@ def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModul
 
     merged = fx.GraphModule(pure, fx_graph_cse(pure.graph))
     merged.graph.eliminate_dead_code()
-    return stacked(merged)
+    return stacked(in_cheaper_order(without_products(described(merged))))
 
 
 def _watched(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:

@@ -34,6 +34,7 @@ class CutPass:
 
     Attributes:
         calls: what was cut, in call order.
+        owners: modules with trainable parameters of their own around what was cut: module, number of the call, output.
         counts: how often each watched module was called.
         ends: the model's outputs.
         outputs: the same in the model's own structure, with meta tensors in the place of tensors.
@@ -44,6 +45,7 @@ class CutPass:
     def __init__(self, task: Task, want: Want | None) -> None:
         names = {module: name for name, module in candidates(task.model, want is not None)}
         self.calls: list[Call] = []
+        self.owners: list[tuple[nn.Module, int, Tensor]] = []
         open_modules: list[bool] = []  # for each module that is running: was a site met inside?
 
         def after(module: nn.Module, index: int, x: Any, output: Any) -> Any:
@@ -51,6 +53,8 @@ class CutPass:
             wanted = not container if want is None else want(module, index)
             if open_modules and (wanted or container):
                 open_modules[-1] = True
+            if want is None and container and isinstance(output, Tensor):
+                self.owners.append((module, index, output))
             return self._cut(names[module], module, index, x, output) if wanted else output
 
         hooks = CallHooks(names, after, before=lambda module: open_modules.append(False))

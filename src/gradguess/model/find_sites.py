@@ -20,6 +20,7 @@ from gradguess.layers.positions import pattern_of
 from gradguess.layers.table import gate_of, gradient_of, is_matrix
 from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.bottlenecks import bottleneck_calls
+from gradguess.model.branches import branch_calls
 from gradguess.model.cut_pass import Call, CutPass, Want, candidates, watched_run
 from gradguess.model.hooks import CallHooks
 from gradguess.model.severed import pulls_back, severed_leaves
@@ -48,7 +49,7 @@ def lay_out(task: Task, sites: Sites = "auto", *, full_batch: bool = False, beyo
         if not cut.calls:
             raise InputError(_no_site_message(sites))
         if sites in ("auto", "branch"):
-            chosen = _branch_calls(cut, severed_leaves(probe, cut) if beyond_graph else set())
+            chosen = branch_calls(cut, severed_leaves(probe, cut) if beyond_graph else set())
             if chosen:
                 cut = CutPass(probe, _among(chosen))
         severed = severed_leaves(probe, cut) if beyond_graph else None
@@ -118,35 +119,6 @@ def _no_site_message(sites: Sites) -> str:
             "gg.WeightPerturbation(), which needs no sites."
         )
     return f"None of the modules {list(sites)} was called in the forward pass, or none gave a differentiable tensor."
-
-
-def _is_data_addition(node: Any, graph: AutogradGraph, cut_leaves: set[int]) -> bool:
-    """An addition of two activations that come from different sites: a residual connection or a merge."""
-    if node.name() != "AddBackward0":
-        return False
-    below = [n for n, _ in node.next_functions if n is not None]
-    if len(below) != 2:
-        return False
-    left, right = (graph.leaves(n) & cut_leaves for n in below)
-    return bool(left) and bool(right) and left != right
-
-
-def _branch_calls(cut: CutPass, severed: set[int]) -> set[tuple[nn.Module, int]]:
-    """The calls that feed an addition directly, and those with no call above; nothing in a model without additions."""
-    owner = {id(leaf): call for call in cut.calls for _, leaf in call.slots.values()}
-    graph = AutogradGraph([cut.losses, *(s for call in cut.calls for s, _ in call.slots.values())])
-    inside = AutogradGraph([*cut.ends, *(s for call in cut.calls for s, _ in call.slots.values())])
-    additions = {node for node in inside.nodes if _is_data_addition(node, graph, set(owner))}  # not the loss's
-    if not additions:
-        return set()
-    feeding: set[int] = set()
-    for node in additions:
-        for below, _ in node.next_functions:
-            if below is not None and below not in additions:
-                feeding |= graph.leaves(below, stop=lambda n: n in additions)
-    below_sites = set().union(*(graph.leaves(s) for call in cut.calls for s, _ in call.slots.values()))
-    tops = (graph.leaves(cut.losses) | severed) - below_sites
-    return {(owner[key].module, owner[key].index) for key in feeding | tops if key in owner}
 
 
 def _read(model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int] | None, **facts: bool) -> Layout:

@@ -62,20 +62,31 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(self.blocks(self.patches(x))).mean(1))
 
 
+class Characters(nn.Module):
+    """Embed each character: (batch, characters, width), with a learned position."""
+
+    def __init__(self, shape: Shape, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(shape.classes, width)
+        self.position = nn.Parameter(0.02 * torch.randn(shape.size[0], width))
+
+    def forward(self, characters: Tensor) -> Tensor:
+        embedded: Tensor = self.embed(characters)
+        return embedded + self.position[: characters.shape[1]]
+
+
 class CharacterTransformer(nn.Module):
     """A causal language model: one prediction per character, (batch, characters, alphabet)."""
 
     def __init__(self, shape: Shape, width: int, depth: int, activation: str) -> None:
         super().__init__()
-        self.embed = nn.Embedding(shape.classes, width)
-        self.position = nn.Parameter(0.02 * torch.randn(shape.size[0], width))
+        self.characters = Characters(shape, width)
         self.blocks = nn.Sequential(*(Block(width, activation, causal=True) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, shape.classes)
-        nn.init.normal_(self.embed.weight, std=0.1)
+        nn.init.normal_(self.characters.embed.weight, std=0.1)
 
     def forward(self, characters: Tensor) -> Tensor:
-        x = self.embed(characters) + self.position[: characters.shape[1]]
-        return self.head(self.norm(self.blocks(x)))
+        return self.head(self.norm(self.blocks(self.characters(characters))))
 
 
 def vit(

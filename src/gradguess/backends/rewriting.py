@@ -1,0 +1,80 @@
+"""What passes over a traced graph share: new nodes that know their shapes, and sight through changes of shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
+
+aten = torch.ops.aten
+SMALL = 2**25  # multiplications of a product that takes no longer than it takes to start a few kernels
+_SAME_ORDER = (  # where the result has as many numbers, they are the same in the same order
+    *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default, aten.clone.default),
+    *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.select.int, aten._to_copy.default),
+)
+
+
+def described(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph, with the shapes of the tensors that it holds itself."""
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            node.meta["tensor_meta"] = _extract_tensor_metadata(getattr(graph, node.target))
+    return graph
+
+
+def is_tensor(node: Any) -> bool:
+    return isinstance(node, fx.Node) and hasattr(node.meta.get("tensor_meta"), "shape")
+
+
+def shape_of(node: Any) -> torch.Size:
+    shape: torch.Size = node.meta["tensor_meta"].shape
+    return shape
+
+
+def dtype_of(node: Any) -> torch.dtype:
+    dtype: torch.dtype = node.meta["tensor_meta"].dtype
+    return dtype
+
+
+def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A new node, with the shape of what it makes."""
+    node = graph.call_function(target, args, kwargs)
+    given, named = map_arg((args, kwargs), lambda known: _without_numbers(known.meta["tensor_meta"]))
+    node.meta["tensor_meta"] = _about(target(*given, **named))
+    return node
+
+
+def _about(made: Any) -> Any:
+    if isinstance(made, tuple | list):
+        return tuple(map(_about, made))
+    return None if made is None else _extract_tensor_metadata(made)
+
+
+def _without_numbers(about: Any) -> Any:
+    if not hasattr(about, "shape"):
+        return None if about is None else tuple(map(_without_numbers, about))
+    return torch.empty_strided(about.shape, about.stride, dtype=about.dtype, device="meta")
+
+
+def before(node: Any) -> fx.Node | None:
+    """The node with the same numbers in the same order that `node` gives another shape or type."""
+    if not is_tensor(node):
+        return None
+    if node.target is aten.select_scatter.default:  # all of what is written over, if it is as large
+        below = node.args[1]
+    elif node.target in _SAME_ORDER:
+        below = node.args[0]
+    else:
+        return None
+    return below if is_tensor(below) and shape_of(below).numel() == shape_of(node).numel() else None
+
+
+def source(node: Any) -> fx.Node:
+    """Where the numbers of `node` come from, with all changes of shape and type undone."""
+    while (below := before(node)) is not None:
+        node = below
+    found: fx.Node = node
+    return found

@@ -1,0 +1,170 @@
+"""Products with what has a low rank go by the low rank, and the graph computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from gradguess.backends import low_rank
+from gradguess.backends.tracing import trace
+
+B, k, T, C, H = 40, 3, 4, 24, 20
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(low_rank, "SMALL", 0)
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def traced(function: Callable[..., list[Tensor]], *arguments: Tensor) -> fx.GraphModule:
+    """The trace, which computes what the function does."""
+    graph = trace(function, arguments)
+    for found, wanted in zip(graph(*arguments), function(*arguments), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+        assert found.stride() == wanted.stride()
+    return graph
+
+
+def rows(graph: fx.GraphModule) -> int:
+    """The largest first dimension, or inner one, of a product of the trace."""
+    products = [n for n in graph.graph.nodes if n.target is torch.ops.aten.mm.default]
+    return max(max(n.args[0].meta["tensor_meta"].shape) * n.args[1].meta["tensor_meta"].shape[1] for n in products)
+
+
+def work(graph: fx.GraphModule) -> int:
+    """Multiplications of all products."""
+    total = 0
+    for n in graph.graph.nodes:
+        if n.target is torch.ops.aten.mm.default:
+            left, right = (a.meta["tensor_meta"].shape for a in n.args)
+            total += left.numel() * right[1]
+    return total
+
+
+def guess(Z: Tensor, V: Tensor, c: Tensor) -> Tensor:
+    """Rows of positions, as a step computes them: `c z Vᵀ`."""
+    y = (Z @ V.t()).unsqueeze(0).view(-1, B, T, C)
+    return (y * c.view(-1, B, 1, 1))[0].reshape(B * T, C)
+
+
+def test_below_the_site():
+    Z, V, c, M = randn(B, k), randn(T * C, k), randn(1, B), randn(C, H)
+    graph = traced(lambda Z, V, c, M: [guess(Z, V, c) @ M], Z, V, c, M)
+    assert work(graph) == k * T * C * H + B * k * T * H
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_weights_of_the_site(turned: bool):
+    Z, V, c, x = randn(B, k), randn(T * C, k), randn(1, B), randn(B * T, H)
+
+    def step(Z, V, c, x):
+        g = guess(Z, V, c)
+        return [x.t() @ g if turned else g.t() @ x]
+
+    graph = trace(step, (Z, V, c, x))
+    torch.testing.assert_close(graph(Z, V, c, x)[0], step(Z, V, c, x)[0], rtol=1e-11, atol=1e-11)
+    assert work(graph) == B * k * T * H + k * T * C * H
+
+
+def test_the_bias_too_where_nothing_else_needs_the_guess():
+    Z, V, c, M = randn(B, k), randn(T * C, k), randn(1, B), randn(C, H)
+
+    def step(Z, V, c, M):
+        g = guess(Z, V, c)
+        return [g @ M, g.sum(0, keepdim=True), g.sum(0)]
+
+    graph = traced(step, Z, V, c, M)
+    assert not any(tuple(n.meta["tensor_meta"].shape) == (B * T, C) for n in graph.graph.nodes if _is_tensor(n))
+
+
+def test_a_guess_that_is_needed_stays():
+    Z, V, c, M = randn(B, k), randn(T * C, k), randn(1, B), randn(C, H)
+
+    def step(Z, V, c, M):
+        g = guess(Z, V, c)
+        return [g @ M, g.sum(0), g]
+
+    graph = traced(step, Z, V, c, M)
+    assert any(tuple(n.meta["tensor_meta"].shape) == (B * T, C) for n in graph.graph.nodes if _is_tensor(n))
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return hasattr(node.meta.get("tensor_meta"), "shape")
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dims", [1, 2])
+def test_convolutions(groups: int, dims: int):
+    convolve = (F.conv1d, F.conv2d)[dims - 1]
+    sides, inside = [9, 8][:dims], 12
+    W, b, x = randn(8, inside // groups, *[3] * dims), randn(8), randn(B, inside, *sides)
+    above = convolve(x, W, b, 2, 1, 1, groups)
+    Z, V, c = randn(B, k), randn(above[0].numel(), k), randn(B)
+
+    def step(W, b, x, Z, V, c):
+        g = (Z @ V.t()).view(above.shape) * c.view(B, *[1] * (dims + 1))
+        sizes = [2] * dims, [1] * dims, [1] * dims, False, [0] * dims, groups, [True, True, True]
+        return list(torch.ops.aten.convolution_backward.default(g, x, W, [8], *sizes))
+
+    graph = traced(step, W, b, x, Z, V, c)
+    nodes = [n for n in graph.graph.nodes if n.target is torch.ops.aten.convolution_backward.default]
+    assert [n.args[0].meta["tensor_meta"].shape[0] for n in nodes] == [k]
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        lambda y, u: y * u,  # a gate: another number for each unit
+        lambda y, u: y * u[0, :, :, 0][:, :, None],  # for each position
+        lambda y, u: y + u,
+        lambda y, u: y.transpose(1, 2).reshape(1, B, T, C),
+        lambda y, u: y.flip(1),
+    ],
+    ids=["gate", "positions", "sum", "turned", "flipped"],
+)
+def test_what_is_not_of_low_rank_is_left(scale: Callable[[Tensor, Tensor], Tensor]):
+    Z, V, u, M = randn(B, k), randn(T * C, k), randn(1, B, T, C), randn(C, H)
+
+    def step(Z, V, u, M):
+        g = scale((Z @ V.t()).view(1, B, T, C), u).reshape(B * T, C)
+        return [g @ M, g.t() @ g]
+
+    assert work(traced(step, Z, V, u, M)) == B * k * T * C + B * T * C * H + B * T * C * C
+
+
+def test_numbers_and_positions_of_the_batch_are_told_apart():
+    """With as many positions as samples a factor for each position has the size of one for each sample."""
+    Z, V, c, M = randn(B, k), randn(B * C, k), randn(B), randn(C, H)
+
+    def step(Z, V, c, M):
+        return [((Z @ V.t()).view(B, B, C) * c[:, None]).reshape(B * B, C) @ M]
+
+    assert work(traced(step, Z, V, c, M)) == B * k * B * C + B * B * C * H
+
+
+def test_a_high_rank_is_left():
+    Z, V, c, M = randn(B, 15), randn(T * C, 15), randn(1, B), randn(C, H)
+    graph = traced(lambda Z, V, c, M: [guess(Z, V, c) @ M], Z, V, c, M)
+    assert work(graph) == B * 15 * T * C + B * T * C * H
+
+
+def test_a_small_product_is_left(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(low_rank, "SMALL", B * T * C * H)
+    Z, V, c, M = randn(B, k), randn(T * C, k), randn(1, B), randn(C, H)
+    graph = traced(lambda Z, V, c, M: [guess(Z, V, c) @ M], Z, V, c, M)
+    assert work(graph) == B * k * T * C + B * T * C * H
+
+
+def test_half_precision_is_left():
+    """Another order rounds otherwise, and half precision shows it."""
+    Z, V, M = (t.bfloat16() for t in (randn(B, k), randn(C, k), randn(C, H)))
+    graph = trace(lambda Z, V, M: [(Z @ V.t()) @ M], (Z, V, M))
+    assert work(graph) == B * k * C + B * C * H
