@@ -2,7 +2,8 @@
 
 The guess of W⊥ at a site without a gate is `Y = Z Vᵀ`: `k` numbers for each sample, times a basis that the batch
 shares. What is linear in `Y` and treats each sample alike can be done to the `k` directions instead of the samples:
-`(Z Vᵀ) M = Z (Vᵀ M)` below the site, and `(Z Vᵀ)ᵀ H = V (Zᵀ H)` for its weights.
+`(Z Vᵀ) M = Z (Vᵀ M)` below the site, and `(Z Vᵀ)ᵀ H = V (Zᵀ H)` for its weights. So can it to any other product whose
+inner dimension is small; its rows are then called samples here, whatever they are.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class _Product:
         """Is it faster to go by `k` directions, where sums of `inner` products are `work` multiplications in all?"""
         return GAIN * self.k * (self.batch + inner) <= self.batch * inner and work > SMALL
 
+    def in_rows_of(self, width: int) -> bool:
+        """Does no row of `width` numbers lie in two samples?"""
+        return width > 0 and shape_of(self.R)[1] % width == 0
+
     def scaled(self, add: Add) -> fx.Node:
         """`diag(scales) Z`."""
         Z = self.Z
@@ -71,23 +76,27 @@ def in_cheaper_order(graph: fx.GraphModule) -> fx.GraphModule:
 
 def _low_rank(node: fx.Node, low: dict[fx.Node, _Product]) -> _Product | None:
     """How the node is a product, where it is one or follows from one."""
+    given: Any = node.args
     if node.target is aten.mm.default:
-        Z, R = node.args
+        Z, R = given
         (batch, k), n = shape_of(Z), shape_of(R)[1]
-        assert isinstance(Z, fx.Node)
-        assert isinstance(R, fx.Node)
-        return _Product(Z, R) if GAIN * k <= min(batch, n) and dtype_of(Z).itemsize >= 4 else None
+        return _Product(Z, R) if 0 < GAIN * k <= min(batch, n) and _is_fine(dtype_of(Z)) else None
     if (below := before(node)) is not None:
         return low.get(below) if dtype_of(below) == dtype_of(node) else None
     if node.target is aten.mul.Tensor:
-        for product, scale in (node.args, node.args[::-1]):
-            if (known := low.get(product)) is not None and _is_per_sample(scale, product, known.batch):  # type: ignore[arg-type]
+        for product, scale in (given, given[::-1]):
+            if (known := low.get(product)) is not None and _is_per_sample(scale, product, known.batch):
                 return replace(known, scales=(*known.scales, scale))
     return None
 
 
+def _is_fine(dtype: torch.dtype) -> bool:
+    """Does another order of products change no more than the last digits? Half precision would show it."""
+    return dtype in (torch.float32, torch.float64)
+
+
 def _is_per_sample(scale: Any, product: Any, batch: int) -> bool:
-    """Is it one number, or one for each sample?"""
+    """Is it a Python number, or a tensor with one number for each sample?"""
     if not is_tensor(scale):
         return isinstance(scale, int | float)
     if dtype_of(scale) != dtype_of(product):
@@ -100,23 +109,26 @@ def _is_per_sample(scale: Any, product: Any, batch: int) -> bool:
 
 def _mm(add: Add, node: fx.Node, low: dict[fx.Node, _Product]) -> None:
     """`Y M`, `Yᵀ H` and `Hᵀ Y`."""
-    left, right = node.args
-    assert isinstance(left, fx.Node)
-    assert isinstance(right, fx.Node)
+    given: Any = node.args
+    left, right = given
     turned, work = _transposed(left), shape_of(left).numel() * shape_of(right)[1]
     if (Y := low.get(left)) is not None:
         inner, n = shape_of(right)
-        if Y.pays(inner, work):
+        if Y.in_rows_of(inner) and Y.pays(inner, work):
             rows = add(aten.reshape.default, Y.R, [-1, inner])
             columns = add(aten.reshape.default, add(aten.mm.default, rows, right), [Y.k, -1])
             made = add(aten.mm.default, Y.scaled(add), columns)
             node.replace_all_uses_with(add(aten.reshape.default, made, [-1, n]))
     elif turned is not None and (Y := low.get(turned)) is not None:
-        if Y.pays(shape_of(left)[0], work):
-            node.replace_all_uses_with(_outer(add, Y, right, shape_of(left)[0]))
-    elif turned is not None and (Y := low.get(right)) is not None and Y.pays(shape_of(right)[1], work):
-        made = _outer(add, Y, turned, shape_of(right)[1])
-        node.replace_all_uses_with(add(aten.t.default, made))
+        width = shape_of(left)[0]
+        if Y.in_rows_of(width) and Y.pays(width, work):
+            rows, sums = _outer(add, Y, right, width)
+            node.replace_all_uses_with(add(aten.mm.default, add(aten.t.default, rows), sums))
+    elif turned is not None and (Y := low.get(right)) is not None:
+        width = shape_of(right)[1]
+        if Y.in_rows_of(width) and Y.pays(width, work):
+            rows, sums = _outer(add, Y, turned, width)
+            node.replace_all_uses_with(add(aten.mm.default, add(aten.t.default, sums), rows))
 
 
 def _transposed(node: fx.Node) -> fx.Node | None:
@@ -125,10 +137,10 @@ def _transposed(node: fx.Node) -> fx.Node | None:
     return below
 
 
-def _outer(add: Add, Y: _Product, H: fx.Node, width: int) -> fx.Node:
-    """`Yᵀ H` for rows of `width` numbers: several to a sample where it has positions."""
-    rows = add(aten.t.default, add(aten.reshape.default, Y.R, [-1, width]))
-    return add(aten.mm.default, rows, add(aten.reshape.default, _weighed(add, Y, H), [-1, shape_of(H)[-1]]))
+def _outer(add: Add, Y: _Product, H: fx.Node, width: int) -> tuple[fx.Node, fx.Node]:
+    """`R` and `Zᵀ H`, of which `Yᵀ H` is the product, with a row for each direction and each part of a sample."""
+    rows = add(aten.reshape.default, Y.R, [-1, width])
+    return rows, add(aten.reshape.default, _weighed(add, Y, H), [-1, shape_of(H)[-1]])
 
 
 def _weighed(add: Add, Y: _Product, H: fx.Node) -> fx.Node:
@@ -140,7 +152,8 @@ def _sum(add: Add, node: fx.Node, Y: _Product) -> None:
     """The sum over all rows, the gradient of a bias, where nothing else needs `Y` any more."""
     y, dims, *keep = node.args
     assert isinstance(y, fx.Node)
-    if all(user.target is aten.sum.dim_IntList for user in y.users) and dims == [0] and not node.kwargs:
+    alone = all(user.target is aten.sum.dim_IntList for user in y.users)
+    if alone and dims == [0] and not node.kwargs and Y.in_rows_of(shape_of(y)[1:].numel()):
         made = _total(add, Y, [-1, *shape_of(y)[1:]], [0, 1])
         node.replace_all_uses_with(add(aten.unsqueeze.default, made, 0) if keep == [True] else made)
 
@@ -158,23 +171,24 @@ def _convolution(add: Add, node: fx.Node, low: dict[fx.Node, _Product]) -> None:
 
     Channels come last, since that is how `torch.compile` lays out what convolutions read.
     """
-    y, x, weight, *rest, mask = node.args
-    Y, inner = low.get(y), shape_of(weight)[1:].numel()  # type: ignore[arg-type]
+    given: Any = node.args
+    y, x, weight, *rest, mask = given
+    Y, inner = low.get(y), shape_of(weight)[1:].numel()
     if Y is None or shape_of(y)[0] != Y.batch or not Y.pays(inner, shape_of(y).numel() * inner):
         return
-    directions = _plain(add, _last(add, add(aten.reshape.default, Y.R, [Y.k, *shape_of(y)[1:]])))
+    directions = _laid_out(add, _last(add, add(aten.reshape.default, Y.R, [Y.k, *shape_of(y)[1:]])))
     turned = _last(add, x)
     inputs = add(aten.reshape.default, _weighed(add, Y, turned), [Y.k, *shape_of(turned)[1:]])
-    wanted = [*mask[:2], False]  # type: ignore[index, misc]
+    wanted = [*mask[:2], False]
     by_directions = _first(add, directions), _first(add, inputs), weight
     made = add(aten.convolution_backward.default, *by_directions, *rest, wanted)
     for part in list(node.users):
         if part.args[1] == 0:
             columns = add(aten.reshape.default, _last(add, add(getitem, made, 0)), [Y.k, -1])
             found = add(aten.reshape.default, add(aten.mm.default, Y.scaled(add), columns), list(shape_of(turned)))
-            found = _plain(add, _first(add, found))
+            found = _laid_out(add, _first(add, found), part)
         elif part.args[1] == 1:
-            found = _plain(add, add(getitem, made, 1))
+            found = _laid_out(add, add(getitem, made, 1), part)
         else:
             found = _total(add, Y, [shape_of(y)[1], -1], [0, 2])
         part.replace_all_uses_with(found)
@@ -191,9 +205,10 @@ def _first(add: Add, node: Any) -> fx.Node:
     return add(aten.permute.default, node, [0, dims - 1, *range(1, dims - 1)])
 
 
-def _plain(add: Add, node: Any) -> fx.Node:
-    """In the order of its dimensions in memory, as what reads it expects."""
-    return add(aten.clone.default, node, memory_format=torch.contiguous_format)
+def _laid_out(add: Add, node: Any, like: fx.Node | None = None) -> fx.Node:
+    """In memory as `like`, as what reads it expects; by default in the order of its dimensions."""
+    known = None if like is None else like.meta["tensor_meta"].memory_format
+    return add(aten.clone.default, node, memory_format=known or torch.contiguous_format)
 
 
 _REWRITES = {aten.mm.default: _mm, aten.convolution_backward.default: _convolution}

@@ -8,13 +8,15 @@ each row, for the sake of two vectors. With `G = Σ δ x̂ᵀ` they are the sums
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial, reduce
 from operator import getitem
 from typing import Any
 
+import torch
 from torch import fx
 
-from gradguess.backends.rewriting import SMALL, aten, before, call, dtype_of, shape_of, source
+from gradguess.backends.rewriting import SMALL, aten, before, call, dtype_of, is_tensor, shape_of
 
 
 def without_products(graph: fx.GraphModule) -> fx.GraphModule:
@@ -28,66 +30,87 @@ def without_products(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _rewrite(graph: fx.Graph, node: fx.Node, place: dict[fx.Node, int]) -> None:
-    errors, x, sizes, mean, rstd, gamma, beta, _ = node.args
-    products = _products(errors)
-    if not products or gamma is None or beta is None or len(sizes) != 1:  # type: ignore[arg-type]
+    given: Any = node.args
+    errors, x, sizes, mean, rstd, gamma, beta, _ = given
+    layers = [(product, _gradient_of_weight(product, mean)) for product in _products(errors)]
+    whole = all(list(sizes) == [shape_of(product)[1]] for product, _ in layers)
+    if not layers or not whole or gamma is None or beta is None or any(weights is None for _, weights in layers):
         return
-    layers = [(product, _gradient_of_weight(product, mean)) for product in products]
-    if any(weights is None for _, weights in layers):
-        return
-    add, parts = partial(call, graph), []
+    add, full = partial(call, graph), dtype_of(gamma)
+    parts = []
     for product, weights in layers:
         assert weights is not None
         delta, W = product.args  # (rows, m) and (m, d)
-        full, own = dtype_of(x), dtype_of(delta)
         with graph.inserting_before(min(weights, node, key=place.__getitem__)):
-            normed = add(aten.mul.Tensor, add(aten.sub.Tensor, x, mean), rstd)
-            rows = _cast(graph, add(aten.reshape.default, normed, [-1, shape_of(product)[1]]), own)
+            normed = add(aten.reshape.default, add(aten.mul.Tensor, add(aten.sub.Tensor, x, mean), rstd), [-1, *sizes])
             total = add(aten.reshape.default, add(aten.sum.dim_IntList, delta, [0], True, dtype=full), [-1, 1])
-            G = _cast(graph, add(aten.mm.default, add(aten.t.default, delta), rows), full)
+            G = add(aten.mm.default, add(aten.t.default, delta), _cast(add, normed, dtype_of(delta)))
+            G = _cast(add, G, full)
             of_weight = add(aten.add.Tensor, add(aten.mul.Tensor, G, gamma), add(aten.mul.Tensor, total, beta))
-            of_weight = _cast(graph, of_weight, own)
-            weights.replace_all_uses_with(of_weight if weights.args[1] is not delta else add(aten.t.default, of_weight))
+            of_weight = _cast(add, of_weight, dtype_of(delta))
+            if weights.args[1] is delta:  # yᵀ δ, in memory too
+                of_weight = add(
+                    aten.clone.default, add(aten.t.default, of_weight), memory_format=torch.contiguous_format
+                )
+            weights.replace_all_uses_with(of_weight)
         with graph.inserting_before(node):
-            whole = _cast(graph, W, full)
-            of_gamma = add(aten.sum.dim_IntList, add(aten.mul.Tensor, whole, G), [0])
-            parts.append((of_gamma, add(aten.sum.dim_IntList, add(aten.mul.Tensor, whole, total), [0])))
+            W = _cast(add, W, full)
+            terms = (add(aten.mul.Tensor, W, factor) for factor in (G, total))
+            parts.append([add(aten.sum.dim_IntList, term, [0]) for term in terms])
     with graph.inserting_before(node):
-        of_gamma, of_beta = (reduce(partial(add, aten.add.Tensor), terms) for terms in zip(*parts, strict=True))
+        gradients = [reduce(partial(add, aten.add.Tensor), terms) for terms in zip(*parts, strict=True)]
     for part in list(node.users):
-        part.replace_all_uses_with(of_gamma if part.args[1] == 1 else of_beta)
+        part.replace_all_uses_with(gradients[0 if part.args[1] == 1 else 1])
 
 
 def _products(errors: Any) -> list[fx.Node]:
     """The products of which the errors are the sum, if nothing else needs them and they are large; else none."""
-    if len(errors.users) != 1:
+    if not is_tensor(errors) or len(errors.users) != 1:
         return []
     if (below := before(errors)) is not None:
         return _products(below)
     if errors.target is aten.add.Tensor and not errors.kwargs:
         left, right = map(_products, errors.args)
         return left + right if left and right else []
-    is_large = errors.target is aten.mm.default and shape_of(errors).numel() * shape_of(errors.args[1])[0] > SMALL
-    return [errors] if is_large else []
+    is_product = (
+        errors.target is aten.mm.default and dtype_of(errors) is not torch.float16
+    )  # G could be too large for it
+    return [errors] if is_product and shape_of(errors).numel() * shape_of(errors.args[1])[0] > SMALL else []
 
 
 def _gradient_of_weight(product: fx.Node, mean: Any) -> fx.Node | None:
     """`δᵀ y` or `yᵀ δ`, where `y` is what the norm with this mean gave."""
     delta = product.args[0]
     assert isinstance(delta, fx.Node)
-    normed = [part for part in mean.args[0].users if part.target is getitem and part.args[1] == 0]
+    norm = mean.args[0] if mean.target is getitem else None
     for user in delta.users:
-        if user.target is aten.t.default:
-            for outer in user.users:
-                if outer.target is aten.mm.default and outer.args[0] is user and source(outer.args[1]) in normed:
-                    return outer
-        elif user.target is aten.mm.default and user.args[1] is delta:
-            turned = user.args[0]
-            if turned.target is aten.t.default and source(turned.args[0]) in normed:  # type: ignore[union-attr]
-                return user
+        outers = user.users if user.target is aten.t.default else [user]
+        for outer in outers:
+            if outer.target is not aten.mm.default:
+                continue
+            sides: Any = outer.args
+            left, right = sides
+            if left is user and left is not delta:
+                y = right
+            elif right is delta and left.target is aten.t.default:
+                y = left.args[0]
+            else:
+                continue
+            found = _uncast(y)
+            if found.target is getitem and found.args == (norm, 0):
+                return outer
     return None
 
 
-def _cast(graph: fx.Graph, node: Any, dtype: Any) -> fx.Node:
-    found: fx.Node = node if dtype_of(node) == dtype else call(graph, aten._to_copy.default, node, dtype=dtype)
+def _uncast(node: Any) -> fx.Node:
+    """Where its numbers come from, through changes of shape and at most one of type: a second one would round."""
+    own = dtype_of(node)
+    while (below := before(node)) is not None and dtype_of(node) in (own, dtype_of(below)):
+        node = below
+    found: fx.Node = node
+    return found
+
+
+def _cast(add: Callable[..., fx.Node], node: Any, dtype: torch.dtype) -> fx.Node:
+    found: fx.Node = node if dtype_of(node) == dtype else add(aten._to_copy.default, node, dtype=dtype)
     return found

@@ -60,7 +60,7 @@ def _without_numbers(about: Any) -> Any:
 
 
 def before(node: Any) -> fx.Node | None:
-    """The node with the same numbers in the same order that `node` gives another shape or type."""
+    """The node whose numbers `node` has in the same order, in another shape, or rounded to another type."""
     if not is_tensor(node):
         return None
     if node.target is aten.select_scatter.default:  # all of what is written over, if it is as large
@@ -70,11 +70,3 @@ def before(node: Any) -> fx.Node | None:
     else:
         return None
     return below if is_tensor(below) and shape_of(below).numel() == shape_of(node).numel() else None
-
-
-def source(node: Any) -> fx.Node:
-    """Where the numbers of `node` come from, with all changes of shape and type undone."""
-    while (below := before(node)) is not None:
-        node = below
-    found: fx.Node = node
-    return found

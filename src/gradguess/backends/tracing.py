@@ -7,8 +7,8 @@ looks at numbers.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -257,9 +257,21 @@ def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
     """The graph as fused kernels. It is run once, since that is when it is compiled. Its casts are in it already."""
     fused: Graph = torch.compile(graph, fullgraph=True, dynamic=False)
     try:
-        with torch.no_grad(), full_precision(arguments[0].device), warnings.catch_warnings():
+        with torch.no_grad(), full_precision(arguments[0].device), warnings.catch_warnings(), _tiles_or_not():
             warnings.simplefilter("ignore")  # the compiler's own
             fused(*arguments)
     except Exception as error:  # no compiler on this machine, for instance
         raise NotTraceable(f"torch.compile: {str(error).splitlines()[0][:200]}") from error
     return fused
+
+
+@contextmanager
+def _tiles_or_not() -> Iterator[None]:
+    """PyTorch 2.11 raises `CantSplit` without its arguments where a kernel must be tiled in another way."""
+    from torch._inductor.codegen.simd import CantSplit  # here, since it brings sympy
+
+    own, CantSplit.__init__.__defaults__ = CantSplit.__init__.__defaults__, (None, None)
+    try:
+        yield
+    finally:
+        CantSplit.__init__.__defaults__ = own

@@ -36,21 +36,20 @@ def branch_calls(cut: CutPass, severed: set[int]) -> set[tuple[nn.Module, int]]:
                 feeding |= graph.leaves(below, stop=lambda n: n in additions)
     below_sites = set().union(*(graph.leaves(s) for call in cut.calls for s, _ in call.slots.values()))
     tops = (graph.leaves(cut.losses) | severed) - below_sites
-    whole = _wholes(cut, set(owner))
-    chosen = {key: (owner[key].module, owner[key].index) for key in feeding | tops if key in owner}
-    return {whole.get(key, call) for key, call in chosen.items()}
+    whole = {key: call for key, call in _wholes(cut, set(owner)).items() if key in feeding}
+    return {whole.get(key, (owner[key].module, owner[key].index)) for key in feeding | tops if key in owner}
 
 
 def _wholes(cut: CutPass, cut_leaves: set[int]) -> dict[int, tuple[nn.Module, int]]:
-    """For a call whose output goes into one module together with parameters of that module: the call of the module.
+    """For a call inside a module whose output depends on that call and on parameters of the module's own: the module's.
 
     An embedding that adds positions is a site as a whole. Were the layer inside it the site, then positions would be
     used above the site, and their gradient would need the errors at the inputs of all branches.
     """
     found = {}
-    for module, index, output in cut.owners:
-        below = AutogradGraph.leaves(output)
-        inside = below & cut_leaves
-        if len(inside) == 1 and any(id(p) in below for p in module.parameters(recurse=False)):
-            found[inside.pop()] = module, index
+    for owner in cut.owners:
+        below = owner.below & cut_leaves
+        own = {id(p) for p in owner.module.parameters(recurse=False)}
+        if len(below) == 1 and below <= owner.inside and own & owner.below:
+            found[below.pop()] = owner.module, owner.index
     return found

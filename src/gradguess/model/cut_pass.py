@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.hooks import CallHooks, OwnOutputs
 from gradguess.model.task import Task, tensors
 
@@ -28,13 +29,23 @@ class Call:
     slots: dict[int, tuple[Tensor, Tensor]]  # slot -> (s with the graph below it, leaf above the cut)
 
 
+@dataclass(frozen=True, eq=False)
+class Owner:
+    """A call of a module with trainable parameters of its own, around calls that were cut. Tensors by their `id`."""
+
+    module: nn.Module
+    index: int
+    inside: set[int]  # leaves above the cuts inside of it
+    below: set[int]  # leaves that its output depends on
+
+
 class CutPass:
     """One pass over a task, cut at every call that `want` names; by default at every innermost module that owns
     trainable parameters.
 
     Attributes:
         calls: what was cut, in call order.
-        owners: modules with trainable parameters of their own around what was cut: module, number of the call, output.
+        owners: modules around what was cut, where `want` is None.
         counts: how often each watched module was called.
         ends: the model's outputs.
         outputs: the same in the model's own structure, with meta tensors in the place of tensors.
@@ -45,19 +56,25 @@ class CutPass:
     def __init__(self, task: Task, want: Want | None) -> None:
         names = {module: name for name, module in candidates(task.model, want is not None)}
         self.calls: list[Call] = []
-        self.owners: list[tuple[nn.Module, int, Tensor]] = []
+        self.owners: list[Owner] = []
         open_modules: list[bool] = []  # for each module that is running: was a site met inside?
+        begun: list[int] = []  # and how many calls were cut before it
 
         def after(module: nn.Module, index: int, x: Any, output: Any) -> Any:
-            container = open_modules.pop()
+            container, start = open_modules.pop(), begun.pop()
             wanted = not container if want is None else want(module, index)
             if open_modules and (wanted or container):
                 open_modules[-1] = True
             if want is None and container and isinstance(output, Tensor):
-                self.owners.append((module, index, output))
+                inside = {id(leaf) for call in self.calls[start:] for _, leaf in call.slots.values()}
+                self.owners.append(Owner(module, index, inside, AutogradGraph.leaves(output)))
             return self._cut(names[module], module, index, x, output) if wanted else output
 
-        hooks = CallHooks(names, after, before=lambda module: open_modules.append(False))
+        def begin(module: nn.Module) -> None:
+            open_modules.append(False)
+            begun.append(len(self.calls))
+
+        hooks = CallHooks(names, after, before=begin)
         own = OwnOutputs(list(names))
         with own, hooks:  # in this order: what `hooks` puts in the place of an output is no change
             outputs, self.losses = watched_run(task, grad=True)
