@@ -33,12 +33,6 @@ def traced(function: Callable[..., list[Tensor]], *arguments: Tensor) -> fx.Grap
     return graph
 
 
-def rows(graph: fx.GraphModule) -> int:
-    """The largest first dimension, or inner one, of a product of the trace."""
-    products = [n for n in graph.graph.nodes if n.target is torch.ops.aten.mm.default]
-    return max(max(n.args[0].meta["tensor_meta"].shape) * n.args[1].meta["tensor_meta"].shape[1] for n in products)
-
-
 def work(graph: fx.GraphModule) -> int:
     """Multiplications of all products."""
     total = 0
@@ -69,8 +63,7 @@ def test_weights_of_the_site(turned: bool):
         g = guess(Z, V, c)
         return [x.t() @ g if turned else g.t() @ x]
 
-    graph = trace(step, (Z, V, c, x))
-    torch.testing.assert_close(graph(Z, V, c, x)[0], step(Z, V, c, x)[0], rtol=1e-11, atol=1e-11)
+    graph = traced(step, Z, V, c, x)
     assert work(graph) == B * k * T * H + k * T * C * H
 
 
@@ -168,3 +161,44 @@ def test_half_precision_is_left():
     Z, V, M = (t.bfloat16() for t in (randn(B, k), randn(C, k), randn(C, H)))
     graph = trace(lambda Z, V, M: [(Z @ V.t()) @ M], (Z, V, M))
     assert work(graph) == B * k * C + B * C * H
+
+
+@pytest.mark.parametrize("width", [2 * C, 3 * C // 2])
+def test_rows_that_lie_in_two_samples_are_left(width: int):
+    """A layer over positions, whose output is then read in longer rows: `Z` has a row for each position."""
+    n = 3 * C // 2  # divides neither width
+    Z, V, M, x = randn(B * 4, k), randn(n, k), randn(width, H), randn(B * 4 * n // width, H)
+
+    def step(Z, V, M, x):
+        g = (Z @ V.t()).reshape(-1, width)
+        return [g @ M, g.t() @ x, x.t() @ g, g.sum(0)]
+
+    traced(step, Z, V, M, x)
+
+
+def test_sums_over_tangents_are_left():
+    Z, V = randn(B, k), randn(T * C, k)
+    traced(lambda Z, V: [(Z @ V.t()).view(2, B // 2, T * C).sum(0), (Z @ V.t())[None].sum(0)], Z, V)
+
+
+def test_whole_numbers_are_left():
+    Z, V, M = (torch.randint(5, shape) for shape in ((B, k), (C, k), (C, H)))
+    traced(lambda Z, V, M: [(Z @ V.t() * 0.5) @ M.float()], Z, V, M)
+
+
+def test_a_rank_of_zero_is_left():
+    traced(lambda Z, V, M: [Z @ V.t() @ M], randn(B, 0), randn(C, 0), randn(C, H))
+
+
+def test_maps_with_channels_last():
+    W, x = randn(8, 12, 3, 3), randn(B, 12, 9, 8).to(memory_format=torch.channels_last)
+    Z, V = randn(B, k), randn(8 * 9 * 8, k)
+
+    def step(W, x, Z, V):
+        g = (Z @ V.t()).view(B, 8, 9, 8)
+        sizes = [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+        below, weight, _ = torch.ops.aten.convolution_backward.default(g, x, W, None, *sizes)
+        return [below.permute(0, 2, 3, 1).view(-1), weight]
+
+    graph = trace(step, (W, x, Z, V))
+    torch.testing.assert_close(list(graph(W, x, Z, V)), step(W, x, Z, V), rtol=1e-11, atol=1e-11)

@@ -117,7 +117,7 @@ def test_a_norm_over_two_dimensions_stays():
     assert has_norm_backward(graph)
 
 
-def test_under_autocast(monkeypatch: pytest.MonkeyPatch):
+def test_under_autocast():
     """As near to float32 as what autocast itself computes."""
     given = [t.float() for t in arguments()]
     exact = step()(*given)
@@ -160,3 +160,42 @@ def test_one_norm_below_three_layers(shared: bool):
     graph = trace(run, given)
     torch.testing.assert_close(list(graph(*given)), run(*given), rtol=1e-12, atol=1e-12)
     assert has_norm_backward(graph) == (not shared)
+
+
+def rounded(y: Tensor) -> Tensor:
+    """To whole numbers, with the gradient of a number that is not rounded."""
+    return y + (y.detach().int().to(y.dtype) - y.detach())
+
+
+@pytest.mark.parametrize("change", ["rows", "rounded", "hook", "positions"])
+def test_what_is_not_the_norm_is_not_taken_for_it(change: str):
+    """A layer over two positions at once, a norm that is rounded or moved, an error that a hook changes."""
+    given = arguments()
+    if change == "rows":
+        given[3:] = [torch.randn(shape, dtype=torch.float64) for shape in ((H, T * C), (H,), (B, H))]
+
+    def run(x, gamma, beta, W, b, error):
+        gamma, beta, W, b = leaves = [p.detach().requires_grad_() for p in (gamma, beta, W, b)]
+        with torch.enable_grad(), traced_autograd():
+            y = F.layer_norm(x, (C,), gamma, beta)
+            if change == "hook":
+                y.register_hook(lambda g: g + 1.0)
+            y = {"rows": y.flatten(1), "rounded": rounded(y), "positions": y.flip(1)}.get(change, y)
+            return list(torch.autograd.grad((F.linear(y, W, b).tanh() * error).sum(), leaves))
+
+    graph = trace(run, given)
+    for found, wanted in zip(graph(*given), run(*given), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    assert has_norm_backward(graph)
+
+
+def test_gradients_have_the_type_of_the_parameters():
+    """The norm of a stream in half precision."""
+    x, gamma, beta, *rest = (t.float() for t in arguments())
+    given = [x.bfloat16(), gamma, beta, *rest]
+
+    def run(*given: Tensor) -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return step()(*given)
+
+    assert [g.dtype for g in trace(run, given)(*given)] == [g.dtype for g in run(*given)]

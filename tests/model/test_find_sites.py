@@ -74,6 +74,53 @@ def test_an_embedding_with_positions_is_one_site(use, first):
     assert_close(oracle(case), gradients(case))
 
 
+class Beside(nn.Module):
+    """A scale, and a layer that does something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.aside, self.scale = nn.Linear(6, 1), nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        self.kept = self.aside(x)
+        return x * self.scale
+
+
+def test_a_module_beside_a_site_does_not_take_its_place():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), Beside(), Scaled(), nn.Linear(6, 3)).double()
+    case = Case(model, torch.randn(BATCH, 6).double(), torch.randint(3, (BATCH,)))
+    assert names(case) == ["0", "2.inner", "3"]
+
+
+def test_an_embedding_is_one_site_where_branches_are_added_in_place():
+    class InPlace(Scaled):
+        def forward(self, x):
+            x += self.scale * self.inner(self.norm(x))
+            return x
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Patches("add"), InPlace(), nn.Flatten(), nn.Linear(30, 3)).double()
+    case = Case(model, torch.randn(BATCH, 5, 4).double(), torch.randint(3, (BATCH,)))
+    assert names(case)[0] == "0"
+
+
+def test_a_model_with_a_temperature_has_its_top_at_the_last_layer():
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(6, 6), Scaled(), nn.Linear(6, 3))
+            self.temperature = nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return self.body(x) * self.temperature
+
+    torch.manual_seed(0)
+    case = Case(Root().double(), torch.randn(BATCH, 6).double(), torch.randint(3, (BATCH,)))
+    assert names(case) == ["body.0", "body.1.inner", "body.2"]
+    assert layout_of(case).tail == ("temperature",)
+
+
 def test_every_tensor_that_a_call_returns_is_a_site():
     assert names(make("lstm")) == ["rnn", "rnn[1]", "head"]
 
