@@ -198,6 +198,15 @@ def test_reasons_are_one_short_line():
     assert len(reason(RuntimeError(1000 * "x"))) == 160
 
 
+def test_the_top_of_a_guess_is_exact_where_its_line_says_so(one_round: None):
+    advice = whole(*small(), seed=0)
+    assert advice["W⊥, exact top"].code == 'forward = gg.ForwardGradient(model, gg.WPerp(), top="exact")'
+    found = trial(next(c for c in candidates_for(nn.Linear(1, 1)) if c.name == "W⊥, exact top"), [])
+    found.prepare(None, ())
+    assert found.forward is not None
+    assert found.forward.plan.options.top == "exact"
+
+
 def trial(candidate: Candidate, rounds: list[float], search: float = 0.0) -> Trial:
     found = Trial(candidate, Task(*small()), "auto", 4, seed=0)
     found.rounds, found.search = rounds, search

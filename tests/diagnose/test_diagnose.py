@@ -192,12 +192,14 @@ def assert_moments(report: SiteReport, draws: Tensor, g: Tensor) -> None:
     assert abs(report.variance - variance.norm()) <= SIGMAS * spread
 
 
-def assert_monte_carlo(model: nn.Module, guess: Method, x: Tensor, t: Tensor, **options: Any) -> None:
+def assert_monte_carlo(
+    model: nn.Module, guess: Method, x: Tensor, t: Tensor, skip: tuple[str, ...] = (), **options: Any
+) -> None:
     report = gg.diagnose(model, guess, loss_fn, x, t, seeded(), **options)
     many = x.repeat(REPEATS, *[1] * (x.dim() - 1)), t.repeat(REPEATS)
     est = gg.estimate(model, guess, loss_fn, *many, generator=seeded(2), **options)
     true = gg.estimate(model, gg.Backprop(), loss_fn, x, t)
-    for name in report:
+    for name in [name for name in report if name not in skip]:
         draws = est.site_grads[name].unflatten(0, (REPEATS, len(x))).flatten(2) / len(x)
         assert_moments(report[name], draws, true.site_grads[name].flatten(1) / len(x))
 
@@ -223,6 +225,15 @@ def test_monte_carlo(guess):
 @pytest.mark.parametrize("guess", [gg.WTranspose(), gg.WPerp(k=2)], ids=repr)
 def test_monte_carlo_isolated(guess):
     assert_monte_carlo(mlp(), guess, *data(), isolate=True)
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_monte_carlo_with_the_exact_top(isolate):
+    report = gg.diagnose(mlp(), gg.WPerp(k=2), loss_fn, *data(), seeded(), top="exact", isolate=isolate)
+    top = report["4"]
+    assert (top.bias, top.variance, top.covariance_norm) == (0.0, 0.0, None)
+    assert top.cosine == pytest.approx(1)
+    assert_monte_carlo(mlp(), gg.WPerp(k=2), *data(), skip=("4",), top="exact", isolate=isolate)
 
 
 class Residual(nn.Module):

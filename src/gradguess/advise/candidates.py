@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -29,12 +29,14 @@ class Candidate:
         method: None is `loss.backward()`.
         code: the same as an expression.
         in_pieces: it is for a model in pieces (`sites=n`).
+        top: what a guess does at the model's output.
     """
 
     name: str
     method: Guess | Method | None
     code: str
     in_pieces: bool = False
+    top: Literal["guess", "exact"] = "guess"
 
     @property
     def every(self) -> int:
@@ -53,7 +55,8 @@ class Candidate:
             stars = "**" if isinstance(inputs, Mapping) else "*" if isinstance(inputs, tuple) else ""
             return f"loss_fn(model({stars}inputs), targets).mean().backward()"
         where = f", sites={pieces}" if self.in_pieces else "" if sites == "auto" else f", sites={sites!r}"
-        return f"forward = gg.ForwardGradient(model, {self.code}{where})"
+        top = "" if self.top == "guess" else f', top="{self.top}"'
+        return f"forward = gg.ForwardGradient(model, {self.code}{where}{top})"
 
 
 SHALLOW = 8  # layers with parameters: up to so many, feedback in pieces trained as well as backpropagation
@@ -77,6 +80,7 @@ _OTHERS = (
         'gg.Feedback(gg.WPerp(), form="direct", every=4, fraction=0.25)',
     ),
     Candidate("Local guess", LocalGuess(), "gg.LocalGuess()", in_pieces=True),
+    Candidate("W⊥, exact top", WPerp(), "gg.WPerp()", top="exact"),
     Candidate("W⊥", WPerp(), "gg.WPerp()"),
     Candidate("Activation perturbation", ActivationPerturbation(), "gg.ActivationPerturbation()"),
     Candidate("MeZO", MeZO(), "gg.baselines.MeZO()"),

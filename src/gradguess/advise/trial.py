@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +57,8 @@ class Trial:
             lowest: the parameters of the lowest site.
         """
         if self.candidate.method is not None:
-            self.forward = ForwardGradient(self.task.model, self.candidate.method, sites=self.sites, seed=self.seed)
+            options: Any = {"sites": self.sites, "top": self.candidate.top, "seed": self.seed}
+            self.forward = ForwardGradient(self.task.model, self.candidate.method, **options)
         self.step()
         self._rewind(search=True)
         kept = self._kept()

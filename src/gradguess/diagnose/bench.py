@@ -16,6 +16,7 @@ from gradguess.guesses.base import Guess
 from gradguess.guesses.frames import Frame
 from gradguess.jacobian import CutGraph, Jacobian
 from gradguess.methods import Backprop, Estimate
+from gradguess.methods.guessed import not_guessed
 from gradguess.methods.nonfinite import check_finite
 from gradguess.methods.run import Plan, find_layout, refreshed
 from gradguess.model.site import Site, at_least_float32
@@ -70,12 +71,16 @@ class Bench:
     def by_frames(self, guess: Guess) -> dict[str, SiteReport]:
         """Moments from each site's frame."""
         estimate, drawing = self._at_sites(self.estimate), Drawing(self.step, guess)
-        frames = {site.name: self._frame(drawing, site) for site in self.layout.sites}
+        known = not_guessed(self.layout, self.options)
+        frames = {site.name: self._frame(drawing, site) for site in self.layout.sites if site.name not in known}
         expected = {name: covariance_times(frame, self.g[name]) for name, frame in frames.items()}
         energy = self._energies({name: (self.g[name] * expected[name]).sum(-1) for name in frames})
         reports = {}
-        for name, frame in frames.items():
-            g, mean, s = self.g[name], expected[name], self._flat(self.layout[name])
+        for name, g in self.g.items():
+            if name in known:
+                reports[name] = summary(g, estimate[name], g, 0.0, torch.zeros_like(g[0]), None, self.batch)
+                continue
+            frame, mean, s = frames[name], expected[name], self._flat(self.layout[name])
             diagonal = variances(frame, s, self.noise, self.draws).double()
             square = diagonal * energy[name][:, None] + 2 * mean.square()
             error = g.square() - 2 * g * mean + square  # E (g - ĝ)²

@@ -37,6 +37,7 @@ def diagnose(
     curve: bool = True,
     isolate: bool = False,
     coupling: Literal["sample", "batch"] = "sample",
+    top: Literal["guess", "exact"] = "guess",
     forward: ForwardGradient | None = None,
 ) -> Report:
     """Bias, variance and more of one step of `guess` with one tangent, at every site. Writes nothing, holds no state.
@@ -56,6 +57,7 @@ def diagnose(
         curve: decompose the Jacobian above each site, for rank, singular values and overlap.
         isolate: as in `estimate`: the variance is then without the noise of the other sites.
         coupling: "sample" or "batch", as in `estimate`.
+        top: as in `estimate`: with "exact" the model's output has neither bias nor variance, and adds none elsewhere.
         forward: a `ForwardGradient` of this model and guess, whose state (bases, feedback matrices) is used. The report
             is then of the step that it would make next. Without one the state is empty.
 
@@ -76,7 +78,7 @@ def diagnose(
             f"forward: expected a ForwardGradient of the same model and guess, found one of another {differs}. "
             "Pass forward.model and forward.guess."
         )
-    plan = Plan(as_method(guess), sites, Options(isolate=isolate, coupling=coupling), detail=True)
+    plan = Plan(as_method(guess), sites, Options(isolate=isolate, coupling=coupling, top=top), detail=True)
     task = Task(model, loss_fn, inputs, targets)
     if coupling == "sample" and any(isinstance(m, _BatchNorm) and m.training for m in model.modules()):
         warnings.warn(

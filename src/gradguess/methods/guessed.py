@@ -10,8 +10,8 @@ from torch import Tensor
 from gradguess.guesses.base import Guess
 from gradguess.methods.base import Draws, Estimate, Method
 from gradguess.methods.output_error import OutputError
-from gradguess.model.site import Site
-from gradguess.step.base import State, Step
+from gradguess.model.site import Layout, Site
+from gradguess.step.base import Options, State, Step
 from gradguess.step.draw import Drawing
 from gradguess.step.measure import measure
 from gradguess.step.pull_back import pull_back
@@ -30,10 +30,15 @@ class Guessed(Method):
         return spend(Drawing(step, self.guess)), step.state
 
 
+def not_guessed(layout: Layout, options: Options) -> set[str]:
+    """The sites whose derivative is taken as it is known: the model's output, with `top="exact"`."""
+    return {site.name for site in layout.sites if site.is_output and site.top and options.top == "exact"}
+
+
 def spend(drawing: Drawing) -> Estimate:
     """Draw, measure, weigh, and pull back to the parameters."""
     step = drawing.step
-    known = {site.name for site in step.layout.sites if site.is_output and site.top and step.options.top == "exact"}
+    known = not_guessed(step.layout, step.options)
     seen = measure(drawing, lambda site: site.name not in known, keep_pieces=True)
     share = 1 / len(seen.losses)  # of a sample in the mean loss
     exact = OutputError(step.task, seen.outputs).parts if known else []  # one: the site is all that the model returns
