@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from gradguess.backends import low_rank
+from gradguess.backends import tracing
 from gradguess.backends.tracing import trace
 
 B, k, T, C, H = 40, 3, 4, 24, 20
@@ -17,7 +17,7 @@ B, k, T, C, H = 40, 3, 4, 24, 20
 
 @pytest.fixture(autouse=True)
 def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_rank, "SMALL", 0)
+    monkeypatch.setattr(tracing, "small_on", lambda device: 0)
 
 
 def randn(*shape: int) -> Tensor:
@@ -150,7 +150,7 @@ def test_a_high_rank_is_left():
 
 
 def test_a_small_product_is_left(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(low_rank, "SMALL", B * T * C * H)
+    monkeypatch.setattr(tracing, "small_on", lambda device: B * T * C * H)
     Z, V, c, M = randn(B, k), randn(T * C, k), randn(1, B), randn(C, H)
     graph = traced(lambda Z, V, c, M: [guess(Z, V, c) @ M], Z, V, c, M)
     assert work(graph) == B * k * T * C + B * T * C * H

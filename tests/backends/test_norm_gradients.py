@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from gradguess.backends import norm_gradients
+from gradguess.backends import tracing
 from gradguess.backends.tracing import trace, traced_autograd
 
 B, T, C, H = 6, 5, 7, 9
@@ -15,7 +15,7 @@ B, T, C, H = 6, 5, 7, 9
 
 @pytest.fixture(autouse=True)
 def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norm_gradients, "SMALL", 0)
+    monkeypatch.setattr(tracing, "small_on", lambda device: 0)
 
 
 def arguments() -> list[Tensor]:
@@ -134,7 +134,7 @@ def test_under_autocast():
 
 
 def test_a_small_product_is_left(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(norm_gradients, "SMALL", B * T * C * H)
+    monkeypatch.setattr(tracing, "small_on", lambda device: B * T * C * H)
     assert has_norm_backward(trace(step(), arguments()))
 
 

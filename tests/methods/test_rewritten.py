@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.backends import low_rank, norm_gradients, tracing
+from gradguess.backends import tracing
 from gradguess.methods import compiled
 
 B, T, C = 24, 5, 8
@@ -24,8 +24,7 @@ LOSS = nn.CrossEntropyLoss(reduction="none")
 @pytest.fixture(autouse=True)
 def _all_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: graph)
-    monkeypatch.setattr(low_rank, "SMALL", 0)
-    monkeypatch.setattr(norm_gradients, "SMALL", 0)
+    monkeypatch.setattr(tracing, "small_on", lambda device: 0)
 
 
 class Residual(nn.Module):
@@ -148,7 +147,7 @@ def test_the_graphs_are_rewritten(monkeypatch):
     for name in ("turned weights", "flat weights"):
         assert not any("layer_norm_backward" in op for op in operations(*networks()[name], monkeypatch))
     before = operations(*networks()["maps"], monkeypatch).count("aten.mm.default")
-    monkeypatch.setattr(low_rank, "SMALL", 2**40)
+    monkeypatch.setattr(tracing, "small_on", lambda device: 2**40)
     assert before > operations(*networks()["maps"], monkeypatch).count("aten.mm.default")
 
 

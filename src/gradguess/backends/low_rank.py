@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gradguess.backends.rewriting import SMALL, aten, before, call, dtype_of, is_tensor, shape_of
+from gradguess.backends.rewriting import aten, before, call, dtype_of, is_tensor, shape_of
 
 Add = Callable[..., fx.Node]  # puts a node into the graph
 GAIN = 2  # a rank is low where it saves this much
@@ -29,6 +29,7 @@ class _Product:
 
     Z: fx.Node  # (batch, k)
     R: fx.Node  # (k, numbers of a sample)
+    small: int  # multiplications of products that are left as they are
     scales: tuple[Any, ...] = ()  # numbers, and nodes with one number for each sample
 
     @property
@@ -41,7 +42,7 @@ class _Product:
 
     def pays(self, inner: int, work: int) -> bool:
         """Is it faster to go by `k` directions, where sums of `inner` products are `work` multiplications in all?"""
-        return GAIN * self.k * (self.batch + inner) <= self.batch * inner and work > SMALL
+        return GAIN * self.k * (self.batch + inner) <= self.batch * inner and work > self.small
 
     def in_rows_of(self, width: int) -> bool:
         """Does no row of `width` numbers lie in two samples?"""
@@ -56,14 +57,14 @@ class _Product:
         return Z
 
 
-def in_cheaper_order(graph: fx.GraphModule) -> fx.GraphModule:
-    """The same graph, with products that a low rank makes cheaper made by the low rank."""
+def in_cheaper_order(graph: fx.GraphModule, small: int) -> fx.GraphModule:
+    """The same graph, with products of more than `small` multiplications that a low rank makes cheaper made by it."""
     low: dict[fx.Node, _Product] = {}
     for node in list(graph.graph.nodes):
         if (rewrite := _REWRITES.get(node.target)) is not None:
             with graph.graph.inserting_before(node):
                 rewrite(partial(call, graph.graph), node, low)
-        if node.users and (found := _low_rank(node, low)) is not None:
+        if node.users and (found := _low_rank(node, low, small)) is not None:
             low[node] = found
     graph.graph.eliminate_dead_code()
     for node in list(graph.graph.nodes):
@@ -74,13 +75,13 @@ def in_cheaper_order(graph: fx.GraphModule) -> fx.GraphModule:
     return graph
 
 
-def _low_rank(node: fx.Node, low: dict[fx.Node, _Product]) -> _Product | None:
+def _low_rank(node: fx.Node, low: dict[fx.Node, _Product], small: int) -> _Product | None:
     """How the node is a product, where it is one or follows from one."""
     given: Any = node.args
     if node.target is aten.mm.default:
         Z, R = given
         (batch, k), n = shape_of(Z), shape_of(R)[1]
-        return _Product(Z, R) if 0 < GAIN * k <= min(batch, n) and _is_fine(dtype_of(Z)) else None
+        return _Product(Z, R, small) if 0 < GAIN * k <= min(batch, n) and _is_fine(dtype_of(Z)) else None
     if (below := before(node)) is not None:
         return low.get(below) if dtype_of(below) == dtype_of(node) else None
     if node.target is aten.mul.Tensor:

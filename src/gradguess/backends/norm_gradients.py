@@ -16,23 +16,26 @@ from typing import Any
 import torch
 from torch import fx
 
-from gradguess.backends.rewriting import SMALL, aten, before, call, dtype_of, is_tensor, shape_of
+from gradguess.backends.rewriting import aten, before, call, dtype_of, is_tensor, shape_of
 
 
-def without_products(graph: fx.GraphModule) -> fx.GraphModule:
-    """The same graph, where the gradients of norms come from those of the layers above them."""
+def without_products(graph: fx.GraphModule, small: int) -> fx.GraphModule:
+    """The same graph, where the gradients of norms come from those of the layers above them.
+
+    Not where a product has no more than `small` multiplications.
+    """
     place = {node: i for i, node in enumerate(graph.graph.nodes)}
     for node in list(graph.graph.nodes):
         if node.target is aten.native_layer_norm_backward.default and all(user.args[1] for user in node.users):
-            _rewrite(graph.graph, node, place)
+            _rewrite(graph.graph, node, place, small)
     graph.graph.eliminate_dead_code()
     return graph
 
 
-def _rewrite(graph: fx.Graph, node: fx.Node, place: dict[fx.Node, int]) -> None:
+def _rewrite(graph: fx.Graph, node: fx.Node, place: dict[fx.Node, int], small: int) -> None:
     given: Any = node.args
     errors, x, sizes, mean, rstd, gamma, beta, _ = given
-    layers = [(product, _gradient_of_weight(product, mean)) for product in _products(errors)]
+    layers = [(product, _gradient_of_weight(product, mean)) for product in _products(errors, small)]
     whole = all(list(sizes) == [shape_of(product)[1]] for product, _ in layers)
     if not layers or not whole or gamma is None or beta is None or any(weights is None for _, weights in layers):
         return
@@ -63,19 +66,19 @@ def _rewrite(graph: fx.Graph, node: fx.Node, place: dict[fx.Node, int]) -> None:
         part.replace_all_uses_with(gradients[0 if part.args[1] == 1 else 1])
 
 
-def _products(errors: Any) -> list[fx.Node]:
+def _products(errors: Any, small: int) -> list[fx.Node]:
     """The products of which the errors are the sum, if nothing else needs them and they are large; else none."""
     if not is_tensor(errors) or len(errors.users) != 1:
         return []
     if (below := before(errors)) is not None:
-        return _products(below)
+        return _products(below, small)
     if errors.target is aten.add.Tensor and not errors.kwargs:
-        left, right = map(_products, errors.args)
+        left, right = (_products(side, small) for side in errors.args)
         return left + right if left and right else []
     is_product = (
         errors.target is aten.mm.default and dtype_of(errors) is not torch.float16
     )  # G could be too large for it
-    return [errors] if is_product and shape_of(errors).numel() * shape_of(errors.args[1])[0] > SMALL else []
+    return [errors] if is_product and shape_of(errors).numel() * shape_of(errors.args[1])[0] > small else []
 
 
 def _gradient_of_weight(product: fx.Node, mean: Any) -> fx.Node | None:

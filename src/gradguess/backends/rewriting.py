@@ -10,11 +10,15 @@ from torch.fx.node import map_arg
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
 aten = torch.ops.aten
-SMALL = 2**25  # multiplications of a product that takes no longer than it takes to start a few kernels
 _SAME_ORDER = (  # where the result has as many numbers, they are the same in the same order
     *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default, aten.clone.default),
     *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.select.int, aten._to_copy.default),
 )
+
+
+def small_on(device: torch.device) -> int:
+    """Multiplications of a product that takes no longer than it takes to start a few others."""
+    return 2**18 if device.type == "cpu" else 2**25
 
 
 def described(graph: fx.GraphModule) -> fx.GraphModule:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from gradguess.backends.low_rank import in_cheaper_order
 from gradguess.backends.norm_gradients import without_products
 from gradguess.backends.policy import full_precision
-from gradguess.backends.rewriting import described
+from gradguess.backends.rewriting import described, small_on
 from gradguess.backends.stacking import stacked
 from gradguess.errors import GradguessError
 
@@ -234,7 +234,8 @@ def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModul
 
     merged = fx.GraphModule(pure, fx_graph_cse(pure.graph))
     merged.graph.eliminate_dead_code()
-    return stacked(in_cheaper_order(without_products(described(merged))))
+    small = small_on(arguments[0].device)
+    return stacked(in_cheaper_order(without_products(described(merged), small), small))
 
 
 def _watched(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
