@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from gradguess.backends import tracing
+from gradguess.backends.rewriting import small_on
 from gradguess.backends.tracing import trace
 
 B, k, T, C, H = 40, 3, 4, 24, 20
@@ -86,7 +87,8 @@ def test_a_guess_that_is_needed_stays():
         return [g @ M, g.sum(0), g]
 
     graph = traced(step, Z, V, c, M)
-    assert any(tuple(n.meta["tensor_meta"].shape) == (B * T, C) for n in graph.graph.nodes if _is_tensor(n))
+    sums = [n for n in graph.graph.nodes if n.target is torch.ops.aten.sum.dim_IntList]
+    assert [tuple(n.args[0].meta["tensor_meta"].shape) for n in sums] == [(B * T, C)]
 
 
 def _is_tensor(node: fx.Node) -> bool:
@@ -202,3 +204,41 @@ def test_maps_with_channels_last():
 
     graph = trace(step, (W, x, Z, V))
     torch.testing.assert_close(list(graph(W, x, Z, V)), step(W, x, Z, V), rtol=1e-11, atol=1e-11)
+
+
+def test_two_factors():
+    Z, V, c, M = randn(B, k), randn(C, k), randn(B, 1), randn(C, H)
+    graph = traced(lambda Z, V, c, M: [((Z @ V.t()) * c * (c + 2) * 3.0) @ M], Z, V, c, M)
+    assert work(graph) == k * C * H + B * k * H
+
+
+def test_a_factor_that_several_samples_share_is_left():
+    """As many numbers along two dimensions as there are samples, of which the factor varies along one."""
+    Z, V, c, M = randn(B, k), randn(C, k), randn(1, B // 2, 1), randn(C, H)
+
+    def step(Z, V, c, M):
+        return [((Z @ V.t()).view(2, B // 2, C) * c).view(B, C) @ M]
+
+    assert work(traced(step, Z, V, c, M)) == B * k * C + B * C * H
+
+
+def test_maps_that_are_parts_of_a_sample_are_left():
+    W, x, Z, V = randn(8, 12, 3, 3), randn(2 * B, 12, 9, 8), randn(B, k), randn(2 * 8 * 9 * 8, k)
+
+    def step(W, x, Z, V):
+        sizes = [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+        g = (Z @ V.t()).view(2 * B, 8, 9, 8)
+        return list(torch.ops.aten.convolution_backward.default(g, x, W, None, *sizes)[:2])
+
+    traced(step, W, x, Z, V)
+
+
+def test_a_part_of_a_product_is_left():
+    Z, V, M = randn(B, k), randn(C, k), randn(C, H)
+    traced(
+        lambda Z, V, M: [(Z @ V.t()).view(2, B // 2, C).select(0, 1) @ M, (Z @ V.t())[:, :1].expand(B, C) @ M], Z, V, M
+    )
+
+
+def test_a_product_is_small_for_longer_where_kernels_are_started():
+    assert small_on(torch.device("cpu")) < small_on(torch.device("cuda"))

@@ -199,3 +199,22 @@ def test_gradients_have_the_type_of_the_parameters():
             return step()(*given)
 
     assert [g.dtype for g in trace(run, given)(*given)] == [g.dtype for g in run(*given)]
+
+
+@pytest.mark.parametrize("case", ["its own", "another norm's", "needed"])
+def test_the_layer_must_read_this_norm_and_nothing_else_its_error(case: str):
+    shapes = (B * T, C), (B * T, C), (C,), (C,), (H, C), (B * T, H)
+    given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+
+    def run(x, other, gamma, beta, W, delta):
+        y, mean, rstd = torch.ops.aten.native_layer_norm.default(x, [C], gamma, beta, 1e-5)
+        read = torch.ops.aten.native_layer_norm.default(other, [C], gamma, beta, 1e-5)[0] if "another" in case else y
+        error = delta @ W
+        _, of_gamma, of_beta = torch.ops.aten.native_layer_norm_backward.default(
+            error, x, [C], mean, rstd, gamma, beta, [False, True, True]
+        )
+        return [of_gamma, of_beta, delta.t() @ read, *([error] if case == "needed" else [])]
+
+    graph = trace(run, given)
+    torch.testing.assert_close(list(graph(*given)), run(*given), rtol=1e-12, atol=1e-12)
+    assert has_norm_backward(graph) == (case != "its own")

@@ -105,6 +105,21 @@ def test_an_embedding_is_one_site_where_branches_are_added_in_place():
     assert names(case)[0] == "0"
 
 
+def test_an_embedding_of_two_layers_is_two_sites():
+    class Two(Patches):
+        def __init__(self):
+            super().__init__("add")
+            self.other = nn.Linear(4, 6)
+
+        def forward(self, x):
+            return super().forward(x) + self.other(x)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Two(), Scaled(), nn.Flatten(), nn.Linear(30, 3)).double()
+    case = Case(model, torch.randn(BATCH, 5, 4).double(), torch.randint(3, (BATCH,)))
+    assert names(case) == ["0.embed", "0.other", "1.inner", "3"]
+
+
 def test_a_model_with_a_temperature_has_its_top_at_the_last_layer():
     class Root(nn.Module):
         def __init__(self):
