@@ -64,3 +64,13 @@ def test_orthonormal_rows_say_what_was_left(lapack: bool) -> None:
     for a, found in zip(R, left[..., 0], strict=True):
         residual = torch.stack([a[j] - a[j] @ torch.linalg.pinv(a[:j]) @ a[:j] for j in range(3)])
         torch.testing.assert_close(found, residual.norm(dim=-1) / a.norm(dim=-1).max())
+
+
+def test_one_pass_keeps_what_it_finds_dependent() -> None:
+    """The product that follows can tell it apart, as the next pass does here."""
+    R = torch.eye(4, dtype=torch.float64)[None, :3].repeat(1, 1, 5)
+    R[0, 2] = R[0, 1] + 1e-9 * torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rough, rows = (cholesky_qr_rows(R, 1e-13, passes)[0][0] for passes in (1, 3))
+    assert 0 < rough[2].norm() < 1e-7
+    assert rows[2].norm() == pytest.approx(1)
+    torch.testing.assert_close(rough[:2], rows[:2])

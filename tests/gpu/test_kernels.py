@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gradguess.backends import kernels
 from gradguess.backends.attention import attention_tangent, in_blocks
 from gradguess.backends.cholesky import GramRoot, semidefinite_cholesky
-from gradguess.backends.elementwise import cross_entropy, weigh
+from gradguess.backends.elementwise import cross_entropy
 from gradguess.backends.orthonormal import orthonormal_columns
 from gradguess.backends.streams import side_by_side
 from gradguess.layers.tangents import TangentRules
@@ -61,11 +61,6 @@ def test_orthonormal_columns(d: int, k: int):
     expected = orthonormal_columns(A)
     assert relative(Q, expected) < 1e-3
     assert float((eye - torch.diag_embed(eye.diagonal(dim1=-2, dim2=-1))).abs().max()) < 1e-4
-
-
-def test_weighing():
-    y, c = noise(64, 33), noise(64, seed=1)
-    assert relative(weigh(y.float().cuda(), c.float().cuda(), 0.25), y * c[:, None] * 0.25) < 1e-6
 
 
 @pytest.mark.parametrize("classes", [2, 10, 1000])

@@ -215,3 +215,21 @@ def test_what_is_not_followed_cannot_be_recorded(k: int, warm: int, monkeypatch:
 def test_without_a_basis_to_follow_it_is_found(warm: Tensor | None) -> None:
     A = torch.randn(60, 40, generator=torch.Generator().manual_seed(5), dtype=F64)
     torch.testing.assert_close(projector(followed_basis(A, 4, warm)), top_projector(A, 4))
+
+
+@pytest.mark.parametrize("shape", [(60, 40), (40, 60)], ids=["tall", "wide"])
+@pytest.mark.parametrize("short", [0, subspaces.SHORT], ids=["by products", "by a Gram matrix"])
+@pytest.mark.parametrize("device", ["lapack", "cholesky"])
+def test_a_basis_is_followed_by_three_iterations(shape, short, device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slow twin multiplies by `AᵀA` and orthonormalises by Gram–Schmidt, three times."""
+    generator = torch.Generator().manual_seed(6)
+    A = torch.randn(*shape, generator=generator, dtype=F64)
+    warm = torch.linalg.qr(torch.randn(shape[1], 4, generator=generator, dtype=F64))[0]
+    expected = warm
+    for _ in range(3):
+        Q, R = torch.linalg.qr(A.t() @ A @ expected)
+        expected = Q * R.diagonal().sign()
+    monkeypatch.setattr(subspaces, "SHORT", short)
+    if device == "cholesky":  # as on a GPU
+        monkeypatch.setattr("gradguess.backends.orthonormal.tracing", lambda: True)
+    torch.testing.assert_close(followed_basis(A, 4, warm), expected, rtol=1e-9, atol=1e-10)

@@ -31,11 +31,11 @@ def small_step(seed: int = 0) -> list[Tensor]:
 def test_a_step_on_the_path_of_a_gpu_is_that_of_a_cpu(monkeypatch):
     used = []
     plain = small_step()
-    for name in ("solve", "weigh", "cross_entropy"):
+    for name in ("solve", "cross_entropy"):
         real = getattr(kernels, name)
         monkeypatch.setattr(kernels, name, lambda *args, _n=name, _f=real: used.append(_n) or _f(*args))
     monkeypatch.setattr(kernels, "usable", lambda t, k=1: t.dtype == torch.float32 and k <= kernels.LARGEST)
     monkeypatch.setattr(cholesky, "SMALL", 0)  # not the factorisation of a CPU
     for a, b in zip(plain, small_step(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-    assert set(used) == {"solve", "weigh", "cross_entropy"}
+    assert set(used) == {"solve", "cross_entropy"}

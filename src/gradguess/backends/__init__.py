@@ -10,7 +10,7 @@ every device; only its speed, and its accuracy within the stated bounds, depend 
 | `orthonormal` | orthonormal bases of batched columns or rows |
 | `eigh` | eigenvalues and eigenvectors |
 | `attention` | the tangent of attention |
-| `elementwise` | weighing directions, cross entropy with its derivative |
+| `elementwise` | cross entropy with its derivative |
 | `streams` | independent jobs next to each other |
 | `cuda_graphs` | steps recorded once and replayed |
 | `policy` | what other code is told about a device |

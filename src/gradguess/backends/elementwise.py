@@ -8,13 +8,6 @@ from torch import Tensor
 from gradguess.backends import kernels
 
 
-def weigh(y: Tensor, c: Tensor, share: float = 1.0) -> Tensor:
-    """`share c_b y_b` for every row, written to `y`: `y` (batch, n), `c` (batch,); returns `y`."""
-    if y.is_contiguous() and c.dtype == y.dtype and kernels.usable(y):
-        return kernels.weigh(y, c, share)
-    return y.mul_((c if share == 1 else c * share)[:, None])
-
-
 def cross_entropy(x: Tensor, t: Tensor, target: Tensor, ignored: int) -> tuple[Tensor, Tensor] | None:
     """Every row's cross entropy and its derivative along `t`, in one kernel; None where the device has none.
 

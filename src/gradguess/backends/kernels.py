@@ -20,7 +20,6 @@ from torch import Tensor
 from gradguess.backends.tracing import tracing
 
 LARGEST = 32  # k; a larger matrix does not fit into the registers of a warp
-WIDE = 1024  # numbers that one program of an elementwise kernel works on
 CLASSES = 4096  # the most for which a cross entropy is one kernel
 HALF = (torch.float16, torch.bfloat16)
 HEAD = 128  # the largest head of attention
@@ -69,25 +68,19 @@ def tolerance(k: int) -> float:
     return 100 * k * torch.finfo(torch.float32).eps
 
 
-def orthonormal_rows(R: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
-    """Rows (B, k, d) orthonormalised by three passes of Cholesky QR, and what was left of each (`orthonormal`).
+def orthonormal_rows(R: Tensor, rtol: float, passes: int = 3) -> tuple[Tensor, Tensor]:
+    """Rows (B, k, d) orthonormalised by `passes` of Cholesky QR, and what was left of each (`orthonormal`).
 
     A pass is two products and one small kernel, which works out the inverse factor of the Gram matrix of the rows.
     """
     k = R.shape[-2]
     left = R.new_empty(R.shape[:-1])
-    for i in range(3):
+    for i in range(passes):
         C = R @ R.mT
         M = torch.empty_like(C)
         _jit().whiten[(len(C),)](C, left, M, rtol, tolerance(k), i == 0, i == 2, k, _padded(k), num_warps=1)
         R = M @ R
     return R, left[..., None]
-
-
-def weigh(y: Tensor, c: Tensor, share: float) -> Tensor:
-    """`share c_b y_b` for every row, in place: `y` (batch, n), contiguous, `c` (batch,)."""
-    _jit().weigh[(-(-y.numel() // WIDE),)](y, c.contiguous(), share, y.numel(), y.shape[1], WIDE)
-    return y
 
 
 def cross_entropy(x: Tensor, t: Tensor, target: Tensor, ignored: int) -> tuple[Tensor, Tensor]:

@@ -100,13 +100,6 @@ def solve(C, z, w, batch, tolerance, n: tl.constexpr, k: tl.constexpr, K: tl.con
 
 
 @triton.jit
-def weigh(y, c, share, size, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    weight = tl.load(c + at // n, mask=at < size, other=0.0) * share
-    tl.store(y + at, tl.load(y + at, mask=at < size, other=0.0) * weight, mask=at < size)
-
-
-@triton.jit
 def cross_entropy(  # type: ignore[no-untyped-def]
     x, t, target, loss, moved, ignored, rows, n: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr
 ):

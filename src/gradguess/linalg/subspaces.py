@@ -12,6 +12,7 @@ from gradguess.backends.cuda_graphs import CannotRecord, recording
 
 BLOCK = 2**22  # numbers that are converted at once
 WARM = 3  # subspace iterations that bring a basis up to date
+SHORT = 256  # up to this size of the shorter side they use a Gram matrix
 
 
 def top_right_singular_vectors(A: Tensor, k: int) -> Tensor:
@@ -63,9 +64,10 @@ def _in_float64(A: Tensor, scale: Tensor) -> Iterator[Tensor]:
 def followed_basis(A: Tensor, k: int, warm: Tensor | None) -> Tensor:
     """`top_right_singular_vectors`, or the span of an earlier basis brought up to date by three subspace iterations.
 
-    They do not wait for the device, and only the span is found: there is no Rayleigh–Ritz step. An earlier basis that
-    lacks directions, or is half as large as the matrix, is not followed: weak directions would be lost, and no time
-    gained. Only a basis that is followed can be recorded; while a graph is recorded it lacks nothing.
+    That is the span of `(AᵀA)³ V`, found along the shorter side of `A`: as `Aᵀ (AAᵀ)² A V` where it has few rows. They
+    do not wait for the device, and there is no Rayleigh–Ritz step. An earlier basis that lacks directions, or is half
+    as large as the matrix, is not followed: weak directions would be lost, and no time gained. Only a basis that is
+    followed can be recorded; while a graph is recorded it lacks nothing.
 
     Args:
         A: (m, d).
@@ -79,9 +81,17 @@ def followed_basis(A: Tensor, k: int, warm: Tensor | None) -> Tensor:
         if recording():
             raise CannotRecord
         return top_right_singular_vectors(A, k)
-    for _ in range(WARM):
-        warm = orthonormal_columns(A.t() @ (A @ warm))
-    return warm
+    wide = len(A) < A.shape[1]
+    short = A if wide else A.mT
+    gram = short @ short.mT if len(short) <= SHORT else None
+
+    def product(rows: Tensor) -> Tensor:
+        return rows @ short @ short.mT if gram is None else rows @ gram
+
+    rows = warm.mT @ A.mT if wide else warm.mT
+    for _ in range(WARM - 1):
+        rows = orthonormal_rows(product(rows)[None], rough=True)[0][0]
+    return orthonormal_rows((rows @ A if wide else product(rows))[None])[0][0].mT
 
 
 def is_full(V: Tensor) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradguess.backends import elementwise
 from gradguess.model.site import Site
 from gradguess.step.base import Step
 from gradguess.step.draw import Drawing
@@ -74,8 +73,6 @@ class Measurement:
         details, `y`, (tangents, *shape of the output), is not needed any more and is overwritten.
         """
         c, own = self.of(site).to(y.dtype), not step.detail
-        if own and y.shape[0] == 1 and y.dim() == 3 and site.batch_dim == 0 and step.options.coupling == "sample":
-            return elementwise.weigh(y[0], c[0], share)  # one kernel on a GPU
         shape = [1] * (y.dim() - 1)
         if site.batch_dim is None:
             c = c.sum(1)
