@@ -183,7 +183,7 @@ def test_what_a_basis_lacks_is_not_recorded_over(columns, lacks, alone, monkeypa
         step(*data)
     basis = step.state.kept["0"]["basis"].copy_(torch.eye(8)[:, :columns])
     basis[:, -1] *= not lacks
-    step._lacking = None  # as after a search
+    step._full = None  # as after a search
     for kind in ("refresh", "step"):
         recorded: list[str] = []
         monkeypatch.setattr(step, "_capture", lambda *_, kind=kind, recorded=recorded: recorded.append(kind))
@@ -191,21 +191,30 @@ def test_what_a_basis_lacks_is_not_recorded_over(columns, lacks, alone, monkeypa
         assert bool(recorded) == (kind not in alone)
 
 
-def test_a_basis_is_looked_at_where_it_may_have_changed(monkeypatch):
-    """After a search, a load, and a step that ran by itself: that may have found new sites."""
+@pytest.mark.parametrize(("columns", "expected"), [(3, [4, 5, 8, 9]), (8, [2, 5, 7, 9])])
+def test_a_basis_is_looked_at_where_it_may_have_changed(columns, expected, monkeypatch):
+    """Before a search, and where it spans the whole space before any step, if since the last look there was a load, or
+    a step that ran by itself: that may have found new sites. After a search that was replayed, at once.
+    """
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 9))
-    step = captured(gg.ForwardGradient(model, gg.WPerp(k=3, refresh=4)), monkeypatch)
+    step = captured(gg.ForwardGradient(model, gg.WPerp(k=columns, refresh=4)), monkeypatch)
     monkeypatch.setattr(captured_step, "WARM_UP", 1)
     recording = SimpleNamespace(replay=lambda: torch.zeros(()))
     monkeypatch.setattr(step, "_capture", lambda x, t: captured_step._Captured(recording, x.clone(), t.clone()))
     looked = []
-    monkeypatch.setattr(captured_step, "is_full", lambda V: looked.append(step.forward.steps) or True)
+
+    class Full(dict):
+        def __init__(self, kept):
+            looked.append(step.forward.steps)
+            super().__init__(dict.fromkeys(kept, True))
+
+    monkeypatch.setattr(captured_step, "_Full", Full)
     data = torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0])
     for count in range(11):
         if count == 7:
             step.forward.load_state_dict(step.forward.state_dict())
         step(*data)
-    assert looked == [2, 5, 7, 9]  # steps 0, 1 and 4 run by themselves, 8 searches
+    assert looked == expected
 
 
 class Recorded(Exception):

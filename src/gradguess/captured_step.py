@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from gradguess.backends.cuda_graphs import CannotRecord, Recording, on_side_stream, require
+from gradguess.backends.cuda_graphs import CannotRecord, Coming, Recording, on_side_stream, require
 from gradguess.errors import InputError
 from gradguess.estimate import ForwardGradient
-from gradguess.linalg import is_full
 from gradguess.methods.compiled import Compiler
 from gradguess.model.task import LossFn
 from gradguess.step.base import Kept, State
@@ -30,6 +29,21 @@ class _Captured:
     recording: Recording[Tensor]
     inputs: Any
     targets: Any
+
+
+class _Full:
+    """Which bases have no empty column, by site. The device is asked at once, and waited for with the answer."""
+
+    def __init__(self, kept: Kept) -> None:
+        bases = {site: values["basis"] for site, values in kept.items() if "basis" in values}
+        self._columns = {site: V.shape[1] for site, V in bases.items()}
+        sizes = [torch.linalg.vector_norm(V, dtype=torch.float64) for V in bases.values()]
+        self._sizes = Coming(torch.stack(sizes)) if sizes else None
+
+    def __getitem__(self, site: str) -> bool:
+        assert self._sizes is not None
+        size = self._sizes.wait()[list(self._columns).index(site)]
+        return bool(size**2 > self._columns[site] - 0.5)  # its columns are orthonormal, or zero
 
 
 class CapturedStep:
@@ -66,7 +80,7 @@ class CapturedStep:
         self.captured: dict[Hashable, _Captured] = {}
         self.seen: dict[Hashable, int] = {}
         self.alone: set[Hashable] = set()  # what could not be recorded
-        self._lacking: list[Tensor] | None = None  # bases with empty columns; None where that must be looked up
+        self._full: _Full | None = None  # which bases have no empty column; None where that must be looked up
         self.state = forward.state  # its tensors are those that the recordings read and write
 
     def __call__(self, inputs: Any, targets: Any) -> Tensor:
@@ -78,18 +92,19 @@ class CapturedStep:
         """
         if self.forward.state is not self.state:  # a state was loaded
             self._settle(self.forward.state)
-            self._lacking = None
+            self._full = None
         kind = self.forward.plan.method.kind(self.forward.steps)
         captured = None if kind is None else self._recorded(kind, inputs, targets)
-        if kind == "refresh" or captured is None:
-            self._lacking = None
         if captured is None:
+            self._full = None
             return on_side_stream(lambda: self._step(inputs, targets))
         if kind == "refresh":
             self._seed_search()
         tree_map(_copy, (captured.inputs, captured.targets), (inputs, targets))
         loss = captured.recording.replay()
         self._settle(State(self.state.kept, self.state.learned, self.state.count + 1))
+        if kind == "refresh":
+            self._full = _Full(self.state.kept)  # while the device is busy
         return loss
 
     def _recorded(self, kind: str, inputs: Any, targets: Any) -> _Captured | None:
@@ -107,12 +122,13 @@ class CapturedStep:
 
     def _lacks(self, search: bool) -> bool:
         """Does a basis lack directions? A recording takes each to be full, where a step by itself looks: a search at
-        all of them, other steps at those that span the whole space. They are looked at when they may have changed.
+        all of them, other steps at those that span the whole space.
         """
-        if self._lacking is None:
-            found = [values["basis"] for values in self.state.kept.values() if "basis" in values]
-            self._lacking = [V for V in found if not is_full(V)]
-        return any(search or len(V) == V.shape[1] for V in self._lacking)
+        kept = self.state.kept.items()
+        asked = [site for site, V in kept if "basis" in V and (search or len(V["basis"]) == V["basis"].shape[1])]
+        if asked and self._full is None:
+            self._full = _Full(self.state.kept)
+        return self._full is not None and not all(map(self._full.__getitem__, asked))
 
     def _is_fragile(self, kind: str) -> bool:
         """Must this step run by itself? Unknown kernels, for which finite differences are, cannot be recorded. Nor can

@@ -67,6 +67,21 @@ class Recording(Generic[T]):
         return self._result
 
 
+class Coming:
+    """Numbers on their way to the host: they are sent at once, and waited for when they are asked for."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self._numbers = numbers.to("cpu", non_blocking=True)
+        self._there = torch.cuda.Event() if numbers.is_cuda else None
+        if self._there is not None:
+            self._there.record()
+
+    def wait(self) -> torch.Tensor:
+        if self._there is not None:
+            self._there.synchronize()
+        return self._numbers
+
+
 def on_side_stream(function: Callable[[], T]) -> T:
     """`function()` on a stream of its own, as a recording runs it; the current stream waits for it. Without CUDA, just
     called.
