@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from gradguess.backends import tracing
+from gradguess.backends import thin_products, tracing
 from gradguess.backends.rewriting import small_on
 from gradguess.backends.tracing import trace
 
@@ -19,6 +19,7 @@ B, k, T, C, H = 40, 3, 4, 24, 20
 @pytest.fixture(autouse=True)
 def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "small_on", lambda device: 0)
+    monkeypatch.setattr(thin_products, "SHORT", 0)
 
 
 def randn(*shape: int) -> Tensor:

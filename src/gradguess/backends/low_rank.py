@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gradguess.backends.rewriting import aten, before, call, dtype_of, is_tensor, shape_of
+from gradguess.backends.rewriting import aten, before, call, dtype_of, is_fine, is_tensor, shape_of, transposed
 
 Add = Callable[..., fx.Node]  # puts a node into the graph
 GAIN = 2  # a rank is low where it saves this much
@@ -81,7 +81,7 @@ def _low_rank(node: fx.Node, low: dict[fx.Node, _Product], small: int) -> _Produ
     if node.target is aten.mm.default:
         Z, R = given
         (batch, k), n = shape_of(Z), shape_of(R)[1]
-        return _Product(Z, R, small) if 0 < GAIN * k <= min(batch, n) and _is_fine(dtype_of(Z)) else None
+        return _Product(Z, R, small) if 0 < GAIN * k <= min(batch, n) and is_fine(dtype_of(Z)) else None
     if (below := before(node)) is not None:
         return low.get(below) if dtype_of(below) == dtype_of(node) else None
     if node.target is aten.mul.Tensor:
@@ -89,11 +89,6 @@ def _low_rank(node: fx.Node, low: dict[fx.Node, _Product], small: int) -> _Produ
             if (known := low.get(product)) is not None and _is_per_sample(scale, product, known.batch):
                 return replace(known, scales=(*known.scales, scale))
     return None
-
-
-def _is_fine(dtype: torch.dtype) -> bool:
-    """Does another order of products change no more than the last digits? Half precision would show it."""
-    return dtype in (torch.float32, torch.float64)
 
 
 def _is_per_sample(scale: Any, product: Any, batch: int) -> bool:
@@ -112,7 +107,7 @@ def _mm(add: Add, node: fx.Node, low: dict[fx.Node, _Product]) -> None:
     """`Y M`, `Yᵀ H` and `Hᵀ Y`."""
     given: Any = node.args
     left, right = given
-    turned, work = _transposed(left), shape_of(left).numel() * shape_of(right)[1]
+    turned, work = transposed(left), shape_of(left).numel() * shape_of(right)[1]
     if (Y := low.get(left)) is not None:
         inner, n = shape_of(right)
         if Y.in_rows_of(inner) and Y.pays(inner, work):
@@ -130,12 +125,6 @@ def _mm(add: Add, node: fx.Node, low: dict[fx.Node, _Product]) -> None:
         if Y.in_rows_of(width) and Y.pays(width, work):
             rows, sums = _outer(add, Y, turned, width)
             node.replace_all_uses_with(add(aten.mm.default, add(aten.t.default, sums), rows))
-
-
-def _transposed(node: fx.Node) -> fx.Node | None:
-    below = node.args[0] if node.target is aten.t.default else None
-    assert below is None or isinstance(below, fx.Node)
-    return below
 
 
 def _outer(add: Add, Y: _Product, H: fx.Node, width: int) -> tuple[fx.Node, fx.Node]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gradguess.backends.rewriting import aten, before, call, dtype_of, is_tensor, shape_of
+from gradguess.backends.rewriting import aten, before, call, dtype_of, is_tensor, shape_of, transposed
 
 
 def without_products(graph: fx.GraphModule, small: int) -> fx.GraphModule:
@@ -86,21 +86,12 @@ def _gradient_of_weight(product: fx.Node, mean: Any) -> fx.Node | None:
     delta = product.args[0]
     assert isinstance(delta, fx.Node)
     norm = mean.args[0] if mean.target is getitem else None
-    for user in delta.users:
-        outers = user.users if user.target is aten.t.default else [user]
-        for outer in outers:
-            if outer.target is not aten.mm.default:
-                continue
+    for outer in [outer for user in delta.users for outer in (user, *user.users)]:
+        if outer.target is aten.mm.default:
             sides: Any = outer.args
             left, right = sides
-            if left is user and left is not delta:
-                y = right
-            elif right is delta and left.target is aten.t.default:
-                y = left.args[0]
-            else:
-                continue
-            found = _uncast(y)
-            if found.target is getitem and found.args == (norm, 0):
+            y = right if transposed(left) is delta else transposed(left) if right is delta else None
+            if y is not None and (found := _uncast(y)).target is getitem and found.args == (norm, 0):
                 return outer
     return None
 

@@ -43,6 +43,11 @@ def dtype_of(node: Any) -> torch.dtype:
     return dtype
 
 
+def is_fine(dtype: torch.dtype) -> bool:
+    """Does another order of sums change no more than the last digits? Half precision would show it."""
+    return dtype in (torch.float32, torch.float64)
+
+
 def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """A new node, with the shape of what it makes."""
     node = graph.call_function(target, args, kwargs)
@@ -74,3 +79,9 @@ def before(node: Any) -> fx.Node | None:
     else:
         return None
     return below if is_tensor(below) and shape_of(below).numel() == shape_of(node).numel() else None
+
+
+def transposed(node: Any) -> fx.Node | None:
+    """What `node` is the transpose of; None where it is none."""
+    below: fx.Node | None = node.args[0] if node.target is aten.t.default else None
+    return below

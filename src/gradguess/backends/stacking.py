@@ -12,6 +12,8 @@ import torch
 from torch import fx
 from torch.fx.passes.tools_common import legalize_graph
 
+from gradguess.backends.rewriting import shape_of
+
 _MM, _ADDMM = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
 _CONVOLUTION = torch.ops.aten.convolution.default
 LARGE = 2**20  # numbers
@@ -48,7 +50,7 @@ def _matrix(node: fx.Node) -> Hashable | None:
     """By what the products that can be stacked agree: the matrix, and the shape of what it is multiplied with."""
     if node.target is _MM:
         rest: tuple[object, ...] = node.args[1:]
-    elif node.target is _ADDMM and not node.kwargs and _is_row(_shape(node.args[0]), _shape(node)[-1]):
+    elif node.target is _ADDMM and not node.kwargs and _is_row(shape_of(node.args[0]), shape_of(node)[-1]):
         rest = node.args[2:]
     elif node.target is _CONVOLUTION and not node.args[6]:  # not transposed
         rest = (node.args[1], *map(str, node.args[3:]))
@@ -71,12 +73,6 @@ def _bias(node: fx.Node) -> fx.Node | None:
     bias = node.args[0] if node.target is _ADDMM else node.args[2] if node.target is _CONVOLUTION else None
     assert bias is None or isinstance(bias, fx.Node)
     return bias
-
-
-def _shape(node: object) -> torch.Size:
-    assert isinstance(node, fx.Node)
-    shape: torch.Size = node.meta["tensor_meta"].shape
-    return shape
 
 
 def _is_row(shape: torch.Size, n: int) -> bool:
@@ -109,11 +105,11 @@ def _stack(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
             product = call(_CONVOLUTION, (rows, nodes[0].args[1], None, *nodes[0].args[3:]))
         else:
             product = call(_MM, (rows, nodes[0].args[-1]))
-        size = _shape(_rows(nodes[0]))[0]
+        size = shape_of(_rows(nodes[0]))[0]
         for i, node in enumerate(nodes):
             found = call(torch.ops.aten.slice.Tensor, (product, 0, i * size, (i + 1) * size))
             if (bias := _bias(node)) is not None:
-                sides = len(_shape(node)) - 2
+                sides = len(shape_of(node)) - 2
                 shaped = call(torch.ops.aten.view.default, (bias, [-1] + [1] * sides))
                 found = call(torch.ops.aten.add.Tensor, (found, shaped))
             found.meta = dict(node.meta)

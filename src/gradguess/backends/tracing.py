@@ -25,6 +25,7 @@ from gradguess.backends.norm_gradients import without_products
 from gradguess.backends.policy import full_precision
 from gradguess.backends.rewriting import described, small_on
 from gradguess.backends.stacking import stacked
+from gradguess.backends.thin_products import written_out
 from gradguess.errors import GradguessError
 
 Graph = Callable[..., Sequence[Tensor]]
@@ -235,7 +236,8 @@ def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModul
     merged = fx.GraphModule(pure, fx_graph_cse(pure.graph))
     merged.graph.eliminate_dead_code()
     small = small_on(arguments[0].device)
-    return stacked(in_cheaper_order(without_products(described(merged), small), small))
+    cheaper = in_cheaper_order(without_products(described(merged), small), small)
+    return stacked(written_out(cheaper, small))
 
 
 def _watched(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
@@ -255,14 +257,16 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
-    """The graph as fused kernels. It is run once, since that is when it is compiled. Its casts are in it already."""
-    fused: Graph = torch.compile(graph, fullgraph=True, dynamic=False)
+    """The graph as fused kernels. Its casts are in it already; it is run once, so that nothing is left for later."""
     try:
+        from torch import _inductor  # it brings sympy. `torch.compile` would trace the graph again, and check it
+
         with torch.no_grad(), full_precision(arguments[0].device), warnings.catch_warnings(), _tiles_or_not():
             warnings.simplefilter("ignore")  # the compiler's own
+            fused: Graph = _inductor.compile(graph, list(arguments))
             fused(*arguments)
     except Exception as error:  # no compiler on this machine, for instance
-        raise NotTraceable(f"torch.compile: {str(error).splitlines()[0][:200]}") from error
+        raise NotTraceable(f"TorchInductor: {str(error).splitlines()[0][:200]}") from error
     return fused
 
 

@@ -15,7 +15,8 @@ Factor = list[list[Tensor]]  # the lower triangle, each entry for all matrices, 
 def outer_products(V: Tensor) -> Tensor:
     """The lower triangles of `v vᵀ` for every row `v` of `V` (d, k), row by row: (k (k + 1) / 2, d)."""
     columns = V.t()
-    return torch.cat([columns[i : i + 1] * columns[: i + 1] for i in range(len(columns))])
+    i, j = torch.tril_indices(len(columns), len(columns), device=V.device)
+    return columns[i] * columns[j]
 
 
 def cholesky(packed: Sequence[Tensor]) -> tuple[Factor, list[Tensor]]:
