@@ -142,7 +142,8 @@ def test_recurrent_layers_for_which_the_cpu_has_a_kernel_are_compiled(graphs_alo
     model, x, t = Recurrent(), torch.randn(6, 4, 5), torch.randint(0, 5, (6,))
     plain, graph = (trained(model, gg.Students(), x, t, sites=2, compile=on) for on in (False, True))
     for name, value in plain.items():
-        torch.testing.assert_close(graph[name], value, rtol=1e-4, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}")
+        near = 1e-4 if "learned" in name else 1e-6  # Adam divides small gradients by their size, rounding by rounding
+        torch.testing.assert_close(graph[name], value, rtol=1e-4, atol=near, msg=lambda text, n=name: f"{n}: {text}")
 
 
 def test_whatever_fails_in_a_trace_leaves_the_step_uncompiled(graphs_alone, monkeypatch):

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch._inductor as inductor
 from torch import Tensor, nn
 
 import gradguess as gg
@@ -58,7 +59,7 @@ def found(
 def codes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The code of what is compiled, which here runs as it was traced."""
     found: list[str] = []
-    monkeypatch.setattr(torch, "compile", lambda module, **options: (found.append(module.code), module)[1])
+    monkeypatch.setattr(inductor, "compile", lambda module, arguments: (found.append(module.code), module)[1])
     return found
 
 
@@ -148,12 +149,12 @@ def test_pieces_that_do_not_compile_are_named(small: list[str], monkeypatch: pyt
     def broken(*arguments: Tensor):
         raise RuntimeError("no compiler")
 
-    compile = torch.compile
+    compile = inductor.compile
     monkeypatch.setattr(
-        torch, "compile", lambda module, **options: broken if "x0" in module.code else compile(module, **options)
+        inductor, "compile", lambda module, given: broken if "x0" in module.code else compile(module, given)
     )
     plain, _ = found(network(), compile=False)
-    with pytest.warns(UserWarning, match="searches for bases run uncompiled: torch.compile: no compiler"):
+    with pytest.warns(UserWarning, match="searches for bases run uncompiled: TorchInductor: no compiler"):
         other, forward = found(network(), compile=True)
     assert forward.plan.runner._graphs
     assert_same(plain, other)

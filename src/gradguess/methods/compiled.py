@@ -58,8 +58,7 @@ class Compiler(Runner):
             return method.run(step)
         try:
             options = step.detail, step.share, step.last, step.options
-            state = step.state.kept, step.state.learned
-            key = (kind, options, signature(step.task, step.layout, state))
+            key = (kind, options, signature(step.task, step.layout, step.state.kept, step.state.learned))
         except NotTraceable as reason:
             self._refuse(f"{reason}")
             return method.run(step)
@@ -203,7 +202,7 @@ class _CompiledStep:
         with torch.no_grad(), full_precision(step.noise.generator.device):
             found = self.graph(*given)
         loss, losses, jvp, directions, site_grads, grads, buffers, kept, learned = tree_unflatten(list(found), self.out)
-        for name, buffer in step.task.model.named_buffers():
+        for name, buffer in step.layout.members.buffers().items():
             if name in buffers:
                 buffer.copy_(buffers[name])
         estimate = Estimate(loss, grads, jvp, directions, site_grads, losses=losses)
@@ -213,7 +212,7 @@ class _CompiledStep:
         """All that a step reads, in the order of the graph's arguments."""
         return (
             {name: p.detach() for name, p in step.layout.members.parameters.items()},
-            {name: b.detach() for name, b in step.task.model.named_buffers()},
+            {name: b.detach() for name, b in step.layout.members.buffers().items()},
             (step.task.inputs, step.task.targets),
             [getattr(step.noise, name)(*how) for name, how in self.draws.noise],
             self.draws.masks.again(),

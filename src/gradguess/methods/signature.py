@@ -7,15 +7,17 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from gradguess.backends.tracing import NotTraceable
 from gradguess.model.site import Layout
 from gradguess.model.task import Task
+from gradguess.step.base import Kept
 
 PLAIN = (bool, int, float, str, bytes, type(None))
 HELD = (*PLAIN, Tensor, FunctionType, BuiltinFunctionType, list, tuple)
+PYTORCHS = frozenset(vars(nn.Module())) - {"training"}  # what every module has, hooks for instance: the layout knows it
 
 
 class _Same:
@@ -31,19 +33,23 @@ class _Same:
         return id(self.thing)
 
 
-def signature(task: Task, layout: Layout, state: Any) -> Hashable:
-    """What a step depends on: loss, targets and state (a nest of tensors) besides the model."""
+def signature(task: Task, layout: Layout, *state: Kept) -> Hashable:
+    """What a step depends on: loss, targets and state besides the model."""
     loss_fn = task.loss_fn
-    leaves, spec = tree_flatten((task.targets, state))
+    leaves, spec = tree_flatten(task.targets)
     closure = {str(i): cell.cell_contents for i, cell in enumerate(getattr(loss_fn, "__closure__", None) or ())}
     losses = _Same(loss_fn), _numbers(getattr(loss_fn, "__dict__", {})), _numbers(closure)
-    return losses, str(spec), tuple(map(_leaf, leaves)), model_signature(task, layout)
+    kept = tuple(
+        tuple((site, name, _leaf(value)) for site, values in part.items() for name, value in values.items())
+        for part in state
+    )
+    return losses, str(spec), tuple(map(_leaf, leaves)), kept, model_signature(task, layout)
 
 
 def model_signature(task: Task, layout: Layout) -> Hashable:
     """What the outputs depend on: layout (training mode, hooks), shapes, dtypes, autocast, and plain numbers."""
     leaves, spec = tree_flatten(task.inputs)
-    own = (*layout.members.parameters.values(), *task.model.buffers())
+    own = (*layout.members.parameters.values(), *layout.members.buffers().values())
     kinds = tuple((t.shape, t.dtype, t.device) for t in own)
     devices = dict.fromkeys(t.device.type for t in own)
     autocast = tuple(torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in devices)
@@ -67,7 +73,7 @@ def _numbers(attributes: Any) -> Hashable:
     return tuple(
         (name, value if isinstance(value, PLAIN) else _plain(value))
         for name, value in attributes.items()
-        if isinstance(value, HELD) or (isinstance(value, dict) and not name.startswith("_"))
+        if name not in PYTORCHS and (isinstance(value, HELD) or (isinstance(value, dict) and not name.startswith("_")))
     )
 
 

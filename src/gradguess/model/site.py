@@ -99,6 +99,10 @@ class Members:
             if p is not None
         ]
 
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers as they are now, without a walk where there are none."""
+        return dict(self.model.named_buffers()) if any(module._buffers for module, _ in self.modules) else {}
+
     def current(self) -> bool:
         """Are layers, hooks, training mode, parameters and what is frozen still the same?"""
         return (
