@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,8 +56,8 @@ class Trial:
             lowest: the parameters of the lowest site.
         """
         if self.candidate.method is not None:
-            options: Any = {"sites": self.sites, "top": self.candidate.top, "seed": self.seed}
-            self.forward = ForwardGradient(self.task.model, self.candidate.method, **options)
+            model, method, top = self.task.model, self.candidate.method, self.candidate.top
+            self.forward = ForwardGradient(model, method, sites=self.sites, top=top, seed=self.seed)
         self.step()
         self._rewind(search=True)
         kept = self._kept()
