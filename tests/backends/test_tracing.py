@@ -62,3 +62,19 @@ def test_what_depends_on_the_arguments_is_not_looked_at_where_steady_numbers_lay
 
     with pytest.raises(tracing.NotTraceable, match="looks at numbers"):
         tracing.trace(step, [torch.randn(100, dtype=torch.float64)])
+
+
+def test_what_was_compiled_is_found_again():
+    """PyTorch keeps compiled graphs on disk, where it knows all that they depend on."""
+    from torch._dynamo.utils import counters
+    from torch._inductor.utils import fresh_cache
+
+    x = torch.randn(7)
+    with fresh_cache():
+        for kept in ("fxgraph_cache_miss", "fxgraph_cache_hit"):
+            torch.compiler.reset()
+            before = counters["inductor"].copy()
+            graph = tracing.compiled(tracing.trace(long_twin, [x]), [x])
+            torch.testing.assert_close(graph(x)[0], long_twin(x)[0])
+            found = {name for name, count in counters["inductor"].items() if count > before[name] and "fxgraph" in name}
+            assert found == {kept}
