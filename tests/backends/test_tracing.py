@@ -64,6 +64,16 @@ def test_what_depends_on_the_arguments_is_not_looked_at_where_steady_numbers_lay
         tracing.trace(step, [torch.randn(100, dtype=torch.float64)])
 
 
+def test_an_error_without_words_has_a_name(monkeypatch: pytest.MonkeyPatch):
+    def broken(graph: object, arguments: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("torch._inductor.compile", broken)
+    x = torch.randn(7)
+    with pytest.raises(tracing.NotTraceable, match="TorchInductor: AssertionError"):
+        tracing.compiled(tracing.trace(long_twin, [x]), [x])
+
+
 def test_what_was_compiled_is_found_again():
     """PyTorch keeps compiled graphs on disk, where it knows all that they depend on."""
     from torch._dynamo.utils import counters

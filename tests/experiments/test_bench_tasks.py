@@ -21,6 +21,7 @@ from gradguess.experiments.real import STUDIED, TASKS
 from gradguess.experiments.tables.bench import bench_figures, bench_tables
 from gradguess.experiments.tables.compiled import memory_matrix, times_matrix
 from gradguess.methods import compiled
+from traced_graphs import as_compiled
 
 pytest.importorskip("mnist1d")
 SMALL = TrainConfig(model="residual", data="mnist1d", width=8, depth=2, batch=16)
@@ -36,7 +37,7 @@ def small(monkeypatch):
 @pytest.fixture
 def graphs_alone(monkeypatch):
     """Nothing is compiled in this process: graphs run as they are."""
-    monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: graph)
+    monkeypatch.setattr(compiled, "compiled", as_compiled)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
 
 

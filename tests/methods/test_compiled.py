@@ -18,6 +18,7 @@ import gradguess as gg
 from gradguess.backends import stacking, tracing
 from gradguess.methods import compiled
 from models import ZOO, make
+from traced_graphs import as_compiled
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 METHODS = {
@@ -38,7 +39,7 @@ METHODS = {
 @pytest.fixture
 def graphs_alone(monkeypatch):
     """The traced graph is run as it is."""
-    monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: graph)
+    monkeypatch.setattr(compiled, "compiled", as_compiled)
 
 
 class Attention(nn.Module):
@@ -406,6 +407,10 @@ def test_strides_and_dtypes_are_looked_at(graphs_alone):
     forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
     for batch in (x, x, x, torch.randn(8, 4, 3).mT, torch.randn(8, 4, 3).mT):
         forward(LOSS, batch, t)
+    model[1].weight.data = model[1].weight.data.t().contiguous().t()
+    for _ in range(3):
+        forward(LOSS, x, t)
+    assert len(forward.plan.runner._graphs) == 3
     model.double()
     for _ in range(3):
         loss = forward(LOSS, x.double(), t)
@@ -610,6 +615,21 @@ def test_what_changes_from_step_to_step(between, method, refused, graphs_alone):
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
     assert len(said) == (refused is not None)
     assert refused is None or refused in said[0]
+
+
+def test_a_backward_hook_that_comes_later_is_seen(graphs_alone):
+    found = []
+    for compile in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+        forward = gg.ForwardGradient(model, gg.Backprop(), compile=compile)
+        for step in range(6):
+            if step in (3, 5):
+                model[1].register_full_backward_hook(lambda module, below, above: (3 * below[0],))
+            model.zero_grad()
+            forward(LOSS, torch.ones(5, 6, dtype=torch.float64), torch.arange(5) % 4)
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_a_trace_keeps_nothing_of_the_step_that_it_followed(graphs_alone):

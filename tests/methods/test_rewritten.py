@@ -12,11 +12,12 @@ import gradguess as gg
 from gradguess.backends import tracing
 from gradguess.methods import compiled
 from rewritten_networks import METHODS, assert_same, gradients, networks, of_method
+from traced_graphs import as_compiled
 
 
 @pytest.fixture(autouse=True)
 def _all_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: graph)
+    monkeypatch.setattr(compiled, "compiled", as_compiled)
     monkeypatch.setattr(tracing, "small_on", lambda device: 0)
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 import torch
 import torch._inductor as inductor
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import gradguess as gg
+from gradguess.backends.tracing import Graph
 from gradguess.model.task import Task
 from gradguess.passes import compiled_pieces
 from gradguess.step import refresh
+from traced_graphs import as_compiled
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -59,7 +62,12 @@ def found(
 def codes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The code of what is compiled, which here runs as it was traced."""
     found: list[str] = []
-    monkeypatch.setattr(inductor, "compile", lambda module, arguments: (found.append(module.code), module)[1])
+
+    def compile(module: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
+        found.append(module.code)
+        return as_compiled(module, arguments)
+
+    monkeypatch.setattr(inductor, "compile", compile)
     return found
 
 
@@ -361,6 +369,28 @@ def test_sites_that_are_not_contiguous(small: list[str]):
         ends.append(forward.state_dict())
     assert any(forward.plan.runner._pieces.values())
     assert_same(*ends)
+
+
+class Heads(nn.Module):
+    """Attention with its heads still apart: PyTorch's kernels lay them out as no formula does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.layer(x).unflatten(-1, (3, 2, 4)).transpose(1, 3).unbind(2)
+        return nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+def test_a_site_that_a_kernel_lays_out(small: list[str]):
+    torch.manual_seed(0)
+    layers = [nn.Unflatten(1, (5, 1)), nn.Linear(1, 8), Heads(), nn.LayerNorm(4), nn.Flatten(), nn.Linear(40, 3)]
+    model = nn.Sequential(*layers).double()
+    plain, _ = found(model, compile=False, sites=list("1235"))
+    other, forward = found(model, compile=True, sites=list("1235"))
+    assert any(forward.plan.runner._pieces.values())
+    assert_same(plain, other)
 
 
 def test_layers_of_many_widths(small: list[str]):

@@ -23,6 +23,7 @@ LARGEST = 32  # k; a larger matrix does not fit into the registers of a warp
 CLASSES = 4096  # the most for which a cross entropy is one kernel
 HALF = (torch.float16, torch.bfloat16)
 HEAD = 128  # the largest head of attention
+PASSES = 3  # of Cholesky QR, until rows are orthonormal
 # By head size: queries and keys of a block of attention, warps, stages. What a warp holds fits into its registers.
 TILES = {16: (128, 64, 8, 3), 32: (64, 64, 4, 3), 64: (64, 64, 4, 2), 128: (128, 32, 8, 2)}
 
@@ -68,7 +69,7 @@ def tolerance(k: int) -> float:
     return 100 * k * torch.finfo(torch.float32).eps
 
 
-def orthonormal_rows(R: Tensor, rtol: float, passes: int = 3) -> tuple[Tensor, Tensor]:
+def orthonormal_rows(R: Tensor, rtol: float, passes: int = PASSES) -> tuple[Tensor, Tensor]:
     """Rows (B, k, d) orthonormalised by `passes` of Cholesky QR, and what was left of each (`orthonormal`).
 
     A pass is two products and one small kernel, which works out the inverse factor of the Gram matrix of the rows.
@@ -78,7 +79,7 @@ def orthonormal_rows(R: Tensor, rtol: float, passes: int = 3) -> tuple[Tensor, T
     for i in range(passes):
         C = R @ R.mT
         M = torch.empty_like(C)
-        _jit().whiten[(len(C),)](C, left, M, rtol, tolerance(k), i == 0, i == 2, k, _padded(k), num_warps=1)
+        _jit().whiten[(len(C),)](C, left, M, rtol, tolerance(k), i == 0, i == PASSES - 1, k, _padded(k), num_warps=1)
         R = M @ R
     return R, left[..., None]
 

@@ -10,10 +10,8 @@ from gradguess.backends.cholesky import semidefinite_cholesky
 from gradguess.backends.elementwise import positive
 from gradguess.backends.tracing import tracing
 
-PASSES = 3  # of Cholesky QR
 
-
-def orthonormal_columns(A: Tensor, rough: bool = False) -> Tensor:
+def orthonormal_columns(A: Tensor) -> Tensor:
     """Orthonormal bases of the column spans, in Gram–Schmidt order; zero columns where a column is dependent.
 
     `QᵀA` is upper triangular with a positive diagonal, so that Gaussian columns give Haar-distributed ones. A
@@ -27,14 +25,13 @@ def orthonormal_columns(A: Tensor, rough: bool = False) -> Tensor:
 
     Args:
         A: (B, d, k) or (d, k); fastest where it is the transpose of a contiguous (B, k, d).
-        rough: one pass of Cholesky QR is enough, since the result will be multiplied and come again.
 
     Returns:
         Q, of the shape of `A`, the transpose of a contiguous tensor.
     """
     if A.ndim == 2:
-        return orthonormal_columns(A[None], rough)[0]
-    rows, _ = orthonormal_rows(A.mT.contiguous(), rough)
+        return orthonormal_columns(A[None])[0]
+    rows, _ = orthonormal_rows(A.mT.contiguous())
     return rows.mT
 
 
@@ -43,7 +40,7 @@ def orthonormal_rows(R: Tensor, rough: bool = False) -> tuple[Tensor, Tensor]:
 
     Args:
         R: (B, k, d).
-        rough: as there.
+        rough: one pass of Cholesky QR is enough, since the result will be multiplied and come again.
 
     Returns:
         the orthonormal rows (B, k, d), and the norm of what was left of each row after the rows before it, as a
@@ -52,7 +49,7 @@ def orthonormal_rows(R: Tensor, rough: bool = False) -> tuple[Tensor, Tensor]:
     k, d = R.shape[-2:]
     rtol = 10 * (k + d**0.5) * torch.finfo(R.dtype).eps
     if tracing() or R.device.type != "cpu" or k > d:
-        return cholesky_qr_rows(R, rtol, 1 if rough else PASSES)
+        return cholesky_qr_rows(R, rtol, 1 if rough else kernels.PASSES)
     Q, T = torch.linalg.qr(R.mT)
     diagonal = T.diagonal(dim1=-2, dim2=-1)[..., None]
     left = diagonal.abs() / positive(torch.linalg.vector_norm(T, dim=-2).amax(-1)[:, None, None])
@@ -64,11 +61,11 @@ def orthonormal_rows(R: Tensor, rough: bool = False) -> tuple[Tensor, Tensor]:
     return rows, left
 
 
-def cholesky_qr_rows(R: Tensor, rtol: float, passes: int = PASSES) -> tuple[Tensor, Tensor]:
-    """`orthonormal_rows` by Cholesky QR of the unit-norm rows, three times; on any device.
+def cholesky_qr_rows(R: Tensor, rtol: float, passes: int = kernels.PASSES) -> tuple[Tensor, Tensor]:
+    """`orthonormal_rows` by Cholesky QR of the unit-norm rows, `passes` times; on any device.
 
     A row that one pass finds dependent keeps its residual, is scaled to norm one and tried again in the next. The third
-    pass drops it.
+    pass drops it: after fewer of them its residual is in its place.
     """
     largest = torch.linalg.vector_norm(R, torch.inf, dim=(-2, -1), keepdim=True)
     R = R / largest.clamp_min(torch.finfo(R.dtype).tiny)  # no overflow in the squares
@@ -85,4 +82,4 @@ def cholesky_qr_rows(R: Tensor, rtol: float, passes: int = PASSES) -> tuple[Tens
         size = torch.linalg.vector_norm(R, dim=-1, keepdim=True)
         left = left * size * L.diagonal(dim1=-2, dim2=-1)[..., None]  # with a one on the diagonal where it was dropped
         alive = alive & (left > rtol)
-    return R * (alive & kept[..., None] if passes == PASSES else alive), left
+    return R * (alive & kept[..., None] if passes == kernels.PASSES else alive), left

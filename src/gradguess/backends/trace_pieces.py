@@ -46,7 +46,7 @@ class _Piece(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, before: Tensor, piece: TracedPiece, given: Sequence[Tensor]) -> Tensor:
-        before = before.detach()
+        before = before.detach().contiguous()  # as in the trace
         value, *kept = _run(piece.forward, [*(given[i] for i in piece.places), before])
         ctx.back = piece.back
         ctx.save_for_backward(*kept, *(given[i] for i in piece.held), before)

@@ -180,8 +180,11 @@ def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) ->
     except NotTraceable:
         raise
     except Exception as error:  # whatever a model does that cannot be traced
-        first = (str(error).splitlines() or [""])[0][:200]
-        raise NotTraceable(f"{type(error).__name__}: {first}") from error
+        raise NotTraceable(f"{type(error).__name__}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _checked(graph: fx.GraphModule) -> fx.GraphModule:
@@ -269,7 +272,7 @@ def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
             fused: Graph = _inductor.compile(graph, [shapes.from_tensor(t, static_shapes=True) for t in arguments])
             fused(*arguments)
     except Exception as error:  # no compiler on this machine, for instance
-        raise NotTraceable(f"TorchInductor: {str(error).splitlines()[0][:200]}") from error
+        raise NotTraceable(f"TorchInductor: {_first_line(error)}") from error
     return fused
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gradguess.backends import orthonormal_columns, orthonormal_rows, positive, sure_eigh
@@ -88,9 +89,12 @@ def followed_basis(A: Tensor, k: int, warm: Tensor | None) -> Tensor:
     def product(rows: Tensor) -> Tensor:
         return rows @ short @ short.mT if gram is None else rows @ gram
 
-    rows = warm.mT @ A.mT if wide else warm.mT
+    def rough(rows: Tensor) -> Tensor:
+        return F.normalize(orthonormal_rows(rows[None], rough=True)[0][0], dim=-1)  # a weak row is as long as others
+
+    rows = rough(warm.mT @ A.mT) if wide else warm.mT
     for _ in range(WARM - 1):
-        rows = orthonormal_rows(product(rows)[None], rough=True)[0][0]
+        rows = rough(product(rows))
     return orthonormal_rows((rows @ A if wide else product(rows))[None])[0][0].mT
 
 

@@ -47,10 +47,10 @@ def signature(task: Task, layout: Layout, *state: Kept) -> Hashable:
 
 
 def model_signature(task: Task, layout: Layout) -> Hashable:
-    """What the outputs depend on: layout (training mode, hooks), shapes, dtypes, autocast, and plain numbers."""
+    """What the outputs depend on: training mode, hooks, the tensors but for their numbers, autocast, plain numbers."""
     leaves, spec = tree_flatten(task.inputs)
     own = (*layout.members.parameters.values(), *layout.members.buffers().values())
-    kinds = tuple((t.shape, t.dtype, t.device) for t in own)
+    kinds = tuple(map(_leaf, own))
     devices = dict.fromkeys(t.device.type for t in own)
     autocast = tuple(torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in devices)
     numbers = tuple(_numbers(vars(module)) for module, _ in layout.members.modules)

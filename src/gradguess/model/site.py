@@ -78,6 +78,9 @@ class Site:
         return None if self.gate is None else self.gate(at_least_float32(self.flat(s)))
 
 
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
 class LayoutChanged(Exception):
     """The model made other calls than when its sites were found: they must be found again."""
 
@@ -91,7 +94,7 @@ class Members:
         self.size = sum(p.numel() for p in self.parameters.values())
         self.name_of = {id(p): name for name, p in self.parameters.items()}
         self.modules = [(module, module.training) for module in model.modules()]
-        self._looks = [_Look(module) for module, _ in self.modules]
+        self._looks = [(vars(module), _look(vars(module))) for module, _ in self.modules]
         self._slots = [
             (module, name, p, p.requires_grad)
             for module, _ in self.modules
@@ -110,26 +113,14 @@ class Members:
             and all(
                 module._parameters.get(name) is p and p.requires_grad == free for module, name, p, free in self._slots
             )
-            and all(look.same() for look in self._looks)
+            and all(_look(own) == found for own, found in self._looks)
         )
 
 
-class _Look:
+def _look(own: dict[str, Any]) -> tuple[Any, ...]:
     """What a module runs besides its own code: the layers inside it, hooks, and a `forward` that was put on it."""
-
-    __slots__ = ("found", "own")
-
-    def __init__(self, module: nn.Module) -> None:
-        self.own = module.__dict__
-        self.found = self._now()
-
-    def _now(self) -> tuple[Any, ...]:
-        own = self.own
-        hooks = *own["_forward_pre_hooks"], *own["_forward_hooks"]
-        return (*own["_modules"].values(), hooks, own.get("forward"))
-
-    def same(self) -> bool:
-        return self.found == self._now()
+    hooks = [key for name in _HOOKS for key in own[name]]
+    return (*own["_modules"].values(), hooks, own.get("forward"))
 
 
 @dataclass(frozen=True, eq=False)

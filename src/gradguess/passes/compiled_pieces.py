@@ -34,8 +34,8 @@ class CompiledPieces:
 
     def __init__(self, task: Task, layout: Layout) -> None:
         outputs: list[Tensor] = []
-        ModulePass(task, layout).aside().plain(lambda site, x, s: outputs.append(s.detach()))
-        vectors = [torch.zeros_like(s, memory_format=torch.contiguous_format) for s in outputs]
+        ModulePass(task, layout).aside().plain(lambda site, x, s: outputs.append(s.detach().contiguous()))
+        vectors = [torch.zeros_like(s) for s in outputs]
         nest = _own(task, layout), task.inputs, outputs, vectors
         self._form, given = Form(nest), tensors_of(nest)
         self._example = task, layout
@@ -72,7 +72,7 @@ class CompiledPieces:
 
 
 def _own(task: Task, layout: Layout) -> dict[str, Tensor]:
-    own = (*layout.members.parameters.items(), *task.model.named_buffers())
+    own = (*layout.members.parameters.items(), *layout.members.buffers().items())
     return {name: tensor.detach() for name, tensor in own}
 
 

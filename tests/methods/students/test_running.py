@@ -29,6 +29,7 @@ from pieces import (
     model_of,
     trained,
 )
+from traced_graphs import as_compiled
 
 # --- state -----------------------------------------------------------------------------------------------------
 
@@ -147,7 +148,7 @@ def test_replay_gives_what_store_gives(name):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "local"])
 def test_a_traced_step_is_the_same(name, monkeypatch):
-    monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: graph)
+    monkeypatch.setattr(compiled, "compiled", as_compiled)
     wanted, plain = trained(METHODS[name], steps=5)
     found, traced = trained(METHODS[name], steps=5, compile=True)  # a warning would be an error
     assert len(traced.plan.runner._graphs) == 1
