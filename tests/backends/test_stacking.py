@@ -9,15 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradguess.backends import stacking, thin_products
+from gradguess.backends import thin_products, tracing
+from gradguess.backends.rewriting import large_on
 from gradguess.backends.tracing import trace
 
 PRODUCTS = ("mm", "addmm", "convolution")
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_thin(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thin_products, "SHORT", 0)
+    monkeypatch.setattr(tracing, "large_on", lambda device: 2**20)
 
 
 def randn(*shape: int) -> Tensor:
@@ -94,9 +96,13 @@ def test_layers_in_another_order():
 
 
 def test_large_products_stay(monkeypatch):
-    monkeypatch.setattr(stacking, "LARGE", 14)
+    monkeypatch.setattr(tracing, "large_on", lambda device: 14)
     W, x, t = randn(3, 4), randn(5, 3), randn(5, 3)
     assert products(lambda W, x, t: [x @ W, t @ W], W, x, t) == 2
+
+
+def test_a_cpu_gains_nothing_from_it():
+    assert large_on(torch.device("cpu")) == 0 < large_on(torch.device("cuda"))
 
 
 def test_the_order_stays_where_batch_norm_writes_its_buffers():

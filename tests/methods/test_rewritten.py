@@ -19,6 +19,7 @@ from traced_graphs import as_compiled
 def _all_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "compiled", as_compiled)
     monkeypatch.setattr(tracing, "small_on", lambda device: 0)
+    monkeypatch.setattr(tracing, "large_on", lambda device: 2**20)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -28,6 +29,13 @@ def test_the_graph_has_the_same_gradients(network, method):
     guess, options = of_method(method, network)
     plain, graph = (gradients(model, guess, x, compile=on, **options) for on in (False, True))
     assert_same(graph, plain, rtol=1e-9)
+
+
+@pytest.mark.parametrize("network", networks())
+def test_thin_products_have_the_same_gradients(network, monkeypatch):
+    """All of them are small enough to be written out."""
+    monkeypatch.setattr(tracing, "small_on", lambda device: 2**40)
+    test_the_graph_has_the_same_gradients(network, "wperp")
 
 
 def operations(model: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> list[str]:

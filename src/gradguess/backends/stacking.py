@@ -16,14 +16,13 @@ from gradguess.backends.rewriting import shape_of
 
 _MM, _ADDMM = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
 _CONVOLUTION = torch.ops.aten.convolution.default
-LARGE = 2**20  # numbers
 
 
-def stacked(graph: fx.GraphModule) -> fx.GraphModule:
-    """The same graph with all such products stacked, where none of them waits for another."""
+def stacked(graph: fx.GraphModule, large: int) -> fx.GraphModule:
+    """The same graph with such products of up to `large` numbers stacked, where none of them waits for another."""
     groups: dict[Hashable, list[fx.Node]] = {}
     for node in () if any(map(_writes, graph.graph.nodes)) else graph.graph.nodes:
-        if (key := _matrix(node)) is not None:
+        if (key := _matrix(node, large)) is not None:
             groups.setdefault(key, []).append(node)
     for nodes in groups.values():
         for free in _levels(nodes) if len(nodes) > 1 else ():
@@ -46,7 +45,7 @@ def _writes(node: fx.Node) -> bool:
     return named or (schema is not None and schema.is_mutable)
 
 
-def _matrix(node: fx.Node) -> Hashable | None:
+def _matrix(node: fx.Node, large: int) -> Hashable | None:
     """By what the products that can be stacked agree: the matrix, and the shape of what it is multiplied with."""
     if node.target is _MM:
         rest: tuple[object, ...] = node.args[1:]
@@ -59,7 +58,7 @@ def _matrix(node: fx.Node) -> Hashable | None:
     about = _rows(node).meta["tensor_meta"]
     rounds = about.dtype.itemsize < 4  # a bias that is added apart would be rounded once more
     layout = about.memory_format if node.target is _CONVOLUTION else None  # that of its output
-    return None if rounds or about.shape.numel() > LARGE else (*rest, tuple(about.shape), layout)
+    return None if rounds or about.shape.numel() > large else (*rest, tuple(about.shape), layout)
 
 
 def _rows(node: fx.Node) -> fx.Node:

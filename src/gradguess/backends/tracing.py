@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from gradguess.backends.low_rank import in_cheaper_order
 from gradguess.backends.norm_gradients import without_products
 from gradguess.backends.policy import full_precision
-from gradguess.backends.rewriting import described, small_on
+from gradguess.backends.rewriting import described, large_on, small_on
 from gradguess.backends.stacking import stacked
 from gradguess.backends.thin_products import written_out
 from gradguess.errors import GradguessError
@@ -238,9 +238,9 @@ def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModul
 
     merged = fx.GraphModule(pure, fx_graph_cse(pure.graph))
     merged.graph.eliminate_dead_code()
-    small = small_on(arguments[0].device)
+    small, large = small_on(arguments[0].device), large_on(arguments[0].device)
     cheaper = in_cheaper_order(without_products(described(merged), small), small)
-    return stacked(written_out(cheaper, small))
+    return stacked(written_out(cheaper, small), large)
 
 
 def _watched(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
@@ -267,7 +267,10 @@ def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         shapes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)  # without it nothing is cached
-        with torch.no_grad(), full_precision(arguments[0].device), warnings.catch_warnings(), _tiles_or_not():
+        device = arguments[0].device
+        # Channels come first at a site: a CPU would take longer to turn them than it gains.
+        settings = _inductor.config.patch(layout_optimization=device.type != "cpu")
+        with torch.no_grad(), full_precision(device), settings, warnings.catch_warnings(), _tiles_or_not():
             warnings.simplefilter("ignore")  # the compiler's own
             fused: Graph = _inductor.compile(graph, [shapes.from_tensor(t, static_shapes=True) for t in arguments])
             fused(*arguments)
