@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from gradguess.backends.cuda_graphs import CannotRecord, Coming, Recording, on_side_stream, require
 from gradguess.errors import InputError
@@ -164,7 +164,7 @@ class CapturedStep:
         self.state = self.forward.state = State(kept, learned, new.count)
 
     def _capture(self, inputs: Any, targets: Any) -> _Captured:
-        inputs, targets = tree_map(_own, (inputs, targets))
+        inputs, targets = tree_map_only(Tensor, torch.clone, (inputs, targets))
         before = self.state
         generators = (self.forward.generator, self.forward.sketching)
         beside = next((captured.recording for captured in self.captured.values()), None)
@@ -202,10 +202,6 @@ def _replaced(old: Kept, new: Kept) -> bool:
 def _shapes(tree: Any) -> Hashable:
     leaves, spec = tree_flatten(tree)
     return str(spec), tuple((tuple(t.shape), t.dtype) if isinstance(t, Tensor) else t for t in leaves)
-
-
-def _own(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _copy(old: Any, new: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -25,3 +26,10 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
     """Refuse anything but a whole number of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InputError(f"{name}: expected a whole number of at least {least}, found {value!r}.")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Refuse anything but one of `choices`."""
+    *others, last = map(repr, choices)
+    if value not in choices:
+        raise InputError(f"{name}: expected {', '.join(others)} or {last}, found {value!r}.")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gradguess.errors import InputError, check_count
+from gradguess.errors import InputError, check_choice, check_count
 from gradguess.guesses.base import Guess
 from gradguess.methods import Estimate, Guessed, Method
 from gradguess.methods.compiled import Compiler
@@ -156,8 +156,7 @@ class ForwardGradient:
         top: Literal["guess", "exact"] = "guess",
     ) -> None:
         method = as_method(guess)
-        if nonfinite not in ("raise", "skip", "ignore"):
-            raise InputError(f"nonfinite: expected 'raise', 'skip' or 'ignore', found {nonfinite!r}.")
+        check_choice("nonfinite", nonfinite, ("raise", "skip", "ignore"))
         check_model(model)
         if next(model.parameters(), None) is None:
             raise InputError("The model has no parameters: there is nothing to train.")
@@ -232,11 +231,11 @@ class ForwardGradient:
             result, state, self.layout = run_step(self.plan, task, self.layout, self.generator, self.state, place)
         except Exception:
             if buffers is not None:
-                buffers.restore_buffers()
+                buffers.restore()
             raise
         if nonfinite != "ignore" and not is_finite(result):
             if buffers is not None:
-                buffers.restore_buffers()
+                buffers.restore()
             self.state = State(self.state.kept, self.state.learned, state.count)
             if nonfinite == "raise":
                 check_finite(result, f"step {self.steps - 1}")

@@ -105,7 +105,7 @@ def test_gram_root_is_the_dense_one(k: int, d: int, batch: int, draws: tuple[int
     root = GramRoot(V, gate.square())
     torch.testing.assert_close(root.solve(z), torch.einsum("bij,...bj->...bi", exact, z), rtol=1e-9, atol=1e-9)
     expected = torch.einsum("bji,...bj->...bi", exact, z)
-    torch.testing.assert_close(root.solve_transposed(z), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(root.solve(z, transposed=True), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("k", "d", "batch"), SHAPES)
@@ -127,11 +127,11 @@ def test_both_ways_of_a_cpu_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     small = GramRoot(V, gate.square())
     monkeypatch.setattr(cholesky, "SMALL", 5)
     stacked = GramRoot(V, gate.square())
-    for way in ("solve", "solve_transposed"):
-        found = getattr(small, way)(z)
+    for transposed in (False, True):
+        found = small.solve(z, transposed)
         with monkeypatch.context() as patch:
             patch.setattr(small_cholesky, "cholesky", None)  # must not be called
-            torch.testing.assert_close(found, getattr(stacked, way)(z), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(found, stacked.solve(z, transposed), rtol=1e-9, atol=1e-9)
 
 
 def test_the_matrices_are_factored_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,5 +142,5 @@ def test_the_matrices_are_factored_once(monkeypatch: pytest.MonkeyPatch) -> None
     root = GramRoot(V, gate.square())
     assert not calls
     root.solve(noise(5, 4))
-    root.solve_transposed(noise(5, 4))
+    root.solve(noise(5, 4), transposed=True)
     assert calls == [1]

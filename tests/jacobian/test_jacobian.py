@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import gradguess as gg
 from asserts import assert_in_subspace
 from frames import frames_of, matrix
-from gradguess.jacobian import CutGraph, Dense, GatedLinear, Jacobian
+from gradguess.jacobian import CutGraph, Dense, GatedLinear, Jacobian, PassingCutGraph
 from gradguess.model.site import Site
 from gradguess.noise import Noise
 from models import BATCH, ZOO, Case, generator, make
@@ -203,7 +204,7 @@ def test_a_graph_in_passing_shows_every_site_the_jacobian_of_the_whole_graph(nam
         torch.testing.assert_close(passing.jvp(passing.vjp(eps)), whole.jvp(whole.vjp(eps)))
         seen.append(site.name)
 
-    step.passes.cut_in_passing(step.layout.guessed, settle)
+    PassingCutGraph(step.layout, partial(step.passes.graph, twice=True), step.layout.guessed, settle)
     assert sorted(seen) == sorted(site.name for site in step.layout.guessed)
 
 
@@ -220,7 +221,7 @@ def test_a_graph_in_passing_frees_what_no_site_waits_for(depth):
         nodes.update(graph.below.values())
         alive.append((len(graph.below), len(graph.above), len(nodes)))
 
-    step.passes.cut_in_passing(step.layout.guessed, settle)
+    PassingCutGraph(step.layout, partial(step.passes.graph, twice=True), step.layout.guessed, settle)
     assert alive == [(1, 2, 1)] * (depth - 1) + [(1, 1, 1)]
     assert not nodes
 
@@ -241,7 +242,7 @@ def test_sites_that_are_met_together_are_sketched_together(monkeypatch):
         rows = graph.jacobian(site).shared_basis(2, Noise(generator()))
         sizes[site.name] = rows.shape[1]
 
-    step.passes.cut_in_passing(step.layout.guessed, settle, twice=False)
+    PassingCutGraph(step.layout, step.passes.graph, step.layout.guessed, settle)
     assert len(calls) % 8 == 0
     assert sum(calls) == 8 * len(step.layout.guessed)
     assert len(calls) < sum(calls)

@@ -106,7 +106,7 @@ def test_a_module_that_cannot_start():
         (lambda: ol.Online(model("rnn"), ol.RTRL), "with parentheses"),
         (lambda: ol.Online(nn.Tanh(), ol.RTRL()), "nothing to train"),
         (lambda: ol.WPerp(0), "k: expected a whole number"),
-        (lambda: ol.WPerp(4, "best"), "basis: expected one of"),
+        (lambda: ol.WPerp(4, "best"), "basis: expected .* or 'random', found 'best'"),
         (lambda: ol.TBPTT(0), "steps: expected"),
         (lambda: ol.SnAp(0), "order: expected"),
         (lambda: ol.Completed(16), "expected a WPerp and a SnAp.* found int and SnAp"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,8 +18,8 @@ from gradguess.advise.trial import Names, Trial
 from gradguess.backends import RandomState
 from gradguess.errors import InputError, check_count
 from gradguess.model.find_sites import lay_out
-from gradguess.model.site import Sites
-from gradguess.model.task import LossFn, Task, check_model, check_plain, opened
+from gradguess.model.site import Layout, Sites
+from gradguess.model.task import LossFn, Task, check_plain, check_trainable, opened
 from gradguess.step.processes import pool_of
 
 SURE = 3  # candidates that are measured however long it takes: the exact ones, and the first after them
@@ -73,7 +72,7 @@ def advise(
     ('Backpropagation', 'loss_fn(model(inputs), targets).mean().backward()')
     """
     begin = time.perf_counter()
-    check_model(model)
+    check_trainable(model)
     check_plain(model)
     _check(model, seconds, pieces, memory_mb, seed)
     before = RandomState.everywhere()
@@ -96,8 +95,6 @@ def _check(model: nn.Module, seconds: float, pieces: int, memory_mb: float | Non
             raise InputError(f"{name}: expected a positive number, found {value!r}.")
     check_count("pieces", pieces, least=2)
     check_count("seed", seed, least=0)
-    if not any(p.requires_grad for p in model.parameters()):
-        raise InputError("The model has no parameter that requires a gradient: there is nothing to train.")
     if pool_of(None, model).size > 1:
         raise InputError("advise measures one process: call it before torch.distributed is initialised.")
 
@@ -114,19 +111,18 @@ def _copied(task: Task) -> Task:
 
 def _trials(task: Task, sites: Sites, pieces: int, seed: int) -> tuple[list[Trial], Names]:
     """One for each candidate, and the parameters of the lowest site."""
-    found = lambda where: _or_none(lambda: lay_out(task, where))  # noqa: E731
+
+    def found(where: Sites) -> Layout | None:
+        try:
+            return lay_out(task, where)
+        except Exception:  # the candidates that need it meet the same error, and say so
+            return None
+
     count = next((n for n in range(pieces, 2, -1) if found(n) is not None), 2)
     layout = found(sites) if sites == "auto" else lay_out(task, sites)  # what the caller named must be there
     owned = [site.parameters for site in layout.sites if site.parameters] if layout else []
     trials = [Trial(candidate, task, sites, count, seed) for candidate in candidates_for(task.model)]
     return trials, owned[0] if owned else tuple(trials[0].parameters)[:1]
-
-
-def _or_none(run: Callable[[], Any]) -> Any:
-    try:
-        return run()
-    except Exception:  # the candidates that need it meet the same error, and say so
-        return None
 
 
 def _measure(trials: list[Trial], lowest: Names, begin: float, seconds: float) -> None:

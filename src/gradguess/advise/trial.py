@@ -66,7 +66,8 @@ class Trial:
         self._rewind(search=True)
         self.search = seconds(self.step, self.device)
         self._rewind()
-        spent = [seconds(self.step, self.device) for _ in range(3, LESSONS if self._learns() else STEPS)]
+        steps = LESSONS if self.forward is not None and self.forward.learned else STEPS
+        spent = [seconds(self.step, self.device) for _ in range(3, steps)]
         self.length = max(1, ceil(SHORTEST / (min(spent) * self.candidate.every)))
         if self.candidate.refresh > 1:
             self.length = min(self.length, self.candidate.refresh - 1)  # no search in a round: `_ratio` adds it
@@ -146,9 +147,6 @@ class Trial:
         """Make the next step one that searches, or the first of a round that does not."""
         if self.forward is not None:
             self.forward.state = replace(self.forward.state, count=0 if search else self.candidate.every)
-
-    def _learns(self) -> bool:
-        return self.forward is not None and bool(self.forward.learned)
 
     def _kept(self) -> int:
         """Bytes of what lives from step to step."""

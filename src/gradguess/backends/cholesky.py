@@ -35,29 +35,18 @@ class GramRoot:
         self._unrolled = tracing() and V.shape[1] <= SMALL
         self._small = not tracing() and V.shape[1] <= SMALL and V.device.type == "cpu"
 
-    def solve(self, z: Tensor) -> Tensor:
-        """`C_b^{-½} z_b`: (..., batch, k) -> the same."""
+    def solve(self, z: Tensor, transposed: bool = False) -> Tensor:
+        """`C_b^{-½} z_b`, or `transposed` `(C_b^{-½})ᵀ z_b`: (..., batch, k) -> the same."""
         if z.dim() > 3:
-            return self.solve(z.flatten(0, -3)).reshape(z.shape)
+            return self.solve(z.flatten(0, -3), transposed).reshape(z.shape)
         if self._unrolled:
-            return unrolled_cholesky.solve(*self._written_out, z, transpose=True)
+            return unrolled_cholesky.solve(*self._written_out, z, transpose=not transposed)
         if self._small:
-            return _batch_last(lambda x: small_cholesky.solve(*self._packed_factors, x), z)
-        if kernels.usable(z, z.shape[-1]):
+            return _batch_last(lambda x: small_cholesky.solve(*self._packed_factors, x, transposed), z)
+        if not transposed and kernels.usable(z, z.shape[-1]):
             return kernels.solve(self._matrices, z)
         L, alive = self._factors
-        return triangular_apply(L, z * alive, transpose=True)
-
-    def solve_transposed(self, v: Tensor) -> Tensor:
-        """`(C_b^{-½})ᵀ v_b`: (..., batch, k) -> the same."""
-        if v.dim() > 3:
-            return self.solve_transposed(v.flatten(0, -3)).reshape(v.shape)
-        if self._unrolled:
-            return unrolled_cholesky.solve(*self._written_out, v, transpose=False)
-        if self._small:
-            return _batch_last(lambda x: small_cholesky.solve(*self._packed_factors, x, transpose=True), v)
-        L, alive = self._factors
-        return triangular_apply(L, v, transpose=False) * alive
+        return triangular_apply(L, z, False) * alive if transposed else triangular_apply(L, z * alive)
 
     @cached_property
     def _written_out(self) -> tuple[unrolled_cholesky.Factor, list[Tensor]]:

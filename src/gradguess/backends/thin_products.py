@@ -6,7 +6,6 @@ The directions `Z Vᵀ` of W⊥ are such products, of `k` terms. Libraries split
 from __future__ import annotations
 
 from functools import partial, reduce
-from typing import Any
 
 from torch import fx
 
@@ -37,7 +36,4 @@ def _sum(graph: fx.Graph, left: fx.Node, right: fx.Node, k: int) -> fx.Node:
         column = add(aten.slice.Tensor, left, 1, i, i + 1)
         return add(aten.mul.Tensor, column, add(aten.slice.Tensor, right, 0, i, i + 1))
 
-    def plus(a: Any, b: Any) -> fx.Node:
-        return add(aten.add.Tensor, a, b)
-
-    return reduce(plus, map(term, range(k)))
+    return reduce(partial(add, aten.add.Tensor), map(term, range(k)))

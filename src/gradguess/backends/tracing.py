@@ -175,8 +175,13 @@ def traced_autograd() -> AbstractContextManager[Any]:
 def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> fx.GraphModule:
     """The operations of `function` on these tensors. What is not among the arguments is a constant of the graph."""
     arguments = [t.clone() if any(t is other for other in arguments[:i]) else t for i, t in enumerate(arguments)]
+
+    def watched(*given: Tensor) -> list[Tensor]:
+        with _OneWay(), _Made(given):
+            return function(*given)
+
     try:
-        return _merged(_checked(_graph_of(_watched(function), arguments)), arguments)
+        return _merged(_checked(_graph_of(watched, arguments)), arguments)
     except NotTraceable:
         raise
     except Exception as error:  # whatever a model does that cannot be traced
@@ -241,14 +246,6 @@ def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModul
     small, large = small_on(arguments[0].device), large_on(arguments[0].device)
     cheaper = in_cheaper_order(without_products(described(merged), small), small)
     return stacked(written_out(cheaper, small), large)
-
-
-def _watched(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
-    def run(*arguments: Tensor) -> list[Tensor]:
-        with _OneWay(), _Made(arguments):
-            return function(*arguments)
-
-    return run
 
 
 def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, TypeGuard
@@ -21,7 +21,6 @@ from gradguess.model.task import tensors
 from gradguess.step.base import State, Step
 
 Run = Callable[..., Any]  # from the arguments of a module to its output
-Context = AbstractContextManager[Any]
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,8 @@ class Checkpointed(Method):
     """
 
     def run(self, step: Step) -> tuple[Estimate, State]:
-        if step.detail:  # the gradients at the sites are asked for: these are kept
-            return Backprop().run(step)
-        with _Recomputed(step.task.model, step.layout):
+        # where the gradients at the sites are asked for, these are kept
+        with nullcontext() if step.detail else _Recomputed(step.task.model, step.layout):
             return Backprop().run(step)
 
 
@@ -109,7 +107,8 @@ class _Recomputed:
         else:
             options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": self.layout.stochastic}
             if self.layout.mutates:
-                options["context_fn"] = partial(_contexts, Snapshot(module, random=False), module)
+                before = Snapshot(module, random=False)
+                options["context_fn"] = lambda: (nullcontext(), _buffers_of(before, module))  # of the two runs
             own = partial(_on_copies, run) if getattr(layers[0], "inplace", False) else run
             versions = [x._version for x in tensors((args, kwargs))]
             out = checkpoint(own, *args, **options, **kwargs)
@@ -136,16 +135,12 @@ def _layers(module: nn.Module) -> list[nn.Module]:
     return list(module) if _is_sequence(module) else []
 
 
-def _contexts(before: Snapshot, module: nn.Module) -> tuple[Context, Context]:
-    """Around the first run and the second: buffers are as they were when it is run once more, and are put back."""
-    return nullcontext(), _buffers_of(before, module)
-
-
 @contextmanager
 def _buffers_of(before: Snapshot, module: nn.Module) -> Iterator[None]:
+    """Around the second run: buffers are as they were when it is run once more, and are put back."""
     now = Snapshot(module, random=False)
-    before.restore_buffers()
+    before.restore()
     try:
         yield
     finally:
-        now.restore_buffers()
+        now.restore()

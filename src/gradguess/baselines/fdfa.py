@@ -25,7 +25,7 @@ class Momentum(Rule):
     def update(self, lesson: Lesson, site: Site, p: int, phi: Tensor, scale: Tensor, B: Tensor) -> Tensor:
         u = lesson.tangents[p].reshape(len(phi), -1)
         raw = lesson.pool.sum(phi.t() @ u) / lesson.rows[site.name] / scale
-        return B.lerp(raw.to(B.dtype), lesson.rate / lesson.passes_of(site))
+        return B.lerp(raw.to(B.dtype), lesson.rate / len(lesson.seen.rows(site)))
 
 
 class _Taught(Feedback):

@@ -61,7 +61,7 @@ class LocalLoss(Method):
                 assert outputs is not None
                 learned[site.name] = _fresh(self.start(site, s, outputs))
             entries = learned[site.name]
-            head = {name: entries[name].detach().requires_grad_() for name in _own(entries)}
+            head = {name: entries[name].detach().requires_grad_() for name in entries if "." not in name}
             with torch.enable_grad():
                 leaf = s.detach().requires_grad_()
                 total = self.loss(step, site, leaf, head)
@@ -117,10 +117,6 @@ def _outputs(step: Step) -> Tensor:
     if len(found) != 1:
         raise InputError(f"Local losses need a model that returns one tensor, found {len(found)} of them.")
     return found[0]
-
-
-def _own(entries: Mapping[str, Tensor]) -> list[str]:
-    return [name for name in entries if "." not in name]
 
 
 def _fresh(head: Head) -> dict[str, Tensor]:

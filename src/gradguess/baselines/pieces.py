@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradguess.methods.base import Estimate
+from gradguess.methods.output_error import pull
 from gradguess.model.site import Site
 from gradguess.step.base import Step
 from gradguess.step.pull_back import Gradients
@@ -37,10 +38,7 @@ def run_pieces(step: Step, at_site: AtSite) -> Estimate:
 
     _, losses = step.passes.graph(visit, fused=True, last=not step.detail)
     if tops:
-        ends, ones = list(tops.values()), torch.ones_like(losses)
-        exact = torch.autograd.grad(losses, ends, ones, retain_graph=True, allow_unused=True)
-        pairs = zip(tops.items(), exact, strict=True)
-        found |= {name: torch.zeros_like(s) if g is None else g for (name, s), g in pairs}
+        found |= zip(tops, pull([losses], list(tops.values()), retain_graph=True), strict=True)
     gradients.add_vjp(names, losses, torch.full_like(losses, 1 / len(losses)))
     losses = losses.detach()
     result = Estimate(losses.mean(), gradients.by_name, losses.new_zeros(0, len(losses)), losses=losses)

@@ -161,7 +161,7 @@ class Bench:
     def spectrum(self, name: str) -> dict[str, Any]:
         """Rank, singular values and overlap from a dense decomposition for a few samples."""
         site = self.layout[name]
-        if site.top or site.batch_dim is None:
+        if not site.guessed:
             return {}
         W, rows = self._probe_jacobian(site)
         size = W.m * W.d
@@ -175,9 +175,7 @@ class Bench:
     @cached_property
     def probe(self) -> Tensor:
         """The first samples whose gradient is nonzero at every guessed site, then the others."""
-        silent = [
-            (self.g[site.name] == 0).all(1) for site in self.layout.sites if site.batch_dim is not None and site.above
-        ]
+        silent = [(self.g[site.name] == 0).all(1) for site in self.layout.guessed]
         return torch.argsort(torch.stack(silent).sum(0), stable=True)[:PROBE]
 
     def _probe_jacobian(self, site: Site) -> tuple[Jacobian, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gradguess.guesses.frames import Frame, Identity, Matrix, Transposed
-from gradguess.jacobian import GatedLinear
+from gradguess.jacobian import Dense, GatedLinear
 from gradguess.noise import Noise
 
 CHUNK = 1 << 24  # numbers in a temporary array
@@ -25,7 +25,7 @@ COLUMNS = 256  # products with a general Jacobian that are still worth an exact 
 
 def explicit(frame: Frame, s: Tensor) -> Frame:
     """The same frame, as a dense matrix where it is known by products alone and these are few."""
-    by_products = isinstance(frame, Transposed) and not isinstance(frame.W, GatedLinear)
+    by_products = isinstance(frame, Transposed) and not isinstance(frame.W, Dense | GatedLinear)
     if by_products and frame.latent <= COLUMNS and frame.latent * s.numel() <= CHUNK:
         return Matrix(torch.cat(list(_columns(frame, s))).movedim(0, 1))
     return frame

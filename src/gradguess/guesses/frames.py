@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradguess.backends.cholesky import GramRoot
-from gradguess.jacobian import Jacobian
+from gradguess.jacobian import Dense, Jacobian
 
 
 class Frame(ABC):
@@ -75,7 +75,26 @@ class OpenGate(Frame):
         return v * self.mask
 
 
-class Matrix(Frame):
+class Transposed(Frame):
+    """`A = W̃ᵀ`, through products alone.
+
+    Args:
+        W: the Jacobian above the site, `view.W`.
+        output: of the site, (batch, d).
+    """
+
+    def __init__(self, W: Jacobian, output: Tensor) -> None:
+        self.W = W
+        self.batch, self.latent, self.dtype = output.shape[0], W.m, output.dtype
+
+    def apply(self, z: Tensor) -> Tensor:
+        return self.W.vjp(z)
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        return self.W.jvp(v)
+
+
+class Matrix(Transposed):
     """`A = Pᵀ` for a dense matrix per sample.
 
     Args:
@@ -83,15 +102,8 @@ class Matrix(Frame):
     """
 
     def __init__(self, P: Tensor) -> None:
+        super().__init__(Dense(P), P)
         self.P = P
-        self.batch, self.latent, _ = P.shape
-        self.dtype = P.dtype
-
-    def apply(self, z: Tensor) -> Tensor:
-        return (self.P.mT @ z[..., None])[..., 0]
-
-    def adjoint(self, v: Tensor) -> Tensor:
-        return (self.P @ v[..., None])[..., 0]
 
 
 class Columns(Matrix):
@@ -125,25 +137,6 @@ class Grouped(Frame):
     def adjoint(self, v: Tensor) -> Tensor:
         parts = [frame.adjoint(v.index_select(-2, rows)) for rows, frame in self.groups]
         return torch.cat(parts, -2).index_select(-2, self.back)
-
-
-class Transposed(Frame):
-    """`A = W̃ᵀ`, through products alone.
-
-    Args:
-        W: the Jacobian above the site, `view.W`.
-        output: of the site, (batch, d).
-    """
-
-    def __init__(self, W: Jacobian, output: Tensor) -> None:
-        self.W = W
-        self.batch, self.latent, self.dtype = output.shape[0], W.m, output.dtype
-
-    def apply(self, z: Tensor) -> Tensor:
-        return self.W.vjp(z)
-
-    def adjoint(self, v: Tensor) -> Tensor:
-        return self.W.jvp(v)
 
 
 class GatedBasis(Frame):
@@ -181,4 +174,4 @@ class GatedBasis(Frame):
     def adjoint(self, v: Tensor) -> Tensor:
         if self.root is None or self.gate is None:
             return v @ self.V
-        return self.root.solve_transposed((v * self.gate) @ self.V)
+        return self.root.solve((v * self.gate) @ self.V, transposed=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradguess.backends import sure_eigh
-from gradguess.errors import InputError, check_count
+from gradguess.errors import check_choice, check_count
 from gradguess.guesses.base import Guess, SiteView
 from gradguess.guesses.frames import Columns, Frame, GatedBasis, OpenGate
 from gradguess.jacobian import GatedLinear, Jacobian
@@ -59,10 +59,8 @@ class WPerp(Guess):
     def __post_init__(self) -> None:
         check_count("WPerp(k)", self.k)
         check_count("WPerp(refresh)", self.refresh)
-        if self.solver not in _SOLVERS:
-            raise InputError(f"WPerp(solver): expected one of {sorted(_SOLVERS)}, found {self.solver!r}.")
-        if self.end not in ("top", "bottom"):
-            raise InputError(f"WPerp(end): expected 'top' or 'bottom', found {self.end!r}.")
+        check_choice("WPerp(solver)", self.solver, tuple(_SOLVERS))
+        check_choice("WPerp(end)", self.end, ("top", "bottom"))
 
     @property
     def _solver(self) -> _Solver:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradguess.errors import InputError, check_count
+from gradguess.errors import check_choice, check_count
 from gradguess.guesses.base import Guess, SiteView
 from gradguess.guesses.frames import Frame, Grouped, Matrix
 from gradguess.jacobian import Dense, GatedLinear, Jacobian
@@ -64,8 +64,7 @@ class WPerpNS(Guess):
         check_count("WPerpNS(k)", self.k)
         check_count("WPerpNS(steps)", self.steps)
         check_count("WPerpNS(refresh)", self.refresh)
-        if self.threshold not in ("placed", "nearest"):
-            raise InputError(f"WPerpNS(threshold): expected 'placed' or 'nearest', found {self.threshold!r}.")
+        check_choice("WPerpNS(threshold)", self.threshold, ("placed", "nearest"))
 
     def search(self, view: SiteView) -> dict[str, Tensor]:
         """What `W̃` is divided by, and the coefficients: from the singular values of a few samples."""

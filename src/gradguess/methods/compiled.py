@@ -192,8 +192,7 @@ class _CompiledStep:
             self.form, given = Form(inputs), tensors_of(inputs)
             self.graph: Graph = compiled(trace(self._function, given), given)
         finally:  # a trace leaves no trace
-            before.restore_random()
-            before.restore_buffers()
+            before.restore()
             step.noise.generator.set_state(noise)
             del self.example  # its batch is not needed any more
 

@@ -55,7 +55,7 @@ def spend(drawing: Drawing) -> Estimate:
 
     if not step.keeps:
         step.noise.rewind()
-        seen.forget_outputs()  # they may be large, and the second pass makes them again
+        seen.outputs, seen.output_tangents = None, []  # they may be large, and the second pass makes them again
     grads = pull_back(step, cotangent, seen.records, seen.pieces, seen.tail)
     jvp = seen.jvp
     for name in known:  # a derivative there that is not finite is noticed as others are

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import InputError
 from gradguess.layers.positions import coded
@@ -26,14 +27,15 @@ class OutputError:
     """
 
     def __init__(self, task: Task, outputs: Any) -> None:
-        leaves, spec = tree_flatten(outputs)
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-        free = {i: leaves[i].detach().requires_grad_() for i in places}
+        free = tree_map_only(Tensor, _freed, outputs)
         with torch.enable_grad():
-            losses = task.losses(tree_unflatten([free.get(i, leaf) for i, leaf in enumerate(leaves)], spec))
-            grads = torch.autograd.grad(losses.sum(), list(free.values()), allow_unused=True)
-        self.losses = losses.detach()
-        self.parts = [torch.zeros_like(free[i]) if g is None else g for i, g in zip(places, grads, strict=True)]
+            losses = task.losses(free)
+        if not losses.requires_grad:
+            raise InputError(
+                "loss_fn: expected losses that depend on the model's outputs, found losses without a derivative. Are "
+                "they detached, rounded, or computed under torch.no_grad()?"
+            )
+        self.losses, self.parts = losses.detach(), pull([losses], tensors(free))
 
     @cached_property
     def exact(self) -> Tensor:
@@ -45,21 +47,24 @@ class OutputError:
 
     def pull(self, outputs: Any, leaves: list[Tensor]) -> list[Tensor]:
         """The exact gradients at leaves from which the graph goes on to the outputs alone."""
-        pairs = self.seeds(outputs)
-        if not leaves or not pairs:
-            return [torch.zeros_like(leaf) for leaf in leaves]
-        return pull([end for end, _ in pairs], leaves, [seed for _, seed in pairs])
-
-    def seeds(self, outputs: Any) -> list[tuple[Tensor, Tensor]]:
-        """The outputs that have a graph, each with the error there."""
-        found = zip(tensors(outputs), self.parts, strict=True)
-        return [(out, part.to(out.dtype)) for out, part in found if out.requires_grad]
+        return pull(tensors(outputs), leaves, self.parts, retain_graph=True)
 
 
-def pull(ends: list[Tensor], leaves: list[Tensor], seeds: list[Tensor]) -> list[Tensor]:
-    """A vjp; zero where no path leads."""
-    grads = torch.autograd.grad(ends, leaves, seeds, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, grads, strict=True)]
+def _freed(t: Tensor) -> Tensor:
+    return t.detach().requires_grad_() if t.is_floating_point() else t
+
+
+def pull(
+    ends: Sequence[Tensor], leaves: Sequence[Tensor], seeds: Sequence[Tensor] | None = None, **graph: bool
+) -> list[Tensor]:
+    """A vjp; zero where no path leads. Seeds that are not given are ones."""
+    given = map(torch.ones_like, ends) if seeds is None else seeds
+    pairs = [(end, seed.to(end.dtype)) for end, seed in zip(ends, given, strict=True) if end.requires_grad]
+    if not pairs or not leaves:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    with torch.set_grad_enabled(graph.get("create_graph", False)):
+        tops, vectors = zip(*pairs, strict=True)
+        return list(torch.autograd.grad(tops, leaves, vectors, materialize_grads=True, **graph))
 
 
 def flatten_outputs(parts: list[Tensor]) -> Tensor:

@@ -117,8 +117,7 @@ class _Walk:
             except LayoutChanged as changed:  # control flow that depends on the data, or inputs of another size
                 noise.rewind()
                 if before is not None:
-                    before.restore_random()
-                    before.restore_buffers()
+                    before.restore()
                 if isinstance(changed, StaleBasis):
                     state, refreshed = replace(state, kept={}), False
                 self.state, self.refreshed = state, refreshed

@@ -66,7 +66,7 @@ def _survey(task: Task) -> tuple[dict[Any, _Place], int, list[Tensor], Tensor]:
     depth = 0
     latest: Any = None  # what the latest call returned, as long as no other has begun
 
-    def begin(module: nn.Module) -> None:
+    def begin(module: nn.Module, args: Any) -> None:
         nonlocal latest
         latest = None
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class CutPass:
                 self.owners.append(Owner(module, index, inside, AutogradGraph.leaves(output)))
             return self._cut(names[module], module, index, x, output) if wanted else output
 
-        def begin(module: nn.Module) -> None:
+        def begin(module: nn.Module, args: Any) -> None:
             open_modules.append(False)
             begun.append(len(self.calls))
 
@@ -94,6 +95,21 @@ class CutPass:
         if slots:
             self.calls.append(Call(name, module, index, x, slots))
         return tree_unflatten(leaves, spec)
+
+    @cached_property
+    def reach(self) -> dict[int, set[int]]:
+        """By the `id` of the leaf above each cut: the leaves that what lies below it depends on, down to other cuts."""
+        return {id(leaf): AutogradGraph.leaves(s) for call in self.calls for s, leaf in call.slots.values()}
+
+    def reached(self, more: Iterable[int] = ()) -> set[int]:
+        """The leaves above cuts that the losses, or `more` of these leaves, depend on."""
+        todo, found = {*AutogradGraph.leaves(self.losses), *more}, set[int]()
+        while todo:
+            leaf = todo.pop()
+            if leaf in self.reach and leaf not in found:
+                found.add(leaf)
+                todo |= self.reach[leaf]
+        return found
 
 
 def _without_numbers(leaf: Any) -> Any:

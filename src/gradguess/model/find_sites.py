@@ -26,7 +26,7 @@ from gradguess.model.hooks import CallHooks
 from gradguess.model.severed import pulls_back, severed_leaves
 from gradguess.model.side_effects import untouched
 from gradguess.model.site import Layout, Members, Site, Sites
-from gradguess.model.task import Task, check_model, check_plain
+from gradguess.model.task import Task, check_plain, check_trainable
 
 PROBE = 3  # samples in the pass that finds the sites
 
@@ -37,7 +37,7 @@ def lay_out(task: Task, sites: Sites = "auto", *, full_batch: bool = False, beyo
     With `full_batch` all samples are used: for models whose calls depend on all of them. With `beyond_graph` the sites
     below an operation that records no graph are found as well: tops, since nothing is known of what lies above.
     """
-    _check_trainable(task.model)
+    check_trainable(task.model)
     check_plain(task.model)
     with untouched(task.model) as traces:
         probe, sliceable, shapes = (task, False, {}) if full_batch else _probe(task)
@@ -74,7 +74,7 @@ def _probe(task: Task) -> tuple[Task, bool, Shapes]:
     if batch == 0:
         return task, False, {}
     rows = min(PROBE, batch)
-    fewer = task.rows(max(1, rows - 1), batch)
+    fewer = task.part(slice(max(1, rows - 1)), batch)
     shapes: Shapes = {}
 
     def note(module: nn.Module, call: int, x: Any, output: Any) -> Any:
@@ -89,7 +89,7 @@ def _probe(task: Task) -> tuple[Task, bool, Shapes]:
         sliceable = False
     if not sliceable:
         return task, False, {}
-    return task.rows(rows, batch), True, shapes if rows > 1 else {}
+    return task.part(slice(rows), batch), True, shapes if rows > 1 else {}
 
 
 def _wanted(model: nn.Module, sites: str | Sequence[str]) -> Want | None:
@@ -123,13 +123,12 @@ def _no_site_message(sites: Sites) -> str:
 
 def _read(model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int] | None, **facts: bool) -> Layout:
     """Turn the cut graph, and what else is known, into a layout. `severed` is None where it is not looked for."""
-    names = {id(leaf): (call, slot) for call in cut.calls for slot, (_, leaf) in call.slots.items()}
     parameters = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     roots = {(call, slot): s for call in cut.calls for slot, (s, _) in call.slots.items()}
-    graph = AutogradGraph([cut.losses, *roots.values()])
-    reach = {key: graph.leaves(s) for key, s in roots.items()}
-    at_output = graph.leaves(cut.losses)
-    used = _used(names, reach, at_output | (severed or set()))
+    graph, at_output = AutogradGraph([cut.losses, *roots.values()]), AutogradGraph.leaves(cut.losses)
+    reach = dict(zip(roots, cut.reach.values(), strict=True))
+    reached = cut.reached(severed or ())
+    used = [(call, slot) for call, slot in roots if id(call.slots[slot][1]) in reached]  # the loss depends on these
     title = {(call, slot): _title(call, slot, used) for call, slot in used}
     nodes = graph.leaf_nodes()
     found = []
@@ -163,12 +162,12 @@ def _read(model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int] | No
             )
         )
     tail = tuple(name for key, name in parameters.items() if key in at_output)
-    reached = set(tail).union(*(site.parameters for site in found))
+    trained = set(tail).union(*(site.parameters for site in found))
     return Layout(
         sites=tuple(found),
-        has_closed_gradients=not tail and _all_closed(found, reached, graph, nodes, model, cut.altered),
+        has_closed_gradients=not tail and _all_closed(found, trained, graph, nodes, model, cut.altered),
         tail=tail,
-        reached=tuple(name for name in parameters.values() if name in reached),
+        reached=tuple(name for name in parameters.values() if name in trained),
         members=Members(model),
         calls=cut.counts,
         idle=tuple(module for _, module in candidates(model, False) if module not in cut.counts),
@@ -177,37 +176,13 @@ def _read(model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int] | No
     )
 
 
-def _check_trainable(model: nn.Module) -> None:
-    check_model(model)
-    if not any(p.requires_grad for p in model.parameters()):
-        raise InputError(
-            "The model has no parameter that requires a gradient: there is nothing to estimate. "
-            "Set requires_grad_(True) on what should be trained."
-        )
-
-
 def bare_layout(task: Task) -> Layout:
     """No sites: for methods that need none."""
-    _check_trainable(task.model)
+    check_trainable(task.model)
     with untouched(task.model) as traces:
         watched_run(task, grad=False)
         stochastic, mutates = traces()
     return Layout((), False, (), (), False, stochastic, mutates, Members(task.model), {})
-
-
-def _used(
-    names: dict[int, tuple[Call, int]], reach: dict[tuple[Call, int], set[int]], at_output: set[int]
-) -> list[tuple[Call, int]]:
-    """The cut tensors on which the loss depends, in call order."""
-    key_of = {key: leaf for leaf, key in names.items()}
-    todo = [names[leaf] for leaf in at_output if leaf in names]
-    seen: set[tuple[Call, int]] = set()
-    while todo:
-        key = todo.pop()
-        if key not in seen:
-            seen.add(key)
-            todo.extend(names[leaf] for leaf in reach[key] if leaf in names)
-    return [key for key in key_of if key in seen]
 
 
 def _title(call: Call, slot: int, used: Sequence[tuple[Call, int]]) -> str:

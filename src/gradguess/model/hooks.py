@@ -54,7 +54,7 @@ class CallHooks:
     """
 
     def __init__(
-        self, modules: Iterable[nn.Module], after: After | None, before: Callable[[nn.Module], None] | None = None
+        self, modules: Iterable[nn.Module], after: After | None, before: Callable[[nn.Module, Any], None] | None = None
     ) -> None:
         self.modules, self._after, self.before = modules, after, before
         self.calls: dict[nn.Module, int] = {}
@@ -64,17 +64,13 @@ class CallHooks:
         self._handles = []
         for module in self.modules:
             if self.before is not None:
-                self._handles.append(module.register_forward_pre_hook(self._pre_hook))
+                self._handles.append(module.register_forward_pre_hook(self.before))
             self._handles.append(module.register_forward_hook(self._hook, with_kwargs=True))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
-
-    def _pre_hook(self, module: nn.Module, args: Any) -> None:
-        assert self.before is not None
-        self.before(module)
 
     def _hook(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if self._visiting:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.cut_pass import Call, CutPass, watched_run
 from gradguess.model.hooks import CallHooks
 from gradguess.model.side_effects import untouched
@@ -22,14 +21,7 @@ from gradguess.model.task import Task
 
 def severed_leaves(task: Task, cut: CutPass) -> set[int]:
     """`id`s of the cut leaves from which no path of the graph leads to the losses, though these depend on them."""
-    below = {id(leaf): s for call in cut.calls for s, leaf in call.slots.values()}
-    graph = AutogradGraph([cut.losses, *below.values()])
-    reached: set[int] = set()
-    todo = [cut.losses]
-    while todo:
-        found = (graph.leaves(todo.pop()) & below.keys()) - reached
-        reached |= found
-        todo += [below[key] for key in found]
+    reached = cut.reached()
     rest = [call for call in cut.calls if not any(id(leaf) in reached for _, leaf in call.slots.values())]
     losses = _losses(task) if rest else None
     moved = [call for call in rest if not torch.equal(losses, _losses(task, call))]  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gradguess.errors import InputError
 
@@ -24,6 +24,17 @@ def tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
+def rows_of(tree: Any, rows: slice | Tensor, batch: int) -> Any:
+    """The same tree with some of its rows. Tensors whose first dimension is not the batch stay as they are."""
+
+    def cut(leaf: Tensor) -> Tensor:
+        if leaf.dim() == 0 or len(leaf) != batch:
+            return leaf
+        return leaf[rows.to(leaf.device) if isinstance(rows, Tensor) else rows]
+
+    return tree_map_only(Tensor, cut, tree)
+
+
 def check_model(model: Any) -> None:
     """Refuse what is no module, or one whose parameters cannot carry a tangent."""
     if not isinstance(model, nn.Module):
@@ -33,6 +44,16 @@ def check_model(model: Any) -> None:
     if any(p.is_inference() for p in model.parameters()):
         raise InputError(
             "The model was made under torch.inference_mode(): its parameters can never be trained. Make it outside."
+        )
+
+
+def check_trainable(model: Any) -> None:
+    """Refuse what `check_model` does, and a model of which nothing can be trained."""
+    check_model(model)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InputError(
+            "The model has no parameter that requires a gradient: there is nothing to train. Set requires_grad_(True) "
+            "on what should be trained."
         )
 
 
@@ -155,19 +176,10 @@ class Task:
                 "sample: loss.view(batch, -1).mean(1)."
             )
 
-    def rows(self, count: int, batch: int) -> Task:
-        """The same task on the first `count` samples."""
-        return self.part(slice(count), batch)
-
     def part(self, rows: slice | Tensor, batch: int) -> Task:
-        """The same task on some of its samples (tensors whose first dimension is the batch)."""
-
-        def cut(leaf: Any) -> Any:
-            if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == batch:
-                return leaf[rows.to(leaf.device) if isinstance(rows, Tensor) else rows]
-            return leaf
-
-        return replace(self, inputs=tree_map(cut, self.inputs), targets=tree_map(cut, self.targets))
+        """The same task on some of its samples."""
+        inputs, targets = rows_of((self.inputs, self.targets), rows, batch)
+        return replace(self, inputs=inputs, targets=targets)
 
 
 @contextmanager

@@ -47,7 +47,8 @@ class Completed(Rule):
         return {name: ours.flatten() + beyond[name] for name, ours in contracted(within, kept).items()}
 
     def look(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
-        seen, V = self.inner.look(_of_basis(kept), error, transition), kept.shared["V"]
+        V, own = kept.shared["V"], {name: value for name, value in kept.rows.items() if name.startswith("P/")}
+        seen = self.inner.look(Kept(own, kept.shared), error, transition)
         new = seen.shared["V"]
         if new is not V:
             gained = Traces.of(kept).through(kept, (new.T - new.T @ V @ V.T)[None])  # from beyond the old basis
@@ -61,7 +62,3 @@ class Completed(Rule):
         gained = Traces.of(kept).through(kept, CJ - within @ V.T)
         rows = carried(within, kept, {name: more.add_(CF.pop(name)) for name, more in gained.items()})
         return Kept({**self.rest.advance(kept, transition).rows, **rows}, kept.shared)
-
-
-def _of_basis(kept: Kept) -> Kept:
-    return Kept({name: value for name, value in kept.rows.items() if name.startswith("P/")}, kept.shared)

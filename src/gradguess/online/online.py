@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import GradguessError, InputError
-from gradguess.model.task import LossFn, check_model
+from gradguess.model.task import LossFn, check_trainable
 from gradguess.online.one_step import OneStep
 from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition
 from gradguess.online.state_tree import StateTree, batch_of
@@ -50,12 +50,10 @@ class Online:
     """
 
     def __init__(self, model: nn.Module, rule: Rule, seed: int = 0) -> None:
-        check_model(model)
+        check_trainable(model)
         if not isinstance(rule, Rule):
             hint = " Write RTRL(), with parentheses." if isinstance(rule, type) else ""
             raise InputError(f"rule: expected a rule of gg.online, RTRL() for instance, found {rule!r}.{hint}")
-        if not any(p.requires_grad for p in model.parameters()):
-            raise InputError("The model has no parameters that require a gradient: there is nothing to train.")
         self.model, self.rule = model, rule
         self.generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
         self.steps = self.skipped = 0
@@ -77,10 +75,7 @@ class Online:
     @property
     def kept_bytes(self) -> int:
         """The size of what lives from step to step: influence, basis and state."""
-        if self._place is None:
-            return 0
-        state = (self._place.h, *self._place.others)
-        return self._place.kept.bytes + sum(leaf.numel() * leaf.element_size() for leaf in state)
+        return 0 if self._place is None else sum(value.nbytes for value in self._place.tensors.values())
 
     def __call__(self, loss_fn: LossFn | None, x: Any, target: Any = None) -> Tensor:
         """Take one step of every stream. Returns the mean loss, or NaN where there is none.
@@ -109,7 +104,9 @@ class Online:
             step = step.part(finite.nonzero()[:, 0])
         if step.batch:
             if target is not None:
-                loss, grads, error, unjudged = step.learn(_checked(loss_fn), target, streams)
+                if loss_fn is None:
+                    raise InputError("loss_fn: expected a function of (output, target), found None beside a target.")
+                loss, grads, error, unjudged = step.learn(loss_fn, target, streams)
             place = replace(place, kept=self._rule.look(place.kept, error, step.transition))
             kept = place.kept if step.index is None else place.kept.select(step.index)
             part = Place(*step.after, self._rule.advance(kept, step.transition))
@@ -240,12 +237,6 @@ class Online:
                 f"model: forward(x, None) failed ({type(error).__name__}: {error}). It must start a stream, or the "
                 "model must have a method initial_state(streams) that returns the first state."
             ) from error
-
-
-def _checked(loss_fn: LossFn | None) -> LossFn:
-    if loss_fn is None:
-        raise InputError("loss_fn: expected a function of (output, target), found None beside a target.")
-    return loss_fn
 
 
 def _numbers(rows: Any, h: Tensor) -> Tensor:

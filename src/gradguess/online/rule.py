@@ -42,17 +42,6 @@ class Kept:
         """Both; where names are the same, those of `other`."""
         return Kept({**self.rows, **other.rows}, {**self.shared, **other.shared})
 
-    def looks_like(self, other: Kept) -> bool:
-        """Are there the same names, with the same shapes and dtypes?"""
-        mine, others = (
-            {k: (v.shape, v.dtype) for k, v in (*kept.rows.items(), *kept.shared.items())} for kept in (self, other)
-        )
-        return mine == others
-
-    @property
-    def bytes(self) -> int:
-        return sum(value.numel() * value.element_size() for value in (*self.rows.values(), *self.shared.values()))
-
 
 @dataclass(frozen=True)
 class Error:

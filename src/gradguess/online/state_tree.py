@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from gradguess.errors import InputError
 
@@ -39,14 +39,11 @@ class StateTree:
         return tree
 
     @property
-    def floating(self) -> list[bool]:
-        """Of each leaf: does it belong to the vector?"""
-        return [dtype.is_floating_point for dtype in self.dtypes]
-
-    @property
     def width(self) -> int:
         """`n`, the length of the vector."""
-        return sum(prod(shape) for shape, floating in zip(self.shapes, self.floating, strict=True) if floating)
+        return sum(
+            prod(shape) for shape, dtype in zip(self.shapes, self.dtypes, strict=True) if dtype.is_floating_point
+        )
 
     def check(self, state: Any, batch: int) -> None:
         """Refuse a state that does not look like this one."""
@@ -84,15 +81,6 @@ class StateTree:
                 leaf = next(rest)
             leaves.append(leaf.to(dtype, copy=True))
         return tree_unflatten(leaves, self.spec)
-
-
-def rows_of(tree: Any, rows: Tensor, batch: int) -> Any:
-    """The same tree with some of its rows. Tensors without a row for each stream stay as they are."""
-
-    def select(leaf: Any) -> Any:
-        return leaf[rows] if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == batch else leaf
-
-    return tree_map(select, tree)
 
 
 def batch_of(x: Any) -> int:

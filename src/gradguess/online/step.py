@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from gradguess.errors import InputError, NonFiniteError
-from gradguess.model.task import LossFn
+from gradguess.model.task import LossFn, rows_of
 from gradguess.online.rule import Error, Kept, Rule, Tensors
-from gradguess.online.state_tree import StateTree, finite_rows, rows_of
+from gradguess.online.state_tree import StateTree, finite_rows
 from gradguess.online.transition import Transition, losses_of, run
 
 
@@ -34,10 +34,15 @@ class Place:
         others = tuple(old.index_copy(0, rows, new) for old, new in zip(self.others, part.others, strict=True))
         return Place(self.h.index_copy(0, rows, part.h), others, self.kept.replace(rows, part.kept))
 
+    @property
+    def tensors(self) -> dict[Any, Tensor]:
+        """All of them, by name or number."""
+        return {**dict(enumerate((self.h, *self.others))), **self.kept.rows, **self.kept.shared}
+
     def looks_like(self, other: Place) -> bool:
         """Are there the same tensors, with the same shapes and dtypes?"""
-        mine, others = ([(v.shape, v.dtype) for v in (place.h, *place.others)] for place in (self, other))
-        return mine == others and self.kept.looks_like(other.kept)
+        mine, others = ({k: (v.shape, v.dtype) for k, v in place.tensors.items()} for place in (self, other))
+        return mine == others
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradguess.errors import InputError, NonFiniteError, check_count
+from gradguess.errors import NonFiniteError, check_choice, check_count
 from gradguess.online.bases import BASES
 from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition, carried, contracted, zeros
 
@@ -42,8 +42,7 @@ class WPerp(Rule):
     def __post_init__(self) -> None:
         check_count("k", self.k)
         check_count("refresh", self.refresh)
-        if self.basis not in BASES:
-            raise InputError(f"basis: expected one of {', '.join(BASES)}, found {self.basis!r}.")
+        check_choice("basis", self.basis, tuple(BASES))
 
     def start(self, transition: Transition) -> Kept:
         n, h = transition.width, transition.h

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from gradguess.jacobian import SKETCH, CutGraph, PassingCutGraph
+from gradguess.jacobian import CutGraph
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import Task
@@ -18,7 +18,6 @@ from gradguess.model.task import Task
 Observe = Callable[[Site, Any, Tensor], Any]  # (site, input x, output s)
 Draw = Callable[[Site, Any, Tensor], Tensor | None]  # (site, input x, output s) -> direction y, or None
 Piece = Callable[[Site, Tensor], None]  # (site, output s with the graph of its own piece)
-Settle = Callable[[CutGraph, Site], None]  # (graph, site that has met all that lies next above it)
 Scale = Callable[[Site, Tensor, Tensor | None], Tensor]  # (site, y, tangent that arrives from below) -> what is added
 
 
@@ -80,9 +79,3 @@ class Pass(ABC):
     def cut(self, *, twice: bool = True) -> CutGraph:
         """A pass with a reverse graph that is cut at every site; `twice` as in `graph`, for products `W̃ v`."""
         return CutGraph(self.layout, partial(self.graph, twice=twice))
-
-    def cut_in_passing(
-        self, sites: Sequence[Site], settle: Settle, *, twice: bool = True, vectors: int = SKETCH
-    ) -> None:
-        """The same, but `settle` sees each of the sites on the way, and what no site waits for is freed."""
-        PassingCutGraph(self.layout, partial(self.graph, twice=twice), sites, settle, vectors)

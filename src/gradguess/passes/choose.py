@@ -19,5 +19,5 @@ def choose_pass(task: Task, layout: Layout, *, keep: bool = True, finite: bool =
         mixes: the samples of the batch depend on each other.
     """
     if finite:
-        return FinitePass(ModulePass(task, layout), keep, mixes)
+        return FinitePass(task, layout, keep, mixes)
     return ReluChainPass(task, layout, keep) if ReluChainPass.fits(task, layout) else ModulePass(task, layout)

@@ -28,9 +28,9 @@ from torch.utils._pytree import tree_map
 from gradguess.backends.policy import resolution
 from gradguess.errors import InputError
 from gradguess.model.hooks import Visit
-from gradguess.model.site import LayoutChanged, Site, at_least_float32
+from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import Task, tensors
-from gradguess.passes.base import Carried, Draw, Observe, Pass, Piece, Scale
+from gradguess.passes.base import Carried, Draw, Piece, Scale
 from gradguess.passes.forward_mode import forward_mode, is_missing_formula
 from gradguess.passes.module_pass import ModulePass
 
@@ -49,17 +49,19 @@ class _Start:
     rounding: float = 0.0  # ε
 
 
-class FinitePass(Pass):
-    """The passes of `inner`, with differences in place of dual numbers.
+class FinitePass(ModulePass):
+    """The passes of `ModulePass`, with differences in place of dual numbers.
 
     Args:
         keep: the first plain pass may be kept for further directions.
         mixes: samples depend on each other, and need one step for all of them.
     """
 
-    def __init__(self, inner: ModulePass, keep: bool, mixes: bool) -> None:
-        self.inner, self.keep, self.mixes = inner, keep, mixes
-        self.task, self.layout = inner.task, inner.layout
+    gives_pieces = False
+
+    def __init__(self, task: Task, layout: Layout, keep: bool, mixes: bool, *, aside: bool = False) -> None:
+        super().__init__(task, layout, aside=aside)
+        self.keep, self.mixes = keep, mixes
         self._kept: _Start | None = None
         modules = [module for module, _ in self.layout.members.modules]
         if any(isinstance(module, nn.SyncBatchNorm) for module in modules):
@@ -70,16 +72,8 @@ class FinitePass(Pass):
         self._convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in modules)
         self._coarse = QUANTISED if any("quantized" in type(module).__module__ for module in modules) else 0.0
 
-    def plain(self, observe: Observe) -> Any:
-        return self.inner.plain(observe)
-
-    def graph(
-        self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False, last: bool = False
-    ) -> tuple[Any, Tensor]:
-        return self.inner.graph(visit, fused=fused, twice=twice, last=last)
-
     def aside(self, task: Task | None = None) -> FinitePass:
-        return FinitePass(self.inner.aside(task), self.keep, self.mixes)
+        return FinitePass(task or self.task, self.layout, self.keep, self.mixes, aside=True)
 
     def tangent(self, draw: Draw, scale: Scale | None = None, piece: Piece | None = None) -> Carried:
         if scale is not None and not self.keep:
@@ -108,7 +102,7 @@ class FinitePass(Pass):
 
     def parameter_tangent(self, directions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         own = {name: self.layout.members.parameters[name].detach() for name in directions}
-        outputs = self.inner.moved(None, first=True)
+        outputs = self.moved(None, first=True)
         size, length = (
             torch.stack([at_least_float32(t).norm() for t in ts]).norm() for ts in (own.values(), directions.values())
         )
@@ -117,7 +111,7 @@ class FinitePass(Pass):
         def shifted(sign: int) -> dict[str, Tensor]:
             return {name: _shifted(p, sign * h, directions[name]) for name, p in own.items()}
 
-        carried = self._difference(outputs, h, *(self.inner.moved(None, shifted(sign)) for sign in (1, -1)))
+        carried = self._difference(outputs, h, *(self.moved(None, shifted(sign)) for sign in (1, -1)))
         return carried.losses, carried.jvp
 
     def _draw(self, draw: Draw, scale: Scale | None) -> tuple[_Start, dict[str, Tensor | None]]:
@@ -134,7 +128,7 @@ class FinitePass(Pass):
                 start.before[site.name] = s.clone()  # what follows may change s in place
             return s
 
-        start.outputs = self.inner.moved(visit, first=True)
+        start.outputs = self.moved(visit, first=True)
         if self.keep:
             self._kept = start
         return start, ys
@@ -167,7 +161,7 @@ class FinitePass(Pass):
 
     def _moved(self, visit: Visit) -> Any:
         try:
-            return self.inner.moved(visit)
+            return self.moved(visit)
         except LayoutChanged:
             raise InputError(
                 "The model called other modules, or gave outputs of another shape, when its activations were moved a "

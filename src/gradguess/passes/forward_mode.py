@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -26,13 +26,8 @@ from gradguess.model.task import Task
 @contextmanager
 def forward_mode(model: nn.Module, *, graph: bool = False) -> Iterator[None]:
     """Dual numbers on kernels that have a forward-mode formula; with `graph`, a reverse graph of the values alone."""
-    with ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(graph))
-        stack.enter_context(formula_kernels(model))
-        stack.enter_context(dual_numbers())
-        stack.enter_context(tangent_rules(model))
-        if graph:
-            stack.enter_context(_NoGraphOfTangents())
+    cut = _NoGraphOfTangents() if graph else nullcontext()
+    with torch.set_grad_enabled(graph), formula_kernels(model), dual_numbers(), tangent_rules(model), cut:
         yield
 
 
@@ -191,7 +186,7 @@ def _culprit(task: Task) -> str:
         running.pop()
         return output
 
-    def enter(module: nn.Module) -> None:
+    def enter(module: nn.Module, args: Any) -> None:
         running.append(f"{names[module] or 'the model'} ({type(module).__name__})")
 
     try:

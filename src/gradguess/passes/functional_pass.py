@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,12 +11,12 @@ import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_map_only
 
 from gradguess.backends.tracing import traced_autograd
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, Site
-from gradguess.model.task import Task
+from gradguess.model.task import Task, tensors
 from gradguess.passes.base import Carried, Draw, Piece, Scale
 from gradguess.passes.forward_mode import formula_kernels, named_failures, quiet_jvp, tangent_rules
 from gradguess.passes.module_pass import ModulePass
@@ -79,19 +79,13 @@ class FunctionalPass(ModulePass):
             self._outputs[site.name] = s.detach(), s._version
             return draw(site, x, s)
 
-        def run() -> tuple[Any, Tensor]:
-            outputs = self._run(self._injecting(noting, scale, set()))
-            return outputs, self.task.losses(outputs)
-
-        outputs, losses, output_tangents, jvp = self._forward(run)
+        outputs, losses, output_tangents, jvp = self._forward(lambda: self._run(self._injecting(noting, scale, set())))
         return Carried(losses, jvp, outputs, output_tangents)
 
     def parameter_tangent(self, directions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        def run() -> tuple[Any, Tensor]:
+        def run() -> Any:
             own = self.layout.members.parameters
-            duals = {name: fwAD.make_dual(own[name].detach(), y) for name, y in directions.items()}
-            outputs = self._run(None, duals)
-            return outputs, self.task.losses(outputs)
+            return self._run(None, {name: fwAD.make_dual(own[name].detach(), y) for name, y in directions.items()})
 
         _, losses, _, jvp = self._forward(run)
         return losses, jvp
@@ -99,16 +93,15 @@ class FunctionalPass(ModulePass):
     @contextmanager
     def _one_pass(self, last: bool = False) -> Iterator[None]:
         """Every pass starts from the same buffers. Those that the first one leaves are kept."""
+        model = self.task.model
         if not self.layout.mutates:
             yield
-            return
-        model = self.task.model
-        if self._first is None:
+        elif self._first is None:
             self._first = {name: buffer.clone() for name, buffer in model.named_buffers()}
             yield
-            return
-        with _reparametrize_module(model, {name: buffer.clone() for name, buffer in self._first.items()}):
-            yield
+        else:
+            with _reparametrize_module(model, {name: buffer.clone() for name, buffer in self._first.items()}):
+                yield
 
     def aside(self, task: Task | None = None) -> FunctionalPass:
         other = FunctionalPass(task or self.task, self.layout)
@@ -126,21 +119,19 @@ class FunctionalPass(ModulePass):
         with traced_autograd(), formula_kernels(self.task.model, attention=False):  # no trace sees through the others
             return super().graph(visit and known, fused=fused, twice=twice, last=last)
 
-    def _forward(self, run: Any) -> tuple[Any, Tensor, list[Tensor], Tensor]:
-        """Outputs, losses, and the tangents of both."""
-        model = self.task.model
-        shape: dict[str, Any] = {}
+    def _forward(self, run: Callable[[], Any]) -> tuple[Any, Tensor, list[Tensor], Tensor]:
+        """The outputs that `run` returns, losses, and the tangents of both."""
+        model, outputs = self.task.model, None
 
         def function(open_level: Tensor, *values: Tensor) -> Any:
             own = dict(zip(buffers, values, strict=True))
+            nonlocal outputs
             with _reparametrize_module(model, own):
-                outputs, losses = run()
+                outputs = run()
+                losses = self.task.losses(outputs)
                 now = dict(model.named_buffers())
                 written = [now[name] for name in own]
-            leaves, spec = tree_flatten(outputs)
-            shape["spec"], shape["leaves"] = spec, leaves
-            floating = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-            return losses, floating, written
+            return losses, tensors(outputs), written
 
         zero = next(model.parameters()).new_zeros(())
         with (
@@ -159,6 +150,5 @@ class FunctionalPass(ModulePass):
             for buffer, value in zip(buffers.values(), written, strict=True):
                 buffer.copy_(value)
         found = iter(floating)
-        leaves = [next(found) if isinstance(t, Tensor) and t.is_floating_point() else t for t in shape["leaves"]]
-        outputs = tree_unflatten(leaves, shape["spec"])
-        return outputs, losses, list(output_tangents), jvp
+        values = tree_map_only(Tensor, lambda t: next(found) if t.is_floating_point() else t, outputs)
+        return values, losses, list(output_tangents), jvp

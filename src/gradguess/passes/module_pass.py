@@ -32,13 +32,18 @@ LOSS = "the loss"  # where a tangent must arrive, besides the sites
 
 
 class ModulePass(Pass):
-    """Calls the model, with hooks at its sites."""
+    """Calls the model, with hooks at its sites.
+
+    Passes `aside` leave no trace. All of them start from the random state at the time of construction.
+    """
 
     gives_pieces = True
 
-    def __init__(self, task: Task, layout: Layout) -> None:
-        self.task, self.layout = task, layout
+    def __init__(self, task: Task, layout: Layout, *, aside: bool = False) -> None:
+        self.task, self.layout, self._aside = task, layout, aside
         self._before: Snapshot | None = None  # random state and buffers before the first pass
+        if aside and layout.leaves_traces:
+            self._before = Snapshot(task.model, buffers=False)
 
     def plain(self, observe: Observe) -> Any:
         def visit(site: Site, x: Any, s: Tensor) -> Tensor:
@@ -127,7 +132,7 @@ class ModulePass(Pass):
             return self._run(visit, parameters)
 
     def aside(self, task: Task | None = None) -> ModulePass:
-        return _AsidePass(task or self.task, self.layout)
+        return ModulePass(task or self.task, self.layout, aside=True)
 
     def _run(self, visit: Visit | None, parameters: Mapping[str, Tensor] | None = None) -> Any:
         with nullcontext() if visit is None else SiteHooks(self.layout, visit):
@@ -141,12 +146,15 @@ class ModulePass(Pass):
         elif self._before is None:
             self._before = Snapshot(self.task.model, buffers=self.layout.mutates)
             yield
+        elif self._aside:
+            with untouched(self.task.model):
+                self._before.restore()
+                yield
         else:
             now = Snapshot(self.task.model, random=False)
-            self._before.restore_random()
-            self._before.restore_buffers()  # the weight under spectral norm depends on them
+            self._before.restore()  # the weight under spectral norm depends on them
             yield
-            now.restore_buffers()
+            now.restore()
 
 
 class _Line:
@@ -166,20 +174,3 @@ class _Line:
         leaf = s.detach().requires_grad_()
         self.known[id(leaf)], self.last = leaf, id(leaf)
         return leaf.clone()
-
-
-class _AsidePass(ModulePass):
-    """Passes that leave no trace. All of them start from the random state at the time of construction."""
-
-    def __init__(self, task: Task, layout: Layout) -> None:
-        super().__init__(task, layout)
-        self._before = Snapshot(task.model, buffers=False) if layout.leaves_traces else None
-
-    @contextmanager
-    def _one_pass(self, last: bool = False) -> Iterator[None]:
-        if self._before is None:
-            yield
-            return
-        with untouched(self.task.model):
-            self._before.restore_random()
-            yield

@@ -25,7 +25,7 @@ from gradguess.layers.tangents import TangentRules
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import Task
 from gradguess.passes.base import Carried, Draw, Observe, Piece, Scale
-from gradguess.passes.forward_mode import dual_numbers, named_failures
+from gradguess.passes.forward_mode import dual_numbers, named_failures, unpack_dual
 from gradguess.passes.module_pass import ModulePass
 
 Seen = list[tuple[Site, Tensor]]  # every site with the input of its layer
@@ -89,8 +89,7 @@ class ReluChainPass(ModulePass):
     def _through_loss(self, outputs: Tensor, t: Tensor | None) -> Carried:
         u = torch.zeros_like(outputs) if t is None else t
         with torch.no_grad(), named_failures(self.task), dual_numbers(), TangentRules():
-            losses, jvp = fwAD.unpack_dual(self.task.losses(fwAD.make_dual(outputs, u)))
-            jvp = torch.zeros_like(losses) if jvp is None else jvp
+            losses, jvp = unpack_dual(self.task.losses(fwAD.make_dual(outputs, u)))
         return Carried(losses, jvp, outputs, [u])
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from gradguess.errors import InputError, check_count
+from gradguess.errors import check_choice, check_count
 from gradguess.model.site import Layout
 from gradguess.model.task import Task
 from gradguess.noise import Noise
@@ -43,14 +43,10 @@ class Options:
 
     def __post_init__(self) -> None:
         check_count("tangents", self.tangents)
-        if self.memory not in ("store", "replay"):
-            raise InputError(f"memory: expected 'store' or 'replay', found {self.memory!r}.")
-        if self.coupling not in ("sample", "batch"):
-            raise InputError(f"coupling: expected 'sample' or 'batch', found {self.coupling!r}.")
-        if self.derivative not in ("dual", "finite"):
-            raise InputError(f"derivative: expected 'dual' or 'finite', found {self.derivative!r}.")
-        if self.top not in ("guess", "exact"):
-            raise InputError(f"top: expected 'guess' or 'exact', found {self.top!r}.")
+        check_choice("memory", self.memory, ("store", "replay"))
+        check_choice("coupling", self.coupling, ("sample", "batch"))
+        check_choice("derivative", self.derivative, ("dual", "finite"))
+        check_choice("top", self.top, ("guess", "exact"))
 
     @property
     def finite(self) -> bool:

@@ -62,10 +62,6 @@ class Measurement:
         c = self.jvp if len(rows) == len(self.passes) else torch.stack([self.jvp[row] for row in rows])
         return c / torch.stack(self.scales[site.name])[:, None] if site.name in self.scales else c
 
-    def forget_outputs(self) -> None:
-        """Let the outputs and their tangents go."""
-        self.outputs, self.output_tangents = None, []
-
     def weigh(self, step: Step, site: Site, y: Tensor, share: float = 1.0) -> Tensor:
         """`ĝ = c y`, averaged over tangents: the estimate of each sample's own gradient at the site, times `share`.
 

@@ -8,7 +8,6 @@ estimates from different subspaces. A broadcast every `refresh` steps avoids tha
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,51 +18,28 @@ from gradguess.backends.policy import collective_device
 from gradguess.errors import InputError
 
 
-class Pool(ABC):
-    """The processes that share a batch."""
-
-    rank: int
-    size: int
-
-    @abstractmethod
-    def sum(self, t: Tensor) -> Tensor:
-        """The sum of every process's `t`."""
-
-    @abstractmethod
-    def norm(self, t: Tensor, dtype: torch.dtype) -> Tensor:
-        """The length of all processes' parts of a vector."""
-
-    @abstractmethod
-    def agree(self, tensors: list[Tensor]) -> None:
-        """Overwrite with rank 0's."""
-
-    @abstractmethod
-    def counts(self, batch: int) -> list[int]:
-        """Every process's number of samples."""
-
-    @abstractmethod
-    def gather(self, tensors: list[Tensor]) -> list[list[Tensor]]:
-        """Every process's list, by rank."""
-
-
-class Alone(Pool):
-    """One process."""
+class Pool:
+    """The processes that share a batch. Here it is one; `Processes` are several."""
 
     rank, size = 0, 1
 
     def sum(self, t: Tensor) -> Tensor:
+        """The sum of every process's `t`."""
         return t
 
     def norm(self, t: Tensor, dtype: torch.dtype) -> Tensor:
+        """The length of all processes' parts of a vector."""
         return torch.linalg.vector_norm(t, dtype=dtype)
 
     def agree(self, tensors: list[Tensor]) -> None:
-        return None
+        """Overwrite with rank 0's."""
 
     def counts(self, batch: int) -> list[int]:
+        """Every process's number of samples."""
         return [batch]
 
     def gather(self, tensors: list[Tensor]) -> list[list[Tensor]]:
+        """Every process's list, by rank."""
         return [tensors]
 
 
@@ -104,7 +80,7 @@ class Processes(Pool):
         return every
 
 
-ALONE = Alone()
+ALONE = Pool()
 
 
 def pool_of(group: Any, model: nn.Module) -> Pool:

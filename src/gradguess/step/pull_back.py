@@ -35,10 +35,8 @@ def pull_back(
         _from_records(step, cotangent, records, gradients)
     elif step.layout.has_closed_gradients:
         step.passes.plain(lambda site, x, s: gradients.add_closed(site, x, cotangent(site, s)))
-    elif tail is not None:
-        _from_recorded(step, cotangent, gradients, pieces or {}, tail)
     else:
-        _from_pieces(step, cotangent, gradients)
+        _from_pieces(step, cotangent, gradients, pieces, tail)
     return gradients.by_name
 
 
@@ -71,26 +69,21 @@ def _closed(site: Site, x: Any, g: Tensor) -> dict[str, Tensor]:
     return site.gradient(site.module, x.to(dtype) if x.is_floating_point() else x, g.to(dtype))
 
 
-def _from_recorded(
-    step: Step, cotangent: Cotangent, gradients: Gradients, pieces: dict[str, Tensor], tail: Tensor
+def _from_pieces(
+    step: Step, cotangent: Cotangent, gradients: Gradients, pieces: dict[str, Tensor] | None, tail: Tensor | None
 ) -> None:
-    for site in step.layout.sites:
-        s = pieces.pop(site.name)  # freed with its graph
-        with torch.no_grad():
-            g = cotangent(site, s.detach())
-        gradients.add_vjp(site.parameters, s, g)
-    gradients.add_tail(tail)
-
-
-def _from_pieces(step: Step, cotangent: Cotangent, gradients: Gradients) -> None:
     def visit(site: Site, x: Any, s: Tensor) -> Tensor:
         with torch.no_grad():
             g = cotangent(site, s.detach())
         gradients.add_vjp(site.parameters, s, g)
         return s.detach()
 
-    _, losses = step.passes.graph(visit)
-    gradients.add_tail(losses)
+    if pieces and tail is not None:
+        for site in step.layout.sites:
+            visit(site, None, pieces.pop(site.name))  # freed with its graph
+    else:
+        _, tail = step.passes.graph(visit)
+    gradients.add_tail(tail)
 
 
 class Gradients:

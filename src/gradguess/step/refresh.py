@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradguess.backends.policy import full_precision, kept_dtype
 from gradguess.guesses.base import SIZED, Guess, SiteView, fits, in_dtype
-from gradguess.jacobian import SKETCH, CutGraph, Jacobian
+from gradguess.jacobian import SKETCH, CutGraph, Jacobian, PassingCutGraph
 from gradguess.layers.elementwise import mask
 from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import Task
@@ -156,7 +156,7 @@ def _below_others(search: Search, layout: Layout, sites: list[Site], kept: Kept)
     task, vectors = search.probe(), SKETCH
     if layout.sliceable and not search.mixes:
         rows, vectors = sketched_samples(task.batch, layout.largest(task))
-        task = task.rows(rows, task.batch)
+        task = task.part(slice(rows), task.batch)
     noise = search.noise()
     found = {}
 
@@ -167,5 +167,5 @@ def _below_others(search: Search, layout: Layout, sites: list[Site], kept: Kept)
 
     twice = search.guess.multiplies
     passes = choose_pass(task, layout).aside() if twice else search.aside(task, layout)
-    passes.cut_in_passing(sites, settle, twice=twice, vectors=vectors)
+    PassingCutGraph(layout, partial(passes.graph, twice=twice), sites, settle, vectors)
     return found

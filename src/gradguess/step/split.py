@@ -101,4 +101,4 @@ def first_samples(task: Task, layout: Layout, pool: Pool, count: int) -> Task:
 
 def first_rows(task: Task, fraction: float) -> Task:
     """The first samples of a batch, a fraction of it and at least one."""
-    return task if fraction == 1 else task.rows(max(1, round(fraction * task.batch)), task.batch)
+    return task if fraction == 1 else task.part(slice(max(1, round(fraction * task.batch))), task.batch)

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.layers.positions import WORDS, Pattern
-from gradguess.methods.feedback.scattered import scattered
+from gradguess.methods.feedback.scattered import Scattered
 from gradguess.model.find_sites import lay_out
 from gradguess.model.task import Task
-from gradguess.step.draw import Drawing
 from gradguess.step.measure import measure
 from models import Case, cross_entropy, per_sequence
 from steps import step_of
@@ -70,7 +69,7 @@ def test_signs_tie_no_two_tokens():
     torch.manual_seed(0)
     model, x, y = TokenModel().double(), torch.randn(2, 3, 6, dtype=torch.float64), torch.randint(5, (2, 3))
     step = step_of(Case(model, x, y, per_sequence), gg.WPerp(k=1), tangents=400)
-    drawn = measure(Drawing(step, scattered(gg.WPerp(k=1), step.layout))).records["first"].y
+    drawn = measure(Scattered(step, gg.WPerp(k=1))).records["first"].y
     assert drawn is not None
     draws = drawn[:, 0]  # (tangents, tokens, features)
     between = (draws[:, 0, :, None] * draws[:, 1, None, :]).mean(0)

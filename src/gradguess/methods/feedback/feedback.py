@@ -7,19 +7,18 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from gradguess.errors import InputError, check_count
+from gradguess.errors import InputError, check_choice, check_count
 from gradguess.guesses.base import Guess
 from gradguess.methods.base import Draws, Estimate, Method
-from gradguess.methods.feedback.forms import FORMS, Form
+from gradguess.methods.feedback.forms import FORMS
 from gradguess.methods.feedback.forward import Forward, keep_pass
 from gradguess.methods.feedback.lesson import Lesson
 from gradguess.methods.feedback.predictor import Predictor, Start, zeros
 from gradguess.methods.feedback.replay import Replay
 from gradguess.methods.feedback.rules import WEIGHTED, Rule
-from gradguess.methods.feedback.scattered import scattered
+from gradguess.methods.feedback.scattered import Scattered
 from gradguess.methods.output_error import OutputError
 from gradguess.step.base import State, Step
-from gradguess.step.draw import Drawing
 from gradguess.step.measure import Measurement, measure
 from gradguess.step.split import first_rows
 
@@ -66,8 +65,7 @@ class Feedback(Method):
                 "Feedback(guess): expected a guess that draws directions at sites, gg.WPerp() for instance, "
                 f"found {self.guess!r}."
             )
-        if self.form not in FORMS:
-            raise InputError(f"Feedback(form): expected one of {', '.join(map(repr, FORMS))}, found {self.form!r}.")
+        check_choice("Feedback(form)", self.form, tuple(FORMS))
         if not 0 <= self.bootstrap <= 1:
             raise InputError(f"Feedback(bootstrap): expected 0 <= bootstrap <= 1, found {self.bootstrap!r}.")
         if not 0 <= self.rate < 2:
@@ -106,7 +104,13 @@ class Feedback(Method):
         lesson = None if seen is None else self._lesson(step, seen, error, predictor)
         if teaches and not whole:
             self._teach_part(self.part_of(step), predictor)
-        h = self._predictions(form, forward, predictor, error, lesson, seen)
+        h = {}
+        for site in step.layout.guessed:
+            gate, y = forward.gate(site), None if seen is None else seen.records[site.name].y
+            if form.reads(site, step.layout):
+                h[site.name] = form.at_site(predictor, site, gate, forward.size(site), error, lesson, y)
+            elif lesson is not None and y is not None:
+                lesson.learn(site, y, gate)
         g = form.combine(self, forward, predictor, h, error)
         losses = error.losses if seen is None else seen.losses
         jvp = losses.new_zeros(0, len(losses)) if seen is None else seen.jvp
@@ -125,8 +129,7 @@ class Feedback(Method):
 
     def measure(self, step: Step) -> Measurement:
         """Balanced directions at every site whose gradient is predicted."""
-        drawing = Drawing(step, scattered(self.guess, step.layout))
-        return measure(drawing, lambda site: site.guessed, balance=True, keep_outputs=True)
+        return measure(Scattered(step, self.guess), lambda site: site.guessed, balance=True, keep_outputs=True)
 
     def part_of(self, step: Step) -> Step:
         """The same step on the samples that carry tangents; it leaves random state and buffers as they are."""
@@ -153,26 +156,6 @@ class Feedback(Method):
         lesson = self._lesson(step, seen, OutputError(step.task, seen.outputs), predictor)
         for name, y in _directions(seen).items():
             lesson.learn(step.layout[name], y, seen.records[name].gate)
-
-    @staticmethod
-    def _predictions(
-        form: Form,
-        forward: Forward,
-        predictor: Predictor,
-        error: OutputError,
-        lesson: Lesson | None,
-        seen: Measurement | None,
-    ) -> dict[str, Tensor]:
-        layout = forward.step.layout
-        h = {}
-        for site in layout.guessed:
-            y = None if seen is None else seen.records[site.name].y
-            gate = forward.gate(site)
-            if form.reads(site, layout):
-                h[site.name] = form.at_site(predictor, site, gate, forward.size(site), error, lesson, y)
-            elif lesson is not None and y is not None:
-                lesson.learn(site, y, gate)
-        return h
 
 
 def _directions(seen: Measurement) -> dict[str, Tensor]:

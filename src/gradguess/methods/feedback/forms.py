@@ -30,9 +30,10 @@ class Form(ABC):
 
     Attributes:
         chained: the chain rule is applied to the predictions, so that sites wait for those above them.
+        corrects: what the tangents say against the prediction is added to it.
     """
 
-    chained = False
+    chained = corrects = False
 
     def reads(self, site: Site, layout: Layout) -> bool:
         """Is the prediction at this site used?"""
@@ -48,10 +49,12 @@ class Form(ABC):
         lesson: Lesson | None = None,
         y: Tensor | None = None,
     ) -> Tensor:
-        """Learn from the lesson, if there is one, and predict: `h_i`."""
-        if lesson is not None and y is not None:
-            lesson.learn(site, y, gate)
-        return predictor.predict(site, gate, d, error)
+        """Learn from the lesson, if there is one, and predict: `h_i`. A correction is to what was predicted before."""
+        if lesson is None or y is None:
+            return predictor.predict(site, gate, d, error)
+        before = predictor.predict(site, gate, d, error) + lesson.correction(site, y) if self.corrects else None
+        lesson.learn(site, y, gate)
+        return predictor.predict(site, gate, d, error) if before is None else before
 
     @abstractmethod
     def combine(
@@ -72,22 +75,7 @@ class Direct(Form):
 class Corrected(Direct):
     """The prediction and what the tangents say against it: bias and variance shrink as the predictor learns."""
 
-    def at_site(
-        self,
-        predictor: Predictor,
-        site: Site,
-        gate: Tensor | None,
-        d: int,
-        error: OutputError,
-        lesson: Lesson | None = None,
-        y: Tensor | None = None,
-    ) -> Tensor:
-        h = predictor.predict(site, gate, d, error)
-        if lesson is None or y is None:
-            return h
-        h = h + lesson.correction(site, y)
-        lesson.learn(site, y, gate)
-        return h
+    corrects = True
 
 
 class Chained(Form):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradguess.methods.output_error import OutputError, pull
 from gradguess.model.site import Layout, Site
+from gradguess.model.task import tensors
 from gradguess.step.base import Step
 from gradguess.step.measure import Measurement, Records, record
 from gradguess.step.pull_back import pull_back
@@ -136,11 +137,10 @@ class GraphForward(Forward):
 
     def _pull(self, h: Values, error: OutputError, sites: Sequence[Site]) -> Values:
         """One cut backward pass from the predictions and the output error to the sites."""
-        layout, pairs = self.step.layout, error.seeds(self.graph.outputs)
-        ends = [self.graph.below[name] for name in h] + [end for end, _ in pairs]
-        seeds = [layout[name].unflat(value, self.graph.below[name]) for name, value in h.items()]
-        seeds += [seed for _, seed in pairs]
-        grads = pull(ends, [self.graph.above[site.name] for site in sites], seeds)
+        ends = [self.graph.below[name] for name in h]
+        seeds = [self.step.layout[name].unflat(value, end) for (name, value), end in zip(h.items(), ends, strict=True)]
+        ends, seeds = ends + tensors(self.graph.outputs), seeds + error.parts
+        grads = pull(ends, [self.graph.above[site.name] for site in sites], seeds, retain_graph=True)
         return {site.name: site.flat(grad) for site, grad in zip(sites, grads, strict=True)}
 
     def to_parameters(self, g: Values, batch: int) -> dict[str, Tensor]:

@@ -88,10 +88,6 @@ class Lesson:
         """The sum of `|e|²` over the whole batch."""
         return self.pool.sum(self.power(self.own).sum()).clamp_min(torch.finfo(self.error.flat.dtype).tiny)
 
-    def passes_of(self, site: Site) -> int:
-        """How many passes carried a site's directions."""
-        return len(self.seen.rows(site))
-
     def _passes(self, site: Site) -> list[tuple[int, int, Tensor]]:
         """(pass, tangent, σ) of the passes that carried a site's directions."""
         scales = self.seen.scales[site.name]

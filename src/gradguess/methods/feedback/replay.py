@@ -23,7 +23,7 @@ from gradguess.methods.feedback.forms import FORMS
 from gradguess.methods.feedback.forward import is_closed
 from gradguess.methods.feedback.lesson import Lesson
 from gradguess.methods.feedback.predictor import Predictor
-from gradguess.methods.feedback.scattered import scattered
+from gradguess.methods.feedback.scattered import Scattered
 from gradguess.methods.feedback.waiting import ClosedChain, GraphChain
 from gradguess.methods.output_error import OutputError
 from gradguess.model.hooks import Visit
@@ -76,7 +76,7 @@ class Replay:
     # --- the first pass --------------------------------------------------------------------------------------
 
     def _measure(self, step: Step) -> tuple[Drawing, Lesson, Measurement]:
-        drawing = Drawing(step, scattered(self.method.guess, step.layout))
+        drawing = Scattered(step, self.method.guess)
         lesson = self.method.new_lesson(step, self.predictor)
         return drawing, lesson, measure(drawing, lambda site: site.guessed, balance=True, watch=lesson.observe)
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from gradguess.guesses.base import Guess, SiteView
 from gradguess.guesses.frames import Frame
 from gradguess.layers.positions import Pattern
-from gradguess.model.site import Layout
+from gradguess.model.site import Site
+from gradguess.step.draw import Drawing
 
 
 class _Signed(Frame):
@@ -32,29 +28,14 @@ class _Signed(Frame):
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Scattered(Guess):
-    """A guess whose directions at different tokens of a site are uncorrelated, for sites that share `B`.
+class Scattered(Drawing):
+    """Draws so that the directions at different tokens of a site are uncorrelated, for sites that share `B`.
 
     Not for the pixels of a convolution: there it taught worse (see the docs, "Sites with positions").
     """
 
-    guess: Guess
-    patterns: Mapping[str, Pattern]
-
-    @property
-    def reads(self) -> Literal["never", "search", "frame"]:  # type: ignore[override]
-        return self.guess.reads
-
-    def frame(self, view: SiteView) -> Frame:
-        frame, pattern = self.guess.frame(view), self.patterns[view.name]
-        if pattern.kind == "full" or pattern.channels_first:
+    def frame(self, site: Site, s: Tensor, gate: Tensor | None) -> Frame:
+        frame = super().frame(site, s, gate)
+        if not site.guessed or site.pattern.kind == "full" or site.pattern.channels_first:
             return frame
-        return _Signed(frame, pattern, view.output.shape[1])
-
-
-def scattered(guess: Guess, layout: Layout) -> Guess:
-    """The guess itself, or, where positions share a matrix, one with uncorrelated directions at the positions."""
-    patterns = {site.name: site.pattern for site in layout.sites}
-    plain = all(pattern.kind == "full" for pattern in patterns.values())
-    return guess if plain else Scattered(guess, patterns)
+        return _Signed(frame, site.pattern, site.flat(s).shape[1])

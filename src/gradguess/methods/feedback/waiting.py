@@ -110,4 +110,4 @@ class GraphChain:
 
 
 def _one_down(value: Tensor, s: Tensor, below: _Piece) -> Tensor:
-    return pull([s], [below.leaf], [value.to(s.dtype)])[0]
+    return pull([s], [below.leaf], [value], retain_graph=True)[0]

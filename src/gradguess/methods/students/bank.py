@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -114,13 +113,3 @@ class Student:
     def share(self) -> float:
         """Of one sample in the mean over the batch."""
         return self.bank.step.share / len(self.s)
-
-
-def pull(end: Tensor, leaves: Sequence[Tensor], seed: Tensor | None = None, **graph: bool) -> list[Tensor]:
-    """A vjp; zero where no path leads."""
-    if not end.requires_grad:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    seed = torch.ones_like(end) if seed is None else seed.to(end.dtype)
-    with torch.set_grad_enabled(graph.get("create_graph", False)):
-        found = torch.autograd.grad(end, leaves, seed, allow_unused=True, **graph)
-    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]

@@ -10,7 +10,8 @@ from torch import Tensor
 from gradguess.guesses.frames import Frame
 from gradguess.methods.base import Estimate, Method
 from gradguess.methods.guessed import spend
-from gradguess.methods.students.bank import Bank, Built, pull
+from gradguess.methods.output_error import OutputError, pull
+from gradguess.methods.students.bank import Bank, Built
 from gradguess.methods.students.student import Make
 from gradguess.methods.students.students import check_cut, check_students
 from gradguess.model.site import Site, at_least_float32
@@ -68,12 +69,9 @@ class _LocalDrawing(Drawing):
     def _gradient(self, site: Site, s: Tensor) -> Tensor:
         """`h`, the gradient of each sample's local loss."""
         if site.is_output:
-            free = s.detach().requires_grad_()
-            with torch.enable_grad():
-                losses = self.step.task.losses(self.bank.outputs.wrap(free))
-            return pull(losses, [free])[0]
+            return OutputError(self.step.task, self.bank.outputs.wrap(s)).parts[0]
         student = self.bank.student(site, s)
-        h, grad = pull(student.losses, [student.s, student.weights])
+        h, grad = pull([student.losses], [student.s, student.weights])
         if site.name not in self.met:
             self.bank.add(site, grad * student.share)
         self.met.add(site.name)

@@ -22,7 +22,8 @@ from torch import Tensor
 from gradguess.backends.tracing import tracing
 from gradguess.guesses.activation import ActivationPerturbation
 from gradguess.layers.tangents import own_kernels
-from gradguess.methods.students.bank import Student, pull
+from gradguess.methods.output_error import pull
+from gradguess.methods.students.bank import Student
 from gradguess.model.site import Site, at_least_float32
 from gradguess.passes.forward_mode import dual_numbers, formula_kernels, quiet_jvp, tangent_rules, unpack_dual
 from gradguess.step.base import Step
@@ -67,8 +68,8 @@ def _tangents(student: Student, known: Known) -> Tensor:
     for y, u in known.carried[student.site.name]:
         free = _moved(student, y).detach().requires_grad_()
         error = _relative(student, free, u)
-        (r,) = pull(error, [free])
-        (h,) = pull(student.p, [student.s], r, create_graph=True)
+        (r,) = pull([error], [free])
+        (h,) = pull([student.p], [student.s], [r], create_graph=True)
         product = (at_least_float32(h) * at_least_float32(y)).sum()
         found.append(error.detach() + product - product.detach())
     return torch.stack(found).mean()

@@ -90,11 +90,6 @@ class Outputs:
         self.place = places[0]
         self.shape = tuple(self.leaves[self.place].shape[1:])
 
-    def take(self, outputs: Any) -> Tensor:
-        """The tensor, from what the model returned."""
-        found: Tensor = tree_flatten(outputs)[0][self.place]
-        return found
-
     def wrap(self, p: Tensor) -> Any:
         """What the model would have returned with `p` as its tensor."""
         return tree_unflatten([p if i == self.place else leaf for i, leaf in enumerate(self.leaves)], self.spec)

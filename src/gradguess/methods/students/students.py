@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import torch
-
-from gradguess.errors import InputError
+from gradguess.errors import InputError, check_choice
 from gradguess.guesses.activation import ActivationPerturbation
 from gradguess.methods.base import Draws, Estimate, Method
-from gradguess.methods.students.bank import Bank, Built, pull
+from gradguess.methods.output_error import OutputError
+from gradguess.methods.students.bank import Bank, Built
 from gradguess.methods.students.rules import RULES, Known, carried
 from gradguess.methods.students.student import Make
 from gradguess.methods.students.walk import Walk
 from gradguess.model.site import Layout, Site
+from gradguess.model.task import tensors
 from gradguess.step.base import State, Step
 
 Rule = Literal["loss", "outputs", "chain", "tangents"]
 DEFAULTS: dict[str, tuple[Rule, ...]] = {"loss": ("loss",), "error": ("outputs", "chain")}  # by signal
-FORMS = ("direct", "chained")
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,8 @@ class Students(Method):
 
     def __post_init__(self) -> None:
         check_students("Students", self.make, self.lr)
-        if self.signal not in DEFAULTS:
-            raise InputError(f"Students(signal): expected 'loss' or 'error', found {self.signal!r}.")
-        if self.form not in FORMS:
-            raise InputError(f"Students(form): expected 'direct' or 'chained', found {self.form!r}.")
+        check_choice("Students(signal)", self.signal, tuple(DEFAULTS))
+        check_choice("Students(form)", self.form, ("direct", "chained"))
         learn = self.learn if self.learn is None or isinstance(self.learn, tuple) else (self.learn,)
         if learn is not None and (any(rule not in list(RULES) for rule in learn) or len(set(learn)) != len(learn)):
             raise InputError(
@@ -107,12 +104,9 @@ class Students(Method):
 
     def _ask(self, bank: Bank, known: Known, outputs: object) -> None:
         """Note the model's output, and the error there."""
-        known.output = bank.outputs.take(outputs).detach()
+        known.output = tensors(outputs)[0].detach()  # the only one
         if self.signal == "error":
-            free = known.output.detach().requires_grad_()
-            with torch.enable_grad():
-                losses = bank.step.task.losses(bank.outputs.wrap(free))
-            (known.error,) = pull(losses, [free])
+            (known.error,) = OutputError(bank.step.task, outputs).parts
 
 
 def check_students(name: str, make: object, lr: float) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradguess.methods.students.bank import Bank, Student, pull
+from gradguess.methods.output_error import pull
+from gradguess.methods.students.bank import Bank, Student
 from gradguess.methods.students.rules import RULES, Known
 from gradguess.model.site import Site
 from gradguess.step.pull_back import Gradients
@@ -75,7 +76,7 @@ class Walk:
         top, last = self.step.layout.sites[-1], self.last if self.linked else None
         names = self.step.layout.tail if top.name in self.cuts else (*top.parameters, *self.step.layout.tail)
         if self.top is not None:
-            self.site_grads[self.top[0]] = pull(losses, [self.top[1]], retain_graph=True)[0]
+            self.site_grads[self.top[0]] = pull([losses], [self.top[1]], retain_graph=True)[0]
         delivered = self._pull_piece(losses, [torch.ones_like(losses)], names, last)
         if last is not None and delivered and self.chained:
             self._finish(last, delivered)
@@ -85,7 +86,7 @@ class Walk:
         if not self.chained:
             self._finish(cut, held)
         elif cut.below is not None:
-            held = pull(cut.s, [cut.below.leaf], held.pop(), retain_graph=True)
+            held = pull([cut.s], [cut.below.leaf], [held.pop()], retain_graph=True)
             self._finish(cut.below, held)
 
     def _signal(self, cut: Cut) -> Tensor:
@@ -94,7 +95,8 @@ class Walk:
         own = self.known.error is None and self.learn == ("loss",)  # the signal is what the student learns from
         end = student.losses if self.known.error is None else student.p
         leaves = [student.s, student.weights] if own else [student.s]
-        found = pull(end, leaves, self.known.error, create_graph="chain" in self.learn, retain_graph=not own)
+        seeds = None if self.known.error is None else [self.known.error]
+        found = pull([end], leaves, seeds, create_graph="chain" in self.learn, retain_graph=not own)
         student.h = found[0]
         if own:
             self.bank.add(cut.site, found[1] * student.share)
@@ -108,7 +110,7 @@ class Walk:
         if self.learn:
             with torch.enable_grad():
                 total = torch.stack([RULES[rule](student, self.known) for rule in self.learn]).sum()
-            self.bank.add(student.site, pull(total, [student.weights])[0])
+            self.bank.add(student.site, pull([total], [student.weights])[0])
 
     def _finish(self, cut: Cut, held: Held) -> None:
         """The piece below a cut, from the gradient at the cut."""
@@ -143,11 +145,11 @@ def pull_once(end: Tensor, leaves: Sequence[Tensor], held: Held) -> list[Tensor]
     no memory; the hook puts the other in its place. It is on a view, so that hooks of the model's own come after it.
     """
     if not end.requires_grad:
-        return pull(end, leaves)
+        return pull([end], leaves)
     with torch.enable_grad():
         end = end.view_as(end)
     hook = end.register_hook(lambda _: (held.pop() / len(end)).to(end.dtype))
     try:
-        return pull(end, leaves, end.new_zeros(()).expand_as(end))
+        return pull([end], leaves, [end.new_zeros(()).expand_as(end)])
     finally:
         hook.remove()
