@@ -449,3 +449,14 @@ def test_what_torch_compile_returns_is_refused(inside: bool):
     module.compile(backend="eager")
     with pytest.raises(gg.InputError, match="found the model itself compiled"):
         gg.estimate(module, gg.WPerp(), nn.CrossEntropyLoss(reduction="none"), torch.randn(2, 4), torch.tensor([0, 1]))
+
+
+DETACHED = [gg.Feedback(gg.WPerp(k=2)), gg.Students(), gg.Students(signal="error"), gg.Backprop(), gg.WPerp(k=2)]
+
+
+@pytest.mark.parametrize("method", DETACHED, ids=repr)
+def test_a_loss_without_a_derivative(method):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    forward = gg.ForwardGradient(model, method, sites=2 if isinstance(method, gg.Students) else "auto")
+    with pytest.raises(gg.InputError, match="expected losses with a derivative"):
+        forward(lambda out, t: (out.detach() - t).square().mean(1), torch.randn(5, 3), torch.randn(5, 2))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradguess.methods.base import Estimate, Method
 from gradguess.model.site import Site
+from gradguess.model.task import check_differentiable
 from gradguess.step.base import State, Step
 
 
@@ -37,6 +38,7 @@ class Backprop(Method):
             return outputs[site.name].clone()  # what follows may change its input in place
 
         _, losses = step.passes.graph(watch if step.detail else None, fused=True, last=not step.detail)
+        check_differentiable(losses)
         with torch.enable_grad():
             total = losses.sum()
         own = {name: p for name, p in step.layout.members.parameters.items() if p.requires_grad}

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from gradguess.errors import InputError
 from gradguess.layers.positions import coded
 from gradguess.model.site import at_least_float32
-from gradguess.model.task import Task, tensors
+from gradguess.model.task import Task, check_differentiable, tensors
 
 
 class OutputError:
@@ -30,11 +30,7 @@ class OutputError:
         free = tree_map_only(Tensor, _freed, outputs)
         with torch.enable_grad():
             losses = task.losses(free)
-        if not losses.requires_grad:
-            raise InputError(
-                "loss_fn: expected losses that depend on the model's outputs, found losses without a derivative. Are "
-                "they detached, rounded, or computed under torch.no_grad()?"
-            )
+        check_differentiable(losses)
         self.losses, self.parts = losses.detach(), pull([losses], tensors(free))
 
     @cached_property

@@ -16,7 +16,7 @@ from gradguess.layers.table import CHANNELS_FIRST
 from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.cut_pass import candidates, watched_run
 from gradguess.model.hooks import CallHooks
-from gradguess.model.task import Task, tensors
+from gradguess.model.task import Task, check_differentiable, tensors
 
 Call = tuple[nn.Module, int]  # a module, and the number of its call
 
@@ -84,6 +84,7 @@ def _survey(task: Task) -> tuple[dict[Any, _Place], int, list[Tensor], Tensor]:
 
     with CallHooks([module for _, module in candidates(task.model, explicit=True)], note, before=begin):
         outputs, losses = watched_run(task, grad=True)
+    check_differentiable(losses)
     return places, depth, tensors(outputs), losses
 
 

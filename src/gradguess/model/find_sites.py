@@ -26,7 +26,7 @@ from gradguess.model.hooks import CallHooks
 from gradguess.model.severed import pulls_back, severed_leaves
 from gradguess.model.side_effects import untouched
 from gradguess.model.site import Layout, Members, Site, Sites
-from gradguess.model.task import Task, check_plain, check_trainable
+from gradguess.model.task import Task, check_differentiable, check_plain, check_trainable
 
 PROBE = 3  # samples in the pass that finds the sites
 
@@ -48,6 +48,8 @@ def lay_out(task: Task, sites: Sites = "auto", *, full_batch: bool = False, beyo
         stochastic, mutates = traces()
         if not cut.calls:
             raise InputError(_no_site_message(sites))
+        if not beyond_graph:
+            check_differentiable(cut.losses)
         if sites in ("auto", "branch"):
             chosen = branch_calls(cut, severed_leaves(probe, cut) if beyond_graph else set())
             if chosen:

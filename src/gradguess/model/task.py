@@ -57,6 +57,15 @@ def check_trainable(model: Any) -> None:
         )
 
 
+def check_differentiable(losses: Tensor) -> None:
+    """Refuse losses that a reverse graph was asked for, and that have none."""
+    if not losses.requires_grad:
+        raise InputError(
+            "loss_fn: expected losses with a derivative, found losses without one. Are they detached, rounded, or "
+            "computed under torch.no_grad(), in loss_fn or in the model? With derivative='finite' a guess needs none."
+        )
+
+
 def check_plain(model: nn.Module) -> None:
     """Refuse modules that `torch.compile` has wrapped: their calls and tangents are out of sight."""
     for name, module in model.named_modules():
