@@ -260,13 +260,14 @@ def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
     """The graph as fused kernels. Its casts are in it already; it is run once, so that nothing is left for later."""
     try:
         from torch import _inductor  # it brings sympy. `torch.compile` would trace the graph again, and check it
+        from torch._inductor import config
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         shapes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)  # without it nothing is cached
         device = arguments[0].device
         # Channels come first at a site: a CPU would take longer to turn them than it gains.
-        settings = _inductor.config.patch(layout_optimization=device.type != "cpu")
+        settings = config.patch(layout_optimization=device.type != "cpu")
         with torch.no_grad(), full_precision(device), settings, warnings.catch_warnings(), _tiles_or_not():
             warnings.simplefilter("ignore")  # the compiler's own
             fused: Graph = _inductor.compile(graph, [shapes.from_tensor(t, static_shapes=True) for t in arguments])
