@@ -182,16 +182,22 @@ def _is_capturable(group: Mapping[str, Any]) -> bool:
 
 def _write_into(old: Kept, new: Kept) -> Kept:
     """The new values, in the old tensors where these have the shape."""
+    moved: list[tuple[Tensor, Tensor]] = []
 
     def place(entries: Mapping[str, Tensor], key: str, value: Tensor) -> Tensor:
         there = entries.get(key)
-        fits = there is not None and there.shape == value.shape and there.dtype == value.dtype
-        return there.copy_(value) if fits and there is not value else value  # type: ignore[union-attr]
+        if there is None or there is value or there.shape != value.shape or there.dtype != value.dtype:
+            return value
+        moved.append((there, value))
+        return there
 
-    return {
+    placed = {
         site: {key: place(old.get(site, {}), key, value) for key, value in values.items()}
         for site, values in new.items()
     }
+    if moved:  # by one kernel for all of them
+        torch._foreach_copy_([there for there, _ in moved], [value for _, value in moved])
+    return placed
 
 
 def _replaced(old: Kept, new: Kept) -> bool:

@@ -226,13 +226,13 @@ def test_a_ratio_is_a_median_and_has_its_share_of_searches():
 
 def test_a_round_ends_before_the_next_search(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(import_module("gradguess.advise.trial"), "SHORTEST", 1.0)
-    searches, search = [], gg.WPerp.search
+    searches, search = [], gg.WPerp.search_all
 
     def counted(self, *place, **more):
         searches.append(place)
         return search(self, *place, **more)
 
-    monkeypatch.setattr(gg.WPerp, "search", counted)
+    monkeypatch.setattr(gg.WPerp, "search_all", counted)
     guess = trial(Candidate("W⊥", gg.WPerp(refresh=5), ""), [])
     guess.prepare(None, ())
     searches.clear()

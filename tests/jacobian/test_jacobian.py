@@ -43,9 +43,9 @@ def w_transpose(case: Case, *, closed: bool) -> dict[str, Tensor]:
     return {site.name: matrix(frames[site.name]) for site in layout.sites if not site.top}
 
 
-@pytest.mark.parametrize("missing", ["vjp", "jvp", "matrix", "shared_basis"])
+@pytest.mark.parametrize("missing", ["vjp", "jvp", "matrix", "of_batch"])
 def test_a_jacobian_that_lacks_something_cannot_be_made(missing):
-    own = {name: getattr(Dense, name) for name in ("vjp", "jvp", "matrix", "shared_basis") if name != missing}
+    own = {name: getattr(Dense, name) for name in ("vjp", "jvp", "matrix", "of_batch") if name != missing}
     with pytest.raises(TypeError, match=missing):
         type("Partial", (Jacobian,), own)()
 
@@ -196,13 +196,14 @@ def test_a_graph_in_passing_shows_every_site_the_jacobian_of_the_whole_graph(nam
     step, seen = step_of(case), []
     reference = step.passes.cut()
 
-    def settle(graph: CutGraph, site: Site) -> None:
+    def settle(graph: CutGraph, met: list[Site]) -> None:
         assert not torch.is_grad_enabled()
-        whole, passing = (g.jacobian(site) for g in (reference, graph))
-        eps = torch.randn(whole.batch, whole.m, generator=generator(), dtype=torch.float64)
-        torch.testing.assert_close(passing.vjp(eps), whole.vjp(eps))
-        torch.testing.assert_close(passing.jvp(passing.vjp(eps)), whole.jvp(whole.vjp(eps)))
-        seen.append(site.name)
+        for site in met:
+            whole, passing = (g.jacobian(site) for g in (reference, graph))
+            eps = torch.randn(whole.batch, whole.m, generator=generator(), dtype=torch.float64)
+            torch.testing.assert_close(passing.vjp(eps), whole.vjp(eps))
+            torch.testing.assert_close(passing.jvp(passing.vjp(eps)), whole.jvp(whole.vjp(eps)))
+            seen.append(site.name)
 
     PassingCutGraph(step.layout, partial(step.passes.graph, twice=True), step.layout.guessed, settle)
     assert sorted(seen) == sorted(site.name for site in step.layout.guessed)
@@ -217,7 +218,7 @@ def test_a_graph_in_passing_frees_what_no_site_waits_for(depth):
     )
     step, alive, nodes = step_of(case), [], weakref.WeakSet()
 
-    def settle(graph: CutGraph, site: Site) -> None:
+    def settle(graph: CutGraph, met: list[Site]) -> None:
         nodes.update(graph.below.values())
         alive.append((len(graph.below), len(graph.above), len(nodes)))
 
@@ -238,9 +239,10 @@ def test_sites_that_are_met_together_are_sketched_together(monkeypatch):
     step = step_of(make("branching"))
     sizes = {}
 
-    def settle(graph: CutGraph, site: Site) -> None:
-        rows = graph.jacobian(site).shared_basis(2, Noise(generator()))
-        sizes[site.name] = rows.shape[1]
+    def settle(graph: CutGraph, met: list[Site]) -> None:
+        for site in met:
+            rows = graph.jacobian(site).shared_basis(2, Noise(generator()))
+            sizes[site.name] = rows.shape[1]
 
     PassingCutGraph(step.layout, step.passes.graph, step.layout.guessed, settle)
     assert len(calls) % 8 == 0

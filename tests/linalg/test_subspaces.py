@@ -9,7 +9,7 @@ from torch import Tensor
 from gradguess.backends.cuda_graphs import CannotRecord
 from gradguess.linalg import (
     batched_top_subspace,
-    followed_basis,
+    followed_bases,
     orthonormal_columns,
     subspaces,
     top_right_singular_vectors,
@@ -179,6 +179,10 @@ def test_subspace_from_a_converged_start() -> None:
     torch.testing.assert_close(projector(again[0]), projector(V), rtol=0, atol=1e-9)
 
 
+def followed_basis(A: Tensor, k: int, warm: Tensor | None) -> Tensor:
+    return followed_bases([A], [k], [warm])[0]
+
+
 def test_a_basis_that_is_followed_is_the_exact_one_where_there_is_a_gap() -> None:
     """Three iterations from a basis of a matrix that has moved a little: the error falls as the sixth power."""
     generator = torch.Generator().manual_seed(3)
@@ -249,3 +253,30 @@ def test_weak_directions_beside_a_strong_one_are_followed(shape, device, scale, 
         monkeypatch.setattr("gradguess.backends.orthonormal.tracing", lambda: True)
     found = followed_basis(A, 10, warm).double()
     assert torch.linalg.matrix_norm(found @ found.t() - R[:, :10] @ R[:, :10].t(), 2) < 3e-3
+
+
+@pytest.mark.parametrize("short", [0, subspaces.SHORT], ids=["by products", "by Gram matrices"])
+def test_bases_that_are_found_together_are_those_found_one_by_one(short, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Followed or not, of several shapes and sizes, in an order that mixes them."""
+    generator = torch.Generator().manual_seed(8)
+    shapes = [(60, 40), (40, 60), (60, 40), (3, 50), (40, 60), (60, 40), (60, 40)]
+    matrices = [torch.randn(*shape, generator=generator, dtype=F64) for shape in shapes]
+    sizes = [4, 4, 4, 3, 4, 5, 4]
+    warm: list[Tensor | None] = [
+        torch.linalg.qr(torch.randn(A.shape[1], k, generator=generator, dtype=F64))[0]
+        for A, k in zip(matrices, sizes, strict=True)
+    ]
+    warm[2] = None
+    monkeypatch.setattr(subspaces, "SHORT", short)
+    found = followed_bases(matrices, sizes, warm)
+    for V, *one in zip(found, matrices, sizes, warm, strict=True):
+        torch.testing.assert_close(V, followed_basis(*one), rtol=1e-10, atol=1e-11)
+
+
+def test_matrices_of_one_shape_are_followed_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    own = subspaces.orthonormal_rows
+    monkeypatch.setattr(subspaces, "orthonormal_rows", lambda R, **how: (seen.append(len(R)), own(R, **how))[1])
+    matrices = list(torch.randn(3, 60, 40, generator=torch.Generator().manual_seed(9), dtype=F64))
+    followed_bases(matrices, [4] * 3, [A[:4].t() for A in matrices])
+    assert seen == [3, 3, 3]

@@ -13,7 +13,7 @@ own. A guess that looks for something now and then, such as a basis, also implem
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -109,3 +109,7 @@ class Guess(ABC):
         Here `view` shows a few samples of the batch, but `view.W.shared_basis` is that of the whole batch.
         """
         return {}
+
+    def search_all(self, views: Sequence[SiteView]) -> list[dict[str, Tensor]]:
+        """`search` at several sites: one after the other, unless a guess can do better."""
+        return [self.search(view) for view in views]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,7 @@ from gradguess.errors import check_choice, check_count
 from gradguess.guesses.base import Guess, SiteView
 from gradguess.guesses.frames import Columns, Frame, GatedBasis, OpenGate
 from gradguess.jacobian import GatedLinear, Jacobian
-from gradguess.linalg import batched_top_subspace, is_full, orthonormal_columns
+from gradguess.linalg import batched_top_subspace, followed_bases, is_full, orthonormal_columns
 
 CHUNK = 1 << 26  # numbers in a dense batch of Jacobians that are decomposed at once
 OVERSAMPLE = 6  # extra columns that make the subspace iteration converge faster
@@ -81,7 +82,10 @@ class WPerp(Guess):
         return isinstance(self._solver, _Shared)
 
     def search(self, view: SiteView) -> dict[str, Tensor]:
-        return self._solver.search(self, view)
+        return self.search_all([view])[0]
+
+    def search_all(self, views: Sequence[SiteView]) -> list[dict[str, Tensor]]:
+        return self._solver.search_all(self, views)
 
     def frame(self, view: SiteView) -> Frame:
         return self._solver.frame(self, view)
@@ -92,6 +96,9 @@ class _Solver:
 
     def search(self, guess: WPerp, view: SiteView) -> dict[str, Tensor]:
         return {}
+
+    def search_all(self, guess: WPerp, views: Sequence[SiteView]) -> list[dict[str, Tensor]]:
+        return [self.search(guess, view) for view in views]
 
     def frame(self, guess: WPerp, view: SiteView) -> Frame:
         raise NotImplementedError
@@ -122,9 +129,11 @@ def _bottom_of(W: Tensor, k: int) -> Tensor:
 class _Shared(_Solver):
     """One basis for the batch, multiplied by each sample's gate and made orthonormal."""
 
-    def search(self, guess: WPerp, view: SiteView) -> dict[str, Tensor]:
-        W, k = view.W, min(guess.k, view.output.shape[1])
-        return {"basis": W.shared_basis(min(k, W.m), view.noise, warm=view.kept.get("basis"))}
+    def search_all(self, guess: WPerp, views: Sequence[SiteView]) -> list[dict[str, Tensor]]:
+        every = [view.W for view in views]
+        sizes = [min(guess.k, W.d, W.m) for W in every]
+        matrices = [W.of_batch(k, view.noise) for view, W, k in zip(views, every, sizes, strict=True)]
+        return [{"basis": V} for V in followed_bases(matrices, sizes, [view.kept.get("basis") for view in views])]
 
     def frame(self, guess: WPerp, view: SiteView) -> Frame:
         batch, d = view.output.shape
@@ -167,7 +176,7 @@ class _Subspace(_Solver):
     def search(self, guess: WPerp, view: SiteView) -> dict[str, Tensor]:
         W, k, width = view.W, *_sizes(guess, view)
         if _keeps_all(W, k):
-            return _SHARED.search(guess, view)
+            return _SHARED.search_all(guess, [view])[0]
         if _is_row_space(W, k) or _is_narrow(W, width):
             return {}
         found = {"start": _filled_basis(W, width, view)}

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from gradguess.linalg import top_right_singular_vectors
+from gradguess.linalg import followed_bases
 from gradguess.noise import Noise
 
 
@@ -40,8 +40,12 @@ class Jacobian(ABC):
         return self.gram(X.permute(2, 0, 1)).permute(1, 2, 0)
 
     @abstractmethod
-    def shared_basis(self, k: int, noise: Noise, warm: Tensor | None = None) -> Tensor:
-        """Top-k right singular vectors of the batch as a whole, (d, k); `warm` is the basis of an earlier search."""
+    def of_batch(self, k: int, noise: Noise) -> Tensor:
+        """One matrix for the batch as a whole, (rows, d), that has its top-k right singular vectors."""
+
+    def shared_basis(self, k: int, noise: Noise) -> Tensor:
+        """These vectors, (d, k)."""
+        return followed_bases([self.of_batch(k, noise)], [k], [None])[0]
 
 
 class Dense(Jacobian):
@@ -60,5 +64,5 @@ class Dense(Jacobian):
     def matrix(self) -> Tensor:
         return self.W
 
-    def shared_basis(self, k: int, noise: Noise, warm: Tensor | None = None) -> Tensor:
-        return top_right_singular_vectors(self.W.flatten(0, 1), k)
+    def of_batch(self, k: int, noise: Noise) -> Tensor:
+        return self.W.flatten(0, 1)

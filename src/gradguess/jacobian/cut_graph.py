@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gradguess.jacobian.base import Jacobian
-from gradguess.linalg import followed_basis
 from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
@@ -87,7 +86,7 @@ class PassingCutGraph(CutGraph):
     A pass that is wired in another way than the layout says raises `LayoutChanged`.
 
     Args:
-        sites: of these, `settle(graph, site)` sees each as soon as the pass has met all that lies next above it.
+        sites: of these, `settle(graph, met)` sees each as soon as the pass has met all that lies next above it.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class PassingCutGraph(CutGraph):
         layout: Layout,
         run: Run,
         sites: Sequence[Site],
-        settle: Callable[[CutGraph, Site], None],
+        settle: Callable[[CutGraph, list[Site]], None],
         vectors: int = SKETCH,
     ) -> None:
         self._settle, self._met = settle, list[Site]()
@@ -131,10 +130,11 @@ class PassingCutGraph(CutGraph):
 
     def _let_go(self, met: list[Site]) -> None:
         """Settle the sites that wait for nothing any more, and drop what no other waits for."""
+        if not met:
+            return
         self._met = met
         with torch._C.DisableTorchFunction(), torch.no_grad():  # the rules of the pass end here
-            for site in met:
-                self._settle(self, site)
+            self._settle(self, met)
         self._sketch = {}
         for site in met:
             del self.above[site.name]
@@ -190,6 +190,6 @@ class GraphJacobian(Jacobian):
         rows = torch.eye(self.m, dtype=self.leaf.dtype, device=self.leaf.device)
         return torch.stack([self.vjp(row.expand(self.batch, -1)) for row in rows], dim=1)
 
-    def shared_basis(self, k: int, noise: Noise, warm: Tensor | None = None) -> Tensor:
-        count = max(self.graph.vectors, -(-2 * k // self.batch))
-        return followed_basis(self.graph.sketch(self.site, count, noise), k, warm)
+    def of_batch(self, k: int, noise: Noise) -> Tensor:
+        """Rows of `W̃ᵀ` by random vectors."""
+        return self.graph.sketch(self.site, max(self.graph.vectors, -(-2 * k // self.batch)), noise)

@@ -7,7 +7,6 @@ from functools import cached_property
 from torch import Tensor
 
 from gradguess.jacobian.base import Jacobian
-from gradguess.linalg import followed_basis, orthonormal_columns
 from gradguess.noise import Noise
 
 
@@ -43,8 +42,8 @@ class GatedLinear(Jacobian):
         """`WᵀW`, (d, d), shared by the batch: per sample only the gate changes."""
         return self.weight.t() @ self.weight
 
-    def of_batch(self) -> Tensor:
-        """`W diag(mean gate²)^½`, (m, d): one matrix for the batch as a whole."""
+    def of_batch(self, k: int, noise: Noise) -> Tensor:
+        """`W diag(mean gate²)^½`, (m, d)."""
         if self.gate is None:
             return self.weight
         moment = self.gate.square().mean(0) if self.moment is None else self.moment
@@ -54,9 +53,3 @@ class GatedLinear(Jacobian):
         if self.gate is None:
             return self.weight[None]
         return self.weight * self.gate[:, None, :]
-
-    def shared_basis(self, k: int, noise: Noise, warm: Tensor | None = None) -> Tensor:
-        weight = self.of_batch()
-        if k == self.m < self.d:
-            return orthonormal_columns(weight.t())  # the whole row space
-        return followed_basis(weight, k, warm)

@@ -12,6 +12,7 @@ import torch
 import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
 
 from gradguess.layers.entry import Layer, is_constant, unpack
 
@@ -67,7 +68,9 @@ def layer_norm_tangent(
     p, t = unpack(x)
     if t is None or not is_constant(weight, bias):
         return None
-    return _normalised(function(p, shape, weight, bias, eps), p, t, math.prod(shape), weight, eps)
+    runs = -1, math.prod(shape)
+    moved = _through_normal(p.reshape(runs), t.reshape(runs), eps).reshape(p.shape)
+    return fwAD.make_dual(function(p, shape, weight, bias, eps), moved if weight is None else moved * weight)
 
 
 def group_norm_tangent(
@@ -76,8 +79,11 @@ def group_norm_tangent(
     p, t = unpack(x)
     if t is None or not is_constant(weight, bias):
         return None
-    out, size = function(p, groups, weight, bias, eps), p[0].numel() // groups
-    return _normalised(out, p, t, size, None if weight is None else _of_channels(weight, p), eps)
+    out, mean, inverse = _group_norm(p, groups, weight, bias, eps)
+    mean, inverse = _of_groups(mean, p), _of_groups(inverse, p)
+    normal = (p - mean) * inverse
+    moved = (t - _over_groups(t, groups)).addcmul(normal, _over_groups(normal * t, groups), value=-1) * inverse
+    return fwAD.make_dual(out, (moved if weight is None else moved * _of_channels(weight, p)).to(out.dtype))
 
 
 def batch_norm_tangent(
@@ -116,17 +122,33 @@ def rms_norm_tangent(
     return fwAD.make_dual(function(p, shape, weight, eps), moved if weight is None else moved * weight)
 
 
-def _normalised(out: Tensor, p: Tensor, t: Tensor, size: int, weight: Tensor | None, eps: float) -> Tensor:
-    """`out`, which is `p` normalised over runs of `size` numbers, with its tangent."""
-    moved = _through_normal(p.reshape(-1, size), t.reshape(-1, size), eps).reshape(p.shape)
-    return fwAD.make_dual(out, moved if weight is None else moved * weight)
-
-
 def _through_normal(p: Tensor, t: Tensor, eps: float) -> Tensor:
     """The tangent of `n`, normalised over the last dimension."""
     normal, _, inverse = torch.native_layer_norm(p, p.shape[1:], None, None, eps)
     along = torch.linalg.vecdot(normal, t)[:, None] / p.shape[1]
     return torch.addcmul(t - t.mean(1, keepdim=True), normal, along, value=-1).mul_(inverse)
+
+
+def _group_norm(
+    p: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `F.group_norm` returns, with the mean and the inverse deviation of every group."""
+    batch, channels = p.shape[:2]
+    p = p.contiguous(memory_format=suggest_memory_format(p))
+    return torch.native_group_norm(p, weight, bias, batch, channels, p[0, 0].numel(), groups, eps)
+
+
+def _over_groups(values: Tensor, groups: int) -> Tensor:
+    """The mean over each group: first over positions, since channels may lie side by side in memory."""
+    of_channels = values.flatten(2).mean(2) if values.dim() > 2 else values
+    return _of_groups(of_channels.reshape(len(values), groups, -1).mean(2), values)
+
+
+def _of_groups(values: Tensor, like: Tensor) -> Tensor:
+    """(batch, groups) as (batch, channels, 1, ...)."""
+    batch, channels = like.shape[:2]
+    repeated = values[:, :, None].expand(-1, -1, channels // values.shape[1])
+    return repeated.reshape(batch, channels, *[1] * (like.dim() - 2))
 
 
 def _of_channels(values: Tensor, like: Tensor) -> Tensor:

@@ -15,14 +15,14 @@ from gradguess.backends import orthonormal_columns
 from gradguess.linalg.newton_schulz import newton_schulz, polynomial
 from gradguess.linalg.subspaces import (
     batched_top_subspace,
-    followed_basis,
+    followed_bases,
     is_full,
     top_right_singular_vectors,
 )
 
 __all__ = [
     "batched_top_subspace",
-    "followed_basis",
+    "followed_bases",
     "is_full",
     "newton_schulz",
     "orthonormal_columns",

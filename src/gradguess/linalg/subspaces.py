@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,40 +63,64 @@ def _in_float64(A: Tensor, scale: Tensor) -> Iterator[Tensor]:
         yield (part / scale).double()
 
 
-def followed_basis(A: Tensor, k: int, warm: Tensor | None) -> Tensor:
-    """`top_right_singular_vectors`, or the span of an earlier basis brought up to date by three subspace iterations.
+def followed_bases(matrices: Sequence[Tensor], sizes: Sequence[int], warm: Sequence[Tensor | None]) -> list[Tensor]:
+    """For each matrix the span of its `top_right_singular_vectors`, or that of an earlier basis brought up to date.
 
-    That is the span of `(AᵀA)³ V`, found along the shorter side of `A`: as `Aᵀ (AAᵀ)² A V` where it has few rows. They
-    do not wait for the device, and there is no Rayleigh–Ritz step. An earlier basis that lacks directions, or is half
-    as large as the matrix, is not followed: weak directions would be lost, and no time gained. Only a basis that is
-    followed can be recorded; while a graph is recorded it lacks nothing.
+    Up to date by three subspace iterations: it is the span of `(AᵀA)³ V`, found along the shorter side of `A`, as
+    `Aᵀ (AAᵀ)² A V` where it has few rows. They do not wait for the device, there is no Rayleigh–Ritz step, and those of
+    matrices of one shape go side by side. An earlier basis that lacks directions, or is half as large as the matrix, is
+    not followed: weak directions would be lost, and no time gained. Only a basis that is followed, or the whole row
+    space, can be recorded; while a graph is recorded a basis lacks nothing.
 
     Args:
-        A: (m, d).
-        k: how many directions, at least 1.
-        warm: (d, k), the basis of an earlier search; None if there is none.
+        matrices: each (m, d).
+        sizes: how many directions of each, at least 1.
+        warm: for each (d, k), the basis of an earlier search; None if there is none.
 
     Returns:
-        V: (d, k).
+        for each `V`, (d, k).
     """
-    if warm is None or warm.shape[1] != k or 2 * k > min(A.shape) or not is_full(warm):
-        if recording():
+    found: dict[int, Tensor] = {}
+    alike: dict[Hashable, list[int]] = {}
+    for i, (A, k, V) in enumerate(zip(matrices, sizes, warm, strict=True)):
+        if k == len(A) < A.shape[1]:
+            found[i] = orthonormal_columns(A.t())
+        elif V is not None and V.shape[1] == k and 2 * k <= min(A.shape) and is_full(V):
+            alike.setdefault((A.shape, k, A.dtype, A.device), []).append(i)
+        elif recording():
             raise CannotRecord
-        return top_right_singular_vectors(A, k)
-    wide = len(A) < A.shape[1]
-    short = A if wide else A.mT
-    gram = short @ short.mT if len(short) <= SHORT else None
+        else:
+            found[i] = top_right_singular_vectors(A, k)
+    for places in alike.values():
+        followed = _followed([matrices[i] for i in places], [warm[i] for i in places])
+        found.update(zip(places, followed, strict=True))
+    return [found[i] for i in range(len(matrices))]
+
+
+def _followed(matrices: Sequence[Tensor], warm: Sequence[Any]) -> Tensor:
+    """Bases (n, d, k) of n matrices of one shape, from those of an earlier search."""
+    wide = len(matrices[0]) < matrices[0].shape[1]
+    short = [A if wide else A.mT for A in matrices]
+    grams = torch.stack([A @ A.mT for A in short]) if len(short[0]) <= SHORT else None
 
     def product(rows: Tensor) -> Tensor:
-        return rows @ short @ short.mT if gram is None else rows @ gram
+        return _each(rows, lambda i, R: R @ short[i] @ short[i].mT) if grams is None else rows @ grams
 
     def rough(rows: Tensor) -> Tensor:
-        return F.normalize(orthonormal_rows(rows[None], rough=True)[0][0], dim=-1)  # a weak row is as long as others
+        return F.normalize(orthonormal_rows(rows, rough=True)[0], dim=-1)  # a weak row is as long as others
 
-    rows = rough(warm.mT @ A.mT) if wide else warm.mT
+    rows = torch.stack([V.mT for V in warm])  # (n, k, d)
+    if wide:
+        rows = rough(_each(rows, lambda i, R: R @ matrices[i].mT))
     for _ in range(WARM - 1):
         rows = rough(product(rows))
-    return orthonormal_rows((rows @ A if wide else product(rows))[None])[0][0].mT
+    last = _each(rows, lambda i, R: R @ matrices[i]) if wide else product(rows)
+    return orthonormal_rows(last)[0].mT
+
+
+def _each(rows: Tensor, function: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """A function of each block of rows (n, k, ...): a matrix that is large is not copied to lie beside others."""
+    return torch.stack([function(i, R) for i, R in enumerate(rows)])
 
 
 def is_full(V: Tensor) -> bool:

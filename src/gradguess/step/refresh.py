@@ -26,6 +26,7 @@ PROBE_ROWS = 32  # samples that a search sees
 SKETCH_ROWS = SKETCH * PROBE_ROWS  # at most so many where a basis has no closed form and is sketched
 FEW = 2**20  # numbers at a site: as long as there are no more, a sketch sees more than 32 samples
 MANY = 2**22  # where 32 samples would have more, it sees fewer
+Found = dict[str, dict[str, Tensor]]  # site name -> name -> tensor
 
 
 def sketch_seed(count: int) -> int:
@@ -73,27 +74,26 @@ def refresh(search: Search, layout: Layout, kept: Kept, pool: Pool, *, missing_o
     return {**kept, **found}
 
 
-def _search(
-    search: Search,
-    site: Site,
-    s: Tensor,
-    gate: Tensor | None,
-    kept: Kept,
-    jacobian: Callable[[], Jacobian],
-    noise: SketchNoise,
-) -> dict[str, Tensor]:
+def _view(
+    site: Site, s: Tensor, gate: Tensor | None, kept: Kept, jacobian: Callable[[], Jacobian], noise: SketchNoise
+) -> SiteView:
+    """What a search sees of a site with outputs `s`, (samples, d)."""
     old = kept.get(site.name, {})
     warm = in_dtype(old, s.dtype) if fits(old, s.shape[1]) else {}
-    view = SiteView(site.name, s, gate, site.gate is mask, warm, noise, jacobian)
-    with full_precision(s.device):
-        found = search.guess.search(view)
+    return SiteView(site.name, s, gate, site.gate is mask, warm, noise, jacobian)
+
+
+def _found(guess: Guess, views: Sequence[SiteView]) -> Found:
+    with full_precision(views[0].output.device):
+        found = guess.search_all(views)
     # Row by row in memory: products with another order round differently, and a checkpoint would change it.
-    return {k: v.to(kept_dtype(v) if k in SIZED else v.dtype).contiguous() for k, v in found.items()}
+    return {
+        view.name: {k: v.to(kept_dtype(v) if k in SIZED else v.dtype).contiguous() for k, v in values.items()}
+        for view, values in zip(views, found, strict=True)
+    }
 
 
-def _below_linear(
-    search: Search, layout: Layout, sites: list[Site], kept: Kept, pool: Pool
-) -> dict[str, dict[str, Tensor]]:
+def _below_linear(search: Search, layout: Layout, sites: list[Site], kept: Kept, pool: Pool) -> Found:
     """Sites below a linear layer: the mean of the gate's square over the whole batch, and a few samples.
 
     A batch in one part is searched on as the pass meets its sites, so that nothing of them is kept.
@@ -101,7 +101,7 @@ def _below_linear(
     samples: dict[str, Tensor] = {}
     sums: dict[str, Tensor] = {}
     rows: dict[str, int] = {}
-    found: dict[str, dict[str, Tensor]] = {}
+    found: Found = {}
     alone = len(search.parts) == 1 and pool.size == 1
 
     def observe(site: Site, x: Any, s: Tensor) -> None:
@@ -123,7 +123,7 @@ def _below_linear(
     def find(site: Site, flat: Tensor, moment: Tensor | None) -> None:
         gate = None if site.gate is None else site.gate(flat)
         jacobian = partial(jacobian_at, site, flat, gate, None, moment)
-        found[site.name] = _search(search, site, flat, gate, kept, jacobian, search.noise())
+        found.update(_found(search.guess, [_view(site, flat, gate, kept, jacobian, search.noise())]))
 
     for part in search.parts if sites else ():
         choose_pass(part, layout, keep=False).aside().plain(observe)
@@ -149,7 +149,7 @@ def sketched_samples(batch: int, size: int) -> tuple[int, int]:
     return rows, -(-SKETCH * min(PROBE_ROWS, batch) // rows)
 
 
-def _below_others(search: Search, layout: Layout, sites: list[Site], kept: Kept) -> dict[str, dict[str, Tensor]]:
+def _below_others(search: Search, layout: Layout, sites: list[Site], kept: Kept) -> Found:
     """All other sites: through a cut graph of a few samples, the same however the batch is split."""
     if not sites:
         return {}
@@ -158,12 +158,15 @@ def _below_others(search: Search, layout: Layout, sites: list[Site], kept: Kept)
         rows, vectors = sketched_samples(task.batch, layout.largest(task))
         task = task.part(slice(rows), task.batch)
     noise = search.noise()
-    found = {}
+    found: Found = {}
 
-    def settle(graph: CutGraph, site: Site) -> None:
-        s = graph.above[site.name].detach()
-        flat, jacobian = at_least_float32(site.flat(s)), partial(graph.jacobian, site)
-        found[site.name] = _search(search, site, flat, site.gate_at(s), kept, jacobian, noise)
+    def settle(graph: CutGraph, met: list[Site]) -> None:
+        views = []
+        for site in met:
+            s = graph.above[site.name].detach()
+            flat, jacobian = at_least_float32(site.flat(s)), partial(graph.jacobian, site)
+            views.append(_view(site, flat, site.gate_at(s), kept, jacobian, noise))
+        found.update(_found(search.guess, views))
 
     twice = search.guess.multiplies
     passes = choose_pass(task, layout).aside() if twice else search.aside(task, layout)
