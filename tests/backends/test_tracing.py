@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradguess.backends import tracing
+from gradguess.backends import inductor, tracing
 
 
 def test_a_trace_holds_no_tensor_that_the_step_has_let_go():
@@ -71,7 +71,7 @@ def test_an_error_without_words_has_a_name(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("torch._inductor.compile", broken)
     x = torch.randn(7)
     with pytest.raises(tracing.NotTraceable, match="TorchInductor: AssertionError"):
-        tracing.compiled(tracing.trace(long_twin, [x]), [x])
+        inductor.compiled(tracing.trace(long_twin, [x]), [x])
 
 
 def test_what_was_compiled_is_found_again():
@@ -84,7 +84,7 @@ def test_what_was_compiled_is_found_again():
         for kept in ("fxgraph_cache_miss", "fxgraph_cache_hit"):
             torch.compiler.reset()
             before = counters["inductor"].copy()
-            graph = tracing.compiled(tracing.trace(long_twin, [x]), [x])
+            graph = inductor.compiled(tracing.trace(long_twin, [x]), [x])
             torch.testing.assert_close(graph(x)[0], long_twin(x)[0])
             found = {name for name, count in counters["inductor"].items() if count > before[name] and "fxgraph" in name}
             assert found == {kept}

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.backends import tracing
+from gradguess.backends import inductor, tracing
 from gradguess.methods import compiled
 from rewritten_networks import METHODS, assert_same, gradients, networks, of_method
 from traced_graphs import as_compiled
@@ -38,6 +38,16 @@ def test_thin_products_have_the_same_gradients(network, monkeypatch):
     test_the_graph_has_the_same_gradients(network, "wperp")
 
 
+@pytest.mark.parametrize("method", ["wperp", "chained", "backprop"])
+@pytest.mark.parametrize("network", ["maps", "channels last", "batch norm"])
+def test_turned_channels_have_the_same_gradients(network, method, monkeypatch):
+    """As on a GPU; also where nothing is of low rank."""
+    monkeypatch.setattr(tracing, "turns_channels", lambda device: True)
+    test_the_graph_has_the_same_gradients(network, method)
+    monkeypatch.setattr(tracing, "in_cheaper_order", lambda graph, small: graph)
+    test_the_graph_has_the_same_gradients(network, method)
+
+
 def operations(model: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Of the graph of a step of W⊥."""
     seen = []
@@ -58,7 +68,7 @@ def test_the_graphs_are_rewritten(monkeypatch):
 def test_a_kernel_that_cannot_be_tiled_is_no_error_of_the_compiler():
     """PyTorch 2.11 raises without arguments what takes two, where it would take another way."""
     simd = pytest.importorskip("torch._inductor.codegen.simd")
-    with tracing._tiles_or_not(), pytest.raises(simd.CantSplit):
+    with inductor._tiles_or_not(), pytest.raises(simd.CantSplit):
         raise simd.CantSplit
     with pytest.raises(TypeError):
         raise simd.CantSplit

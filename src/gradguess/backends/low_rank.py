@@ -8,18 +8,28 @@ inner dimension is small; its rows are then called samples here, whatever they a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import getitem
 from typing import Any
 
-import torch
 from torch import fx
 
-from gradguess.backends.rewriting import aten, before, call, dtype_of, is_fine, is_tensor, shape_of, transposed
+from gradguess.backends.rewriting import (
+    Add,
+    aten,
+    before,
+    call,
+    dtype_of,
+    is_fine,
+    is_tensor,
+    laid_out,
+    layout_of,
+    shape_of,
+    transposed,
+)
 
-Add = Callable[..., fx.Node]  # puts a node into the graph
 GAIN = 2  # a rank is low where it saves this much
 
 
@@ -166,7 +176,7 @@ def _convolution(add: Add, node: fx.Node, low: dict[fx.Node, _Product]) -> None:
     Y, inner = low.get(y), shape_of(weight)[1:].numel()
     if Y is None or shape_of(y)[0] != Y.batch or not Y.pays(inner, shape_of(y).numel() * inner):
         return
-    directions = _laid_out(add, _last(add, add(aten.reshape.default, Y.R, [Y.k, *shape_of(y)[1:]])))
+    directions = laid_out(add, _last(add, add(aten.reshape.default, Y.R, [Y.k, *shape_of(y)[1:]])))
     turned = _last(add, x)
     inputs = add(aten.reshape.default, _weighed(add, Y, turned), [Y.k, *shape_of(turned)[1:]])
     wanted = [*mask[:2], False]
@@ -176,9 +186,9 @@ def _convolution(add: Add, node: fx.Node, low: dict[fx.Node, _Product]) -> None:
         if part.args[1] == 0:
             columns = add(aten.reshape.default, _last(add, add(getitem, made, 0)), [Y.k, -1])
             found = add(aten.reshape.default, add(aten.mm.default, Y.scaled(add), columns), list(shape_of(turned)))
-            found = _laid_out(add, _first(add, found), part)
+            found = laid_out(add, _first(add, found), layout_of(part))
         elif part.args[1] == 1:
-            found = _laid_out(add, add(getitem, made, 1), part)
+            found = laid_out(add, add(getitem, made, 1), layout_of(part))
         else:
             found = _total(add, Y, [shape_of(y)[1], -1], [0, 2])
         part.replace_all_uses_with(found)
@@ -193,12 +203,6 @@ def _first(add: Add, node: Any) -> fx.Node:
     """With the channels before the positions again."""
     dims = len(shape_of(node))
     return add(aten.permute.default, node, [0, dims - 1, *range(1, dims - 1)])
-
-
-def _laid_out(add: Add, node: Any, like: fx.Node | None = None) -> fx.Node:
-    """In memory as `like`, as what reads it expects; by default in the order of its dimensions."""
-    known = None if like is None else like.meta["tensor_meta"].memory_format
-    return add(aten.clone.default, node, memory_format=known or torch.contiguous_format)
 
 
 _REWRITES = {aten.mm.default: _mm, aten.convolution_backward.default: _convolution}

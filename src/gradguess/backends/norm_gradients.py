@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gradguess.backends.rewriting import aten, before, call, dtype_of, is_tensor, shape_of, transposed
+from gradguess.backends.rewriting import aten, before, call, dtype_of, is_tensor, laid_out, shape_of, transposed
 
 
 def without_products(graph: fx.GraphModule, small: int) -> fx.GraphModule:
@@ -52,9 +52,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, place: dict[fx.Node, int], small: i
             of_weight = add(aten.add.Tensor, add(aten.mul.Tensor, G, gamma), add(aten.mul.Tensor, total, beta))
             of_weight = _cast(add, of_weight, dtype_of(delta))
             if weights.args[1] is delta:  # yᵀ δ, in memory too
-                of_weight = add(
-                    aten.clone.default, add(aten.t.default, of_weight), memory_format=torch.contiguous_format
-                )
+                of_weight = laid_out(add, add(aten.t.default, of_weight))
             weights.replace_all_uses_with(of_weight)
         with graph.inserting_before(node):
             W = _cast(add, W, full)

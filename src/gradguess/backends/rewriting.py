@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
+Add = Callable[..., fx.Node]  # puts a node into the graph
 aten = torch.ops.aten
 _SAME_ORDER = (  # where the result has as many numbers, they are the same in the same order
     *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default, aten.clone.default),
@@ -24,6 +26,13 @@ def small_on(device: torch.device) -> int:
 def large_on(device: torch.device) -> int:
     """Numbers of a tensor up to which two products that share their matrix gain from being one; on a CPU none do."""
     return 0 if device.type == "cpu" else 2**20
+
+
+def turns_channels(device: torch.device) -> bool:
+    """Is a convolution faster with the channels last, where they come first at a site? A CPU takes longer to turn
+    them than it gains.
+    """
+    return device.type != "cpu"
 
 
 def described(graph: fx.GraphModule) -> fx.GraphModule:
@@ -71,6 +80,16 @@ def _without_numbers(about: Any) -> Any:
     if not hasattr(about, "shape"):
         return None if about is None else tuple(map(_without_numbers, about))
     return torch.empty_strided(about.shape, about.stride, dtype=about.dtype, device="meta")
+
+
+def layout_of(node: fx.Node) -> torch.memory_format:
+    """How a tensor lies in memory, as what reads it expects."""
+    return node.meta["tensor_meta"].memory_format or torch.contiguous_format
+
+
+def laid_out(add: Add, node: Any, layout: torch.memory_format = torch.contiguous_format) -> fx.Node:
+    """The same tensor in this layout; by default in the order of its dimensions."""
+    return add(aten.clone.default, node, memory_format=layout)
 
 
 def before(node: Any) -> fx.Node | None:

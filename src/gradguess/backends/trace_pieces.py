@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from gradguess.backends.inductor import compiled
 from gradguess.backends.policy import full_precision
-from gradguess.backends.tracing import Graph, NotTraceable, compiled
+from gradguess.backends.tracing import Graph, NotTraceable
 
 Nodes = Sequence[fx.Node]
 _aten = torch.ops.aten

@@ -1,4 +1,4 @@
-"""Steps as graphs: what must know that a trace is being made, and how a graph is compiled.
+"""Steps as graphs: what must know that a trace is being made, and how one is made.
 
 While a step is traced, everything is a plain operation of PyTorch: no kernel of ours, no NumPy, and no branch that
 looks at numbers.
@@ -6,9 +6,8 @@ looks at numbers.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -20,10 +19,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from gradguess.backends.channels_last import channels_last
 from gradguess.backends.low_rank import in_cheaper_order
 from gradguess.backends.norm_gradients import without_products
 from gradguess.backends.policy import full_precision
-from gradguess.backends.rewriting import described, large_on, small_on
+from gradguess.backends.rewriting import described, large_on, small_on, turns_channels
 from gradguess.backends.stacking import stacked
 from gradguess.backends.thin_products import written_out
 from gradguess.errors import GradguessError
@@ -185,10 +185,11 @@ def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) ->
     except NotTraceable:
         raise
     except Exception as error:  # whatever a model does that cannot be traced
-        raise NotTraceable(f"{type(error).__name__}: {_first_line(error)}") from error
+        raise NotTraceable(f"{type(error).__name__}: {first_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, in one line."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
@@ -243,9 +244,11 @@ def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModul
 
     merged = fx.GraphModule(pure, fx_graph_cse(pure.graph))
     merged.graph.eliminate_dead_code()
-    small, large = small_on(arguments[0].device), large_on(arguments[0].device)
+    device = arguments[0].device
+    small, large = small_on(device), large_on(device)
     cheaper = in_cheaper_order(without_products(described(merged), small), small)
-    return stacked(written_out(cheaper, small), large)
+    turned = channels_last(cheaper) if turns_channels(device) else cheaper
+    return stacked(written_out(turned, small), large)
 
 
 def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -254,36 +257,3 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         return False
     names = [argument.name for argument in func._schema.arguments]
     return "dropout_p" not in names or bool({**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p"))
-
-
-def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
-    """The graph as fused kernels. Its casts are in it already; it is run once, so that nothing is left for later."""
-    try:
-        from torch import _inductor  # it brings sympy. `torch.compile` would trace the graph again, and check it
-        from torch._inductor import config
-        from torch._subclasses.fake_tensor import FakeTensorMode
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-        shapes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)  # without it nothing is cached
-        device = arguments[0].device
-        # Channels come first at a site: a CPU would take longer to turn them than it gains.
-        settings = config.patch(layout_optimization=device.type != "cpu")
-        with torch.no_grad(), full_precision(device), settings, warnings.catch_warnings(), _tiles_or_not():
-            warnings.simplefilter("ignore")  # the compiler's own
-            fused: Graph = _inductor.compile(graph, [shapes.from_tensor(t, static_shapes=True) for t in arguments])
-            fused(*arguments)
-    except Exception as error:  # no compiler on this machine, for instance
-        raise NotTraceable(f"TorchInductor: {_first_line(error)}") from error
-    return fused
-
-
-@contextmanager
-def _tiles_or_not() -> Iterator[None]:
-    """PyTorch 2.11 raises `CantSplit` without its arguments where a kernel must be tiled in another way."""
-    from torch._inductor.codegen.simd import CantSplit  # here, since it brings sympy
-
-    own, CantSplit.__init__.__defaults__ = CantSplit.__init__.__defaults__, (None, None)
-    try:
-        yield
-    finally:
-        CantSplit.__init__.__defaults__ = own

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradguess.backends.cuda_graphs import recording
+from gradguess.backends.inductor import compiled
 from gradguess.backends.policy import full_precision
-from gradguess.backends.tracing import Form, Graph, NotTraceable, compiled, tensors_of, trace
+from gradguess.backends.tracing import Form, Graph, NotTraceable, tensors_of, trace
 from gradguess.methods.base import Estimate, Method
 from gradguess.methods.run import Runner
 from gradguess.methods.signature import model_signature, signature

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from gradguess.experiments.bench.cases import RealCase
+from gradguess.experiments.bench.choosing import one_at_a_time
 from gradguess.experiments.bench.loops import Loop, Replayed
 from gradguess.experiments.bench.memory import EXACT, peak_here, run_apart
 from gradguess.experiments.bench.registry import BACKPROP, make_loop
@@ -161,7 +162,8 @@ def main() -> None:
         "peaks": lambda: peaks_here(job, job.loops()),
         "start": lambda: start(job),
     }
-    print(json.dumps(make[sys.argv[1]]()))
+    with one_at_a_time():
+        print(json.dumps(make[sys.argv[1]]()))
 
 
 if __name__ == "__main__":

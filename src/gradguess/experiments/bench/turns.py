@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from gradguess.errors import GradguessError
 from gradguess.experiments.bench import tasks
+from gradguess.experiments.bench.choosing import LOCK
 from gradguess.experiments.bench.tasks import Job
 
 Rows = list[dict[str, Any]]
@@ -28,9 +29,12 @@ def in_turns(jobs: Mapping[str, Job], together: int, say: Callable[[str], None])
     names = list(jobs)
     threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // together))}
     for first in range(0, len(names), together):
+        chosen = names[first : first + together]
         with contextlib.ExitStack() as stack:
-            say(f"starting {', '.join(names[first : first + together])}")
-            batch = {name: stack.enter_context(_child(jobs[name], threads)) for name in names[first : first + together]}
+            say(f"starting {', '.join(chosen)}")
+            lock = stack.enter_context(tempfile.NamedTemporaryFile())
+            settings = {**threads, LOCK: lock.name}
+            batch = {name: stack.enter_context(_child(jobs[name], settings)) for name in chosen}
             for child in batch.values():
                 while child.out.readline() not in ("ready\n", ""):  # nothing comes from one that failed
                     pass

@@ -1,0 +1,89 @@
+"""A traced graph as fused kernels, by the compiler of `torch.compile`."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from gradguess.backends.policy import full_precision
+from gradguess.backends.rewriting import turns_channels
+from gradguess.backends.tracing import Graph, NotTraceable, first_line
+
+FEW = 2**20  # numbers that a kernel runs over: one with no more of them takes about as long as its start
+FUSED = 256  # operations in one kernel, where the compiler would stop at 64: the factors of small matrices have more
+
+
+def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
+    """The graph as fused kernels. Its casts are in it already; it is run once, so that nothing is left for later."""
+    try:
+        from torch import _inductor  # it brings sympy. `torch.compile` would trace the graph again, and check it
+        from torch._inductor import config
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        shapes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)  # without it nothing is cached
+        device = arguments[0].device
+        settings = config.patch(_settings(graph, device))
+        with (
+            torch.no_grad(),
+            full_precision(device),
+            settings,
+            warnings.catch_warnings(),
+            _tiles_or_not(),
+            _combining(),
+        ):
+            warnings.simplefilter("ignore")  # the compiler's own
+            fused: Graph = _inductor.compile(graph, [shapes.from_tensor(t, static_shapes=True) for t in arguments])
+            fused(*arguments)
+    except Exception as error:  # no compiler on this machine, for instance
+        raise NotTraceable(f"TorchInductor: {first_line(error)}") from error
+    return fused
+
+
+def _settings(graph: fx.GraphModule, device: torch.device) -> dict[str, Any]:
+    """How the compiler is set. By itself it leaves the layout of few convolutions among many operations as it is."""
+    turns = turns_channels(device)
+    groups = [node.args[8] for node in graph.graph.nodes if node.target is torch.ops.aten.convolution.default]
+    found: dict[str, Any] = {"layout_optimization": turns, "force_layout_optimization": turns and set(groups) == {1}}
+    return found if device.type == "cpu" else found | {"combo_kernels": True, "max_fusion_size": FUSED}
+
+
+@contextmanager
+def _tiles_or_not() -> Iterator[None]:
+    """PyTorch 2.11 raises `CantSplit` without its arguments where a kernel must be tiled in another way."""
+    from torch._inductor.codegen.simd import CantSplit  # here, since it brings sympy
+
+    own, CantSplit.__init__.__defaults__ = CantSplit.__init__.__defaults__, (None, None)
+    try:
+        yield
+    finally:
+        CantSplit.__init__.__defaults__ = own
+
+
+@contextmanager
+def _combining() -> Iterator[None]:
+    """Small kernels that do not wait for each other are started as one. Large ones would get each other's tiles."""
+    from torch._inductor.scheduler import ForeachKernelSchedulerNode as Combined
+
+    own = Combined.group_algorithm_for_combo_kernels
+
+    def of_small_ones(scheduler: Any) -> list[list[Any]]:
+        return [[node for node in nodes if _is_small(node)] for nodes in own(scheduler)]
+
+    Combined.set_group_algorithm_for_combo_kernels(of_small_ones)
+    try:
+        yield
+    finally:
+        Combined.set_group_algorithm_for_combo_kernels(own)
+
+
+def _is_small(node: Any) -> bool:
+    """Does a kernel run over few numbers? Calls of libraries have no such sizes."""
+    _, sizes = getattr(node, "group", (None, ()))
+    return len(sizes) == 2 and math.prod(map(int, sizes)) <= FEW  # of what it makes, and of what it sums up
