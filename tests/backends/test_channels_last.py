@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
+from gradguess.backends import channels_last as rewrite
 from gradguess.backends.channels_last import channels_last
 from gradguess.backends.tracing import trace
 
@@ -20,7 +21,12 @@ def reverse(dims: int = 2, groups: int = 1) -> tuple[fx.GraphModule, list[Tensor
         torch.randn(*s, dtype=torch.float64) for s in ((5, 8, *shape), (5, 4, *shape), (8, 4 // groups, *[3] * dims))
     )
     more = ([8], [1] * dims, [1] * dims, [1] * dims, False, [0] * dims, groups, [True] * 3)
-    return trace(lambda *given: [t * 1 for t in BACK(*given, *more)], [g, x, weight]), [g, x, weight]
+
+    def function(g: Tensor, x: Tensor, weight: Tensor) -> list[Tensor]:
+        out = torch.convolution(x, weight, None, *more[1:-1])
+        return [t * 1 for t in (out, *BACK(g, x, weight, *more))]
+
+    return trace(function, [g, x, weight]), [g, x, weight]
 
 
 def layouts(graph: fx.GraphModule) -> list[torch.memory_format]:
@@ -44,3 +50,11 @@ def test_the_numbers_and_their_layout_stay_the_same():
 def test_others_are_left_alone(how):
     graph, _ = reverse(**how)
     assert layouts(channels_last(graph)) == [torch.contiguous_format] * 3
+
+
+def test_few_convolutions_among_many_operations_are_left_alone(monkeypatch: pytest.MonkeyPatch):
+    graph, _ = reverse()
+    monkeypatch.setattr(rewrite, "MANY", len(graph.graph.nodes))
+    assert layouts(channels_last(graph)) == [torch.contiguous_format] * 3
+    monkeypatch.setattr(rewrite, "MANY", len(graph.graph.nodes) + 1)
+    assert layouts(channels_last(graph)) == [torch.channels_last] * 3

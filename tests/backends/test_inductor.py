@@ -9,29 +9,13 @@ import torch
 from torch._inductor.scheduler import ForeachKernelSchedulerNode as Combined
 
 from gradguess.backends import inductor
-from gradguess.backends.tracing import trace
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def convolution(groups: int):
-    x, weight = torch.randn(2, 4, 6, 6), torch.randn(4, 4 // groups, 3, 3)
-    return trace(lambda *given: [torch.conv2d(*given, groups=groups)], [x, weight])
-
-
 def test_the_layout_of_convolutions_is_turned_on_a_gpu_alone():
-    assert inductor._settings(convolution(1), CUDA)["force_layout_optimization"] is True
-    assert inductor._settings(convolution(1), CPU) == {"layout_optimization": False, "force_layout_optimization": False}
-
-
-def test_that_of_groups_is_left_to_the_compiler():
-    found = inductor._settings(convolution(2), CUDA)
-    assert (found["layout_optimization"], found["force_layout_optimization"]) == (True, False)
-
-
-def test_so_it_is_where_there_are_none():
-    graph = trace(lambda x: [x + 1], [torch.randn(3)])
-    assert inductor._settings(graph, CUDA)["force_layout_optimization"] is False
+    assert inductor._settings(CUDA)["layout_optimization"] is True
+    assert inductor._settings(CPU) == {"layout_optimization": False}
 
 
 def kernel(*sizes: int) -> SimpleNamespace:

@@ -14,13 +14,19 @@ from torch import fx
 
 from gradguess.backends.rewriting import Add, aten, call, laid_out, layout_of, shape_of
 
+MANY = 300  # operations for each convolution: the compiler's own number
+
 
 def channels_last(graph: fx.GraphModule) -> fx.GraphModule:
     """The same graph, in which the reverse passes of plain two-dimensional convolutions read and write this layout.
 
-    Not those in groups: there it can be slower by far.
+    Not those in groups: there it can be slower by far. Nor where convolutions are few among many operations: there the
+    compiler leaves the layout as it is.
     """
-    for node in list(graph.graph.nodes):
+    nodes = list(graph.graph.nodes)
+    if len(nodes) >= MANY * sum(node.target is aten.convolution.default for node in nodes):
+        return graph
+    for node in nodes:
         if node.target is aten.convolution_backward.default and node.args[9] == 1 and len(shape_of(node.args[2])) == 4:
             with graph.graph.inserting_before(node):
                 _turn(partial(call, graph.graph), node)

@@ -29,7 +29,7 @@ def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
 
         shapes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)  # without it nothing is cached
         device = arguments[0].device
-        settings = config.patch(_settings(graph, device))
+        settings = config.patch(_settings(device))
         with (
             torch.no_grad(),
             full_precision(device),
@@ -46,11 +46,8 @@ def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
     return fused
 
 
-def _settings(graph: fx.GraphModule, device: torch.device) -> dict[str, Any]:
-    """How the compiler is set. By itself it leaves the layout of few convolutions among many operations as it is."""
-    turns = turns_channels(device)
-    groups = [node.args[8] for node in graph.graph.nodes if node.target is torch.ops.aten.convolution.default]
-    found: dict[str, Any] = {"layout_optimization": turns, "force_layout_optimization": turns and set(groups) == {1}}
+def _settings(device: torch.device) -> dict[str, Any]:
+    found: dict[str, Any] = {"layout_optimization": turns_channels(device)}
     return found if device.type == "cpu" else found | {"combo_kernels": True, "max_fusion_size": FUSED}
 
 
