@@ -237,6 +237,12 @@ def bench(
     check_device(device)
     if (compile or starts) and not task:
         raise GradguessError("--compile and --starts need --task: the name of a real network, or all.")
+    own = {"--memory": memory, "--width": width, "--depth": depth, "--batch": batch, "--k": k, "--dtype": dtype}
+    if task and (given := [name for name, value in own.items() if value]):
+        raise GradguessError(
+            f"--task names a network with settings of its own: leave out {', '.join(given)}. Its peak memory is "
+            "measured beside its times with --compile."
+        )
     use_threads(threads)
     batch, k, dtype = batch or [512], k or [10], dtype or ["float32"]
     with interruptible(), notes.status("measuring") as status:

@@ -62,7 +62,8 @@ def check_differentiable(losses: Tensor) -> None:
     if not losses.requires_grad:
         raise InputError(
             "loss_fn: expected losses with a derivative, found losses without one. Are they detached, rounded, or "
-            "computed under torch.no_grad(), in loss_fn or in the model? With derivative='finite' a guess needs none."
+            "computed under torch.no_grad(), in loss_fn or in the model? With derivative='finite' a guess needs none, "
+            "unless sites is a number."
         )
 
 
