@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -347,6 +348,28 @@ class Spy(Guess):
     def frame(self, view):
         self.seen.append(self.guess.frame(view))
         return self.seen[-1]
+
+
+@dataclass(frozen=True)
+class FirstUnits(gg.WPerp):
+    """W⊥ with a search of its own."""
+
+    def search(self, view):
+        seen = super().search(view)["basis"]
+        assert not torch._C._is_torch_function_enabled()  # the rules of a pass do not slow it down
+        return {"basis": torch.eye(len(seen), self.k, dtype=seen.dtype)}
+
+
+@pytest.mark.parametrize("sites", [None, "leaf"])
+def test_a_subclass_may_search_in_its_own_way(sites):
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    x, t = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+    forward = gg.ForwardGradient(model, FirstUnits(k=2), **({} if sites is None else {"sites": sites}))
+    forward(nn.CrossEntropyLoss(reduction="none"), x, t)
+    kept = [values["basis"] for values in forward.kept.values()]
+    assert len(kept) > 1
+    for basis in kept:
+        torch.testing.assert_close(basis, torch.eye(len(basis), 2, dtype=torch.float64))
 
 
 # --- degenerate cases ----------------------------------------------------------------------------------------

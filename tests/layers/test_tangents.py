@@ -18,6 +18,8 @@ torch.manual_seed(0)
 VECTORS, TOKENS, IMAGES = torch.randn(6, 8), torch.randn(3, 5, 8), torch.randn(3, 8, 7, 6)
 CONSTANT = torch.randn(3, 5, 8, dtype=torch.float64)
 
+STRIDED = torch.randn(8, 2, dtype=torch.float64).unbind(1)
+
 
 def shaken(module: nn.Module) -> nn.Module:
     """With weights of a norm that are not one, and statistics that are not those of noise."""
@@ -51,6 +53,11 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "rms_norm": (shaken(nn.RMSNorm(8)), TOKENS),
     "rms_norm, eps": (shaken(nn.RMSNorm((5, 8), eps=0.1, elementwise_affine=False)), TOKENS),
     "group_norm": (shaken(nn.GroupNorm(4, 8)), IMAGES),
+    "group_norm, bare": (shaken(nn.GroupNorm(4, 8, affine=False)), IMAGES),
+    "group_norm, one dimension": (lambda x: F.group_norm(x.transpose(1, 2), 4, *CONSTANT[:2, 0]), TOKENS),
+    "group_norm, three dimensions": (lambda x: F.group_norm(x[..., None], 4, *CONSTANT[:2, 0]), IMAGES),
+    "group_norm, a weight with strides": (lambda x: F.group_norm(x, 4, *STRIDED), IMAGES),
+    "group_norm, one number as weight": (lambda x: F.group_norm(x, 4, CONSTANT[0, 0, :1].expand(8)), IMAGES),
     "group_norm, vectors": (shaken(nn.GroupNorm(2, 8, eps=0.1)), VECTORS),
     "batch_norm": (shaken(nn.BatchNorm2d(8)), IMAGES),
     "batch_norm, vectors": (shaken(nn.BatchNorm1d(8)), VECTORS),
@@ -110,6 +117,30 @@ def test_what_is_linear_in_a_dual_number_has_a_rule(case, monkeypatch):
     with TangentRules():
         dual(function, x.double(), x.double())
     assert (found[-1] is not None) == (case in LINEAR)
+
+
+def test_a_group_norm_of_channels_that_lie_last():
+    """PyTorch's own formula cannot view them."""
+    norm, x, t = shaken(nn.GroupNorm(4, 8)), IMAGES.double(), torch.randn(IMAGES.shape).double()
+    expected = dual(norm, x, t)
+    last = torch.channels_last
+    with TangentRules():
+        found = dual(norm, x.contiguous(memory_format=last), t.contiguous(memory_format=last))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+        assert one.is_contiguous(memory_format=last)
+
+
+@pytest.mark.parametrize("norm", [nn.GroupNorm(4, 8), nn.LayerNorm((8, 7, 6))], ids=["group_norm", "layer_norm"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_far_from_zero(norm, dtype):
+    """Means as large as a hundred deviations: statistics are not rounded to half precision on the way."""
+    norm = norm.to(dtype)
+    x, t = (100 + IMAGES).to(dtype), torch.randn(IMAGES.shape).to(dtype)
+    with TangentRules():
+        found = dual(norm, x, t)[1].double()
+    expected = dual(norm.double(), x.double(), t.double())[1]
+    assert (found - expected).norm() < 0.5 * torch.finfo(dtype).eps * expected.norm()
 
 
 def test_statistics_are_written_once():

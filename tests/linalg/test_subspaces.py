@@ -273,6 +273,20 @@ def test_bases_that_are_found_together_are_those_found_one_by_one(short, monkeyp
         torch.testing.assert_close(V, followed_basis(*one), rtol=1e-10, atol=1e-11)
 
 
+def test_matrices_of_other_types_are_followed_apart() -> None:
+    A = torch.randn(60, 40, generator=torch.Generator().manual_seed(9), dtype=F64)
+    both = followed_bases([A, A.float()], [4, 4], [A[:4].t(), A[:4].t().float()])
+    assert [V.dtype for V in both] == [F64, torch.float32]
+    torch.testing.assert_close(both[0], followed_basis(A, 4, A[:4].t()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_bases_that_are_found_together_do_not_hold_each_other(k) -> None:
+    matrices = list(torch.randn(3, 60, 40, generator=torch.Generator().manual_seed(9), dtype=F64))
+    for V in followed_bases(matrices, [k] * 3, [A[:k].t() for A in matrices]):
+        assert V.untyped_storage().nbytes() == V.numel() * V.element_size()
+
+
 def test_matrices_of_one_shape_are_followed_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     own = subspaces.orthonormal_rows

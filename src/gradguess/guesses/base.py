@@ -106,7 +106,8 @@ class Guess(ABC):
     def search(self, view: SiteView) -> dict[str, Tensor]:
         """Find what `frame` will see as `view.kept` until the next search, `refresh` steps later.
 
-        Here `view` shows a few samples of the batch, but `view.W.shared_basis` is that of the whole batch.
+        Here `view` shows a few samples of the batch, but `view.W.shared_basis` is that of the whole batch. Make tensors
+        on `view.output.device`: PyTorch's default device does not count here.
         """
         return {}
 

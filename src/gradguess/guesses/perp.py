@@ -82,9 +82,11 @@ class WPerp(Guess):
         return isinstance(self._solver, _Shared)
 
     def search(self, view: SiteView) -> dict[str, Tensor]:
-        return self.search_all([view])[0]
+        return self._solver.search(self, view)
 
     def search_all(self, views: Sequence[SiteView]) -> list[dict[str, Tensor]]:
+        if type(self).search is not WPerp.search:  # a subclass has its own
+            return super().search_all(views)
         return self._solver.search_all(self, views)
 
     def frame(self, view: SiteView) -> Frame:
@@ -128,6 +130,9 @@ def _bottom_of(W: Tensor, k: int) -> Tensor:
 
 class _Shared(_Solver):
     """One basis for the batch, multiplied by each sample's gate and made orthonormal."""
+
+    def search(self, guess: WPerp, view: SiteView) -> dict[str, Tensor]:
+        return self.search_all(guess, [view])[0]
 
     def search_all(self, guess: WPerp, views: Sequence[SiteView]) -> list[dict[str, Tensor]]:
         every = [view.W for view in views]
@@ -176,7 +181,7 @@ class _Subspace(_Solver):
     def search(self, guess: WPerp, view: SiteView) -> dict[str, Tensor]:
         W, k, width = view.W, *_sizes(guess, view)
         if _keeps_all(W, k):
-            return _SHARED.search_all(guess, [view])[0]
+            return _SHARED.search(guess, view)
         if _is_row_space(W, k) or _is_narrow(W, width):
             return {}
         found = {"start": _filled_basis(W, width, view)}

@@ -44,7 +44,7 @@ class Jacobian(ABC):
         """One matrix for the batch as a whole, (rows, d), that has its top-k right singular vectors."""
 
     def shared_basis(self, k: int, noise: Noise) -> Tensor:
-        """These vectors, (d, k)."""
+        """An orthonormal basis of what these vectors span, (d, k)."""
         return followed_bases([self.of_batch(k, noise)], [k], [None])[0]
 
 

@@ -80,9 +80,15 @@ def group_norm_tangent(
     if t is None or not is_constant(weight, bias):
         return None
     out, mean, inverse = _group_norm(p, groups, weight, bias, eps)
+    wide = torch.promote_types(p.dtype, torch.float32)
+    p, t = p.to(wide), t.to(wide)
+    if out.dtype != wide:  # what PyTorch returns is rounded
+        mean = _mean_of_groups(p, groups)
+        inverse = (_mean_of_groups((p - _of_groups(mean, p)).square(), groups) + eps).rsqrt()
     mean, inverse = _of_groups(mean, p), _of_groups(inverse, p)
     normal = (p - mean) * inverse
-    moved = (t - _over_groups(t, groups)).addcmul(normal, _over_groups(normal * t, groups), value=-1) * inverse
+    moved, along = (_of_groups(_mean_of_groups(values, groups), p) for values in (t, normal * t))
+    moved = (t - moved).addcmul(normal, along, value=-1) * inverse
     return fwAD.make_dual(out, (moved if weight is None else moved * _of_channels(weight, p)).to(out.dtype))
 
 
@@ -132,16 +138,19 @@ def _through_normal(p: Tensor, t: Tensor, eps: float) -> Tensor:
 def _group_norm(
     p: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `F.group_norm` returns, with the mean and the inverse deviation of every group."""
+    """What `F.group_norm` returns, with the mean and the inverse deviation of every group: its kernel reads all tensors
+    as they lie in memory, and on a CPU alone knows that channels may come last.
+    """
     batch, channels = p.shape[:2]
-    p = p.contiguous(memory_format=suggest_memory_format(p))
+    p = p.contiguous(memory_format=suggest_memory_format(p) if p.device.type == "cpu" else torch.contiguous_format)
+    weight, bias = (None if values is None else values.contiguous() for values in (weight, bias))
     return torch.native_group_norm(p, weight, bias, batch, channels, p[0, 0].numel(), groups, eps)
 
 
-def _over_groups(values: Tensor, groups: int) -> Tensor:
-    """The mean over each group: first over positions, since channels may lie side by side in memory."""
+def _mean_of_groups(values: Tensor, groups: int) -> Tensor:
+    """(batch, groups): first the mean over positions, since channels may lie side by side in memory."""
     of_channels = values.flatten(2).mean(2) if values.dim() > 2 else values
-    return _of_groups(of_channels.reshape(len(values), groups, -1).mean(2), values)
+    return of_channels.reshape(len(values), groups, -1).mean(2)
 
 
 def _of_groups(values: Tensor, like: Tensor) -> Tensor:

@@ -92,8 +92,8 @@ def followed_bases(matrices: Sequence[Tensor], sizes: Sequence[int], warm: Seque
         else:
             found[i] = top_right_singular_vectors(A, k)
     for places in alike.values():
-        followed = _followed([matrices[i] for i in places], [warm[i] for i in places])
-        found.update(zip(places, followed, strict=True))
+        for i, V in zip(places, _followed([matrices[i] for i in places], [warm[i] for i in places]), strict=True):
+            found[i] = V.clone(memory_format=torch.contiguous_format)  # one that is kept would hold the others
     return [found[i] for i in range(len(matrices))]
 
 

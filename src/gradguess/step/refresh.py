@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -84,7 +85,10 @@ def _view(
 
 
 def _found(guess: Guess, views: Sequence[SiteView]) -> Found:
-    with torch._C.DisableTorchFunction(), full_precision(views[0].output.device):  # the rules of a pass end here
+    with ExitStack() as stack:
+        stack.enter_context(torch._C.DisableTorchFunction())  # the rules of a pass end here
+        for device in {view.output.device for view in views}:
+            stack.enter_context(full_precision(device))
         found = guess.search_all(views)
     # Row by row in memory: products with another order round differently, and a checkpoint would change it.
     return {

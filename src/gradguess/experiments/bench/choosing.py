@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +20,6 @@ def one_at_a_time() -> Iterator[None]:
     if path is None:
         yield
         return
-    import fcntl  # here, since Windows has none
-
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner  # here, since it brings sympy
 
     own, file = CachingAutotuner.benchmark_all_configs, Path(path)

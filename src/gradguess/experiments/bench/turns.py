@@ -33,8 +33,8 @@ def in_turns(jobs: Mapping[str, Job], together: int, say: Callable[[str], None])
         with contextlib.ExitStack() as stack:
             say(f"starting {', '.join(chosen)}")
             lock = stack.enter_context(tempfile.NamedTemporaryFile())
-            settings = {**threads, LOCK: lock.name}
-            batch = {name: stack.enter_context(_child(jobs[name], settings)) for name in chosen}
+            variables = {**threads, **os.environ, LOCK: lock.name}
+            batch = {name: stack.enter_context(_child(jobs[name], variables)) for name in chosen}
             for child in batch.values():
                 while child.out.readline() not in ("ready\n", ""):  # nothing comes from one that failed
                     pass
@@ -66,10 +66,9 @@ class _Child:
 @contextlib.contextmanager
 def _child(job: Job, variables: Mapping[str, str]) -> Iterator[_Child]:
     """A process with one job, which ends with the block."""
-    command, environment = [sys.executable, "-m", tasks.__name__, "time", job.as_json()], {**variables, **os.environ}
-    pipe = subprocess.PIPE
+    command, pipe = [sys.executable, "-m", tasks.__name__, "time", job.as_json()], subprocess.PIPE
     with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment)
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=variables)
         assert process.stdout is not None
         try:
             yield _Child(process, process.stdout, errors)
