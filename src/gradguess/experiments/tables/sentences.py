@@ -96,12 +96,13 @@ def speed_bullet(cpu: Record, cuda: Record) -> str:
     """Time of a step over that of backpropagation, for W⊥ and for learned feedback with rare tangents."""
     records = (cpu, cuda)
     perp, rare = ([_range(one, method) for one in records] for method in ("wperp", "feedback-direct-rare"))
-    old = any("commit" not in record["environment"] for record in records)  # it is noted since the rebuild
+    places = {"the CPU": cpu, "the H200": cuda}
+    old = [name for name, one in places.items() if "commit" not in one["environment"]]  # it is noted since the rebuild
+    since = f". The engine has been rebuilt since those on {' and '.join(old)} were measured" if old else ""
     return (
         f"- Speed: on the paper's MLP a step of W⊥ with the shared basis takes {perp[0]} steps of backpropagation on "
         f"two CPU cores and {perp[1]} on one H200, depending on the width; one of learned feedback with rare tangents "
-        f"{rare[0]} and {rare[1]}{'. The engine has been rebuilt since' if old else ''} ([on a CPU](docs/speed.md), "
-        "[on a GPU](docs/gpu.md))."
+        f"{rare[0]} and {rare[1]}{since} ([on a CPU](docs/speed.md), [on a GPU](docs/gpu.md))."
     )
 
 
