@@ -12,8 +12,8 @@ import torch
 import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._prims_common import suggest_memory_format
 
+from gradguess.backends.policy import group_norm_layout
 from gradguess.layers.entry import Layer, is_constant, unpack
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
@@ -138,11 +138,12 @@ def _through_normal(p: Tensor, t: Tensor, eps: float) -> Tensor:
 def _group_norm(
     p: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `F.group_norm` returns, with the mean and the inverse deviation of every group: its kernel reads all tensors
-    as they lie in memory, and on a CPU alone knows that channels may come last.
+    """What `F.group_norm` returns, with the mean and the inverse deviation of every group.
+
+    Its kernel reads tensors without looking at their strides.
     """
     batch, channels = p.shape[:2]
-    p = p.contiguous(memory_format=suggest_memory_format(p) if p.device.type == "cpu" else torch.contiguous_format)
+    p = p.contiguous(memory_format=group_norm_layout(p))
     weight, bias = (None if values is None else values.contiguous() for values in (weight, bias))
     return torch.native_group_norm(p, weight, bias, batch, channels, p[0, 0].numel(), groups, eps)
 

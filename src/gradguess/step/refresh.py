@@ -86,7 +86,6 @@ def _view(
 
 def _found(guess: Guess, views: Sequence[SiteView]) -> Found:
     with ExitStack() as stack:
-        stack.enter_context(torch._C.DisableTorchFunction())  # the rules of a pass end here
         for device in {view.output.device for view in views}:
             stack.enter_context(full_precision(device))
         found = guess.search_all(views)
@@ -125,9 +124,10 @@ def _below_linear(search: Search, layout: Layout, sites: list[Site], kept: Kept,
             sums[site.name] = sums[site.name] + squares if site.name in sums else squares
 
     def find(site: Site, flat: Tensor, moment: Tensor | None) -> None:
-        gate = None if site.gate is None else site.gate(flat)
-        jacobian = partial(jacobian_at, site, flat, gate, None, moment)
-        found.update(_found(search.guess, [_view(site, flat, gate, kept, jacobian, search.noise())]))
+        with torch._C.DisableTorchFunction():  # the rules of the pass end here
+            gate = None if site.gate is None else site.gate(flat)
+            jacobian = partial(jacobian_at, site, flat, gate, None, moment)
+            found.update(_found(search.guess, [_view(site, flat, gate, kept, jacobian, search.noise())]))
 
     for part in search.parts if sites else ():
         choose_pass(part, layout, keep=False).aside().plain(observe)
