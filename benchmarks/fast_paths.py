@@ -1,0 +1,124 @@
+"""What each hand-written fast path of a GPU gains: a step without it over a step with it.
+
+Every path is switched off alone. Loops take turns in one process, with and without CUDA graphs. Also timed are the
+per-sample solvers, which have no fast path there.
+
+    PYTHONPATH=src python3 benchmarks/fast_paths.py --out results/bench/fast-paths-cuda.json --commit COMMIT
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from gradguess.backends import elementwise, kernels
+from gradguess.experiments.bench.cases import Case
+from gradguess.experiments.bench.loops import Loop, Replayed
+from gradguess.experiments.bench.registry import make_loop
+from gradguess.experiments.bench.timing import measure, measure_once
+from gradguess.experiments.files import write_json
+from gradguess.passes import relu_chain
+from gradguess.step import pull_back
+
+METHODS = ("wperp", "feedback-direct-rare")
+LOOPS = ("wperp-subspace", "wperp-ns")
+
+
+def _one_by_one(device: torch.device, jobs: Any) -> list[Any]:
+    return [job() for job in jobs]
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+PATHS: dict[str, list[tuple[Any, str, Any]]] = {
+    "nothing": [],
+    "nothing, again": [],
+    "streams": [
+        (relu_chain, "side_by_side", _one_by_one),
+        (pull_back, "side_by_side", _one_by_one),
+        (relu_chain, "waits_for_jobs", _never),
+    ],
+    "kernel for cross entropy": [(elementwise, "cross_entropy", lambda *_: None)],
+    "kernels for small factors": [
+        (kernels, "usable", lambda t, k=1: k == 1 and t.is_cuda and t.dtype is torch.float32)
+    ],
+    "closed form of a chain": [(relu_chain.ReluChainPass, "fits", staticmethod(_never))],
+}
+PATHS["all kernels and streams"] = PATHS["streams"] + [(kernels, "usable", _never)]
+
+
+class _Without:
+    """A loop whose steps run without a path."""
+
+    def __init__(self, loop: Loop | Replayed, path: str) -> None:
+        self.loop, self.path = loop, path
+        self.every, self.refresh, self.rewind = loop.every, loop.refresh, loop.rewind
+
+    def turn(self) -> Any:
+        with ExitStack() as stack:
+            for change in PATHS[self.path]:
+                stack.enter_context(patch.object(*change))
+            return self.loop.turn()
+
+
+def _rows(width: int, method: str, captured: bool, seconds: float) -> list[dict[str, Any]]:
+    case = Case(width=width, device="cuda")
+    wrap = Replayed if captured else (lambda loop: loop)
+    loops: dict[str, Any] = {path: _Without(wrap(make_loop(method, case)), path) for path in PATHS}
+    loops["backprop"] = wrap(make_loop("backprop", case))
+    times = measure(loops, seconds, "cuda")
+    base, anchor = times["nothing"], times["backprop"]
+    return [
+        {
+            "width": width,
+            "method": method,
+            "captured": captured,
+            "without": path,
+            "over_with": times[path].quiet / base.quiet,
+            "over_backprop": times[path].quiet / anchor.quiet,
+            "quiet_ms": 1e3 * times[path].quiet,
+        }
+        for path in loops
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--seconds", type=float, default=0.3)
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 512])
+    given = parser.parse_args()
+    record: dict[str, Any] = {
+        "schema": 1,
+        "kind": "fast-paths-cuda",
+        "commit": given.commit,
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "rows": [],
+        "per_sample": [],
+    }
+    for width in given.widths:
+        for method in METHODS:
+            for captured in (True, False):
+                record["rows"] += _rows(width, method, captured, given.seconds)
+                write_json(given.out, record)
+                for row in record["rows"][-len(PATHS) - 1 :]:
+                    print(json.dumps(row), flush=True)
+    for method in LOOPS:
+        ms = 1e3 * measure_once(make_loop(method, Case(width=512, device="cuda")), "cuda")
+        record["per_sample"].append({"method": method, "width": 512, "step_ms": ms})
+        print(json.dumps(record["per_sample"][-1]), flush=True)
+        write_json(given.out, record)
+
+
+if __name__ == "__main__":
+    main()
