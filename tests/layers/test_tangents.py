@@ -63,6 +63,12 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "batch_norm, vectors": (shaken(nn.BatchNorm1d(8)), VECTORS),
     "batch_norm, at rest": (shaken(nn.BatchNorm2d(8)).eval(), IMAGES),
     "batch_norm, no statistics": (shaken(nn.BatchNorm2d(8, affine=False, track_running_stats=False)), IMAGES),
+    "relu": (nn.ReLU(), TOKENS),
+    "relu, in place": (lambda x: F.relu(x * 1.0, inplace=True), TOKENS),
+    "relu, a method": (lambda x: x.relu(), TOKENS),
+    "relu, at zero": (lambda x: torch.relu(x - CONSTANT), CONSTANT),
+    "gelu": (nn.GELU(), TOKENS),
+    "gelu, tanh": (lambda x: F.gelu(x, approximate="tanh"), TOKENS),
     "x + k": (lambda x: x + CONSTANT, TOKENS),
     "k + x": (lambda x: CONSTANT + x, TOKENS),
     "x - k": (lambda x: torch.sub(x, CONSTANT), TOKENS),
@@ -195,7 +201,7 @@ def test_the_rules_are_used(monkeypatch):
         with TangentRules():
             dual(function, x.double(), torch.randn_like(x.double()))
     norms = {"layer_norm_tangent", "group_norm_tangent", "batch_norm_tangent", "rms_norm_tangent"}
-    assert set(used) == {"affine", "apply_linear", "with_constant", *norms}
+    assert set(used) == {"affine", "apply_linear", "with_constant", "relu_tangent", "gelu_tangent", *norms}
 
 
 @pytest.mark.parametrize("case", ["linear", "linear, tokens", "addmm", "conv2d", "conv_transpose2d"])

@@ -2,6 +2,9 @@
 
 The function is read off the autograd node that PyTorch records for it. So it does not matter whether a model calls
 `nn.ReLU()`, `F.relu`, `torch.relu` or the in-place form.
+
+The tangents of the two most common are PyTorch's own. Here they are written down so that a reverse graph beside them
+keeps the value alone (`entry.unpack`).
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as fwAD
+import torch.nn.functional as F
 from torch import Tensor
 
-from gradguess.layers.entry import Gate, Layer
+from gradguess.layers.entry import Gate, Layer, unpack
 
 _aten = torch.ops.aten
 
@@ -52,15 +57,33 @@ def _hardtanh(node: Any) -> Gate:
     return lambda s: ((s > low) & (s < high)).to(s.dtype)
 
 
+def relu_tangent(function: Any, x: Tensor, inplace: bool = False) -> Tensor | None:
+    p, t = unpack(x)
+    if t is None or inplace:
+        return None
+    return fwAD.make_dual(function(p), _aten.threshold_backward(t, p.detach(), 0))
+
+
+def gelu_tangent(function: Any, x: Tensor, approximate: str = "none") -> Tensor | None:
+    p, t = unpack(x)
+    if t is None:
+        return None
+    return fwAD.make_dual(
+        function(p, approximate=approximate), _aten.gelu_backward(t, p.detach(), approximate=approximate)
+    )
+
+
 def _always(gate: Gate) -> Callable[[Any], Gate]:
     """For functions without settings."""
     return lambda node: gate
 
 
 LAYERS = (
-    Layer(nodes=("ReluBackward0",), gate=_always(mask)),
+    Layer(
+        functions=(F.relu, torch.relu, Tensor.relu), nodes=("ReluBackward0",), gate=_always(mask), tangent=relu_tangent
+    ),
     Layer(nodes=("LeakyReluBackward0", "LeakyReluBackward1"), gate=_leaky_relu),  # the second is the in-place form
-    Layer(nodes=("GeluBackward0",), gate=_gelu),
+    Layer(functions=(F.gelu,), nodes=("GeluBackward0",), gate=_gelu, tangent=gelu_tangent),
     Layer(nodes=("TanhBackward0",), gate=_always(lambda s: 1 - torch.tanh(s).square())),
     Layer(nodes=("SigmoidBackward0",), gate=_always(_sigmoid)),
     Layer(nodes=("SiluBackward0",), gate=_always(lambda s: _aten.silu_backward(torch.ones_like(s), s))),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
 
@@ -47,7 +48,12 @@ class Layer:
 
 def unpack(x: Any) -> tuple[Tensor, Tensor | None]:
     """Value and tangent of a dual number; no tangent for anything else."""
-    return fwAD.unpack_dual(x) if type(x) is Tensor else (x, None)
+    if type(x) is not Tensor:
+        return x, None
+    p, t = fwAD.unpack_dual(x)
+    if t is None or p.requires_grad or not torch.is_grad_enabled():
+        return p, t
+    return p.detach(), t  # a reverse graph that kept the view of `x` would keep the tangent
 
 
 def is_constant(*others: Any) -> bool:

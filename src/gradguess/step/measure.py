@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gradguess.model.site import Site
 from gradguess.step.base import Step
@@ -49,7 +50,7 @@ class Measurement:
     output_tangents: list[list[Tensor]]  # per pass
     passes: list[tuple[int, str | None]]  # per pass: the tangent, and the one site it was for (None: all)
     scales: dict[str, list[Tensor]]  # per site and tangent: the σ by which the direction was scaled, if any
-    pieces: dict[str, Tensor]  # the outputs of sites with their graphs, where these were recorded
+    pieces: dict[str, GradientEdge]  # the graphs of sites' outputs, where these were recorded
     tail: Tensor | None  # with them: the losses with theirs
 
     def rows(self, site: Site) -> list[int]:
@@ -109,14 +110,14 @@ def measure(
     meter = _Meter(drawing, only, keep_outputs or step.detail, watch)
     balance = balance or step.options.balance
     recorded = keep_pieces and step.keeps and step.passes.gives_pieces and not step.layout.has_closed_gradients
-    pieces: dict[str, Tensor] = {}
+    pieces: dict[str, GradientEdge] = {}
     seen = []
     for number, (tangent, chosen) in enumerate(passes):
         if not step.keeps:
             step.noise.rewind()
         draw = partial(meter.draw, tangent, chosen)
         scale = partial(meter.scale, number, tangent) if balance else None
-        keep = (lambda site, s: pieces.update({site.name: s})) if recorded and number == 0 else None
+        keep = (lambda site, s: pieces.update({site.name: get_gradient_edge(s)})) if recorded and number == 0 else None
         seen.append(step.passes.tangent(draw, scale, keep))
     jvp = torch.stack([one.jvp for one in seen]) if len(seen) > 1 else seen[0].jvp[None]
     first, tangents = seen[0], [one.output_tangents for one in seen]

@@ -25,7 +25,7 @@ from gradguess.step.processes import Pool
 
 PROBE_ROWS = 32  # samples that a search sees
 SKETCH_ROWS = SKETCH * PROBE_ROWS  # at most so many where a basis has no closed form and is sketched
-FEW = 2**20  # numbers at a site: as long as there are no more, a sketch sees more than 32 samples
+FEW = 2**18  # numbers at a site: as long as there are no more, a sketch sees more than 32 samples
 MANY = 2**22  # where 32 samples would have more, it sees fewer
 Found = dict[str, dict[str, Tensor]]  # site name -> name -> tensor
 
@@ -147,6 +147,8 @@ def sketched_samples(batch: int, size: int) -> tuple[int, int]:
 
     >>> sketched_samples(512, 100), sketched_samples(64, 100), sketched_samples(512, 2**20), sketched_samples(4, 100)
     ((256, 1), (64, 4), (4, 64), (4, 8))
+    >>> sketched_samples(128, 3136)
+    (83, 4)
     """
     most = max(FEW // max(1, size), min(PROBE_ROWS, MANY // max(1, size)), 1)
     rows = min(batch, SKETCH_ROWS, most)

@@ -1,0 +1,77 @@
+"""A tangent pass that records the graph of every piece beside it: what the graph keeps, and what it notices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gradguess as gg
+from gradguess.backends import peak_bytes
+
+CPU, WIDTH, BLOCKS, ROWS = torch.device("cpu"), 64, 6, 512
+loss_fn = nn.CrossEntropyLoss(reduction="none")
+
+
+class Block(nn.Module):
+    """`x + W φ(V norm(x))`."""
+
+    def __init__(self, activation: nn.Module, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.activation = norm, activation
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.activation(self.up(self.norm(x))))
+
+
+def residual(activation: nn.Module, norm: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, WIDTH), *(Block(activation, norm) for _ in range(BLOCKS)), nn.Linear(WIDTH, 10))
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(0)
+    return torch.randn(ROWS, 8, generator=source), torch.randint(10, (ROWS,), generator=source)
+
+
+NETWORKS = {
+    "gelu": lambda: residual(nn.GELU(), nn.LayerNorm(WIDTH)),
+    "relu": lambda: residual(nn.ReLU(), nn.LayerNorm(WIDTH)),
+    "rms norm": lambda: residual(nn.GELU(approximate="tanh"), nn.RMSNorm(WIDTH)),
+    "bare": lambda: residual(nn.ReLU(), nn.Identity()),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_graph_keeps_no_tangents(name):
+    """Beside what backpropagation keeps there are the directions, one of `WIDTH` for each block, and little else."""
+    model, (x, t) = NETWORKS[name](), batch()
+    forward = gg.ForwardGradient(model, gg.WPerp())
+    forward(loss_fn, x, t)
+    guessed = peak_bytes(lambda: forward(loss_fn, x, t), CPU)
+    exact = peak_bytes(lambda: F.cross_entropy(model(x), t).backward(), CPU)
+    row = ROWS * WIDTH * 4
+    assert guessed - exact < (BLOCKS + 2 + 5) * row  # and a tangent on its way through a block
+
+
+class Rewriting(nn.Module):
+    """Writes over what its activation has read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Linear(8, WIDTH), nn.LayerNorm(WIDTH)
+        self.up, self.down, self.head = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH), nn.Linear(WIDTH, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        wide = self.up(self.norm(h))
+        moved = F.gelu(wide)
+        wide.mul_(2)
+        return self.head(h + self.down(moved))
+
+
+def test_what_is_written_over_is_noticed():
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gg.estimate(Rewriting(), gg.WPerp(), loss_fn, *batch())
