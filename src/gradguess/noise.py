@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -9,7 +10,9 @@ import torch
 from torch import Tensor
 
 from gradguess.backends.cuda_graphs import recording
-from gradguess.backends.random import generator_state
+from gradguess.backends.random import drawn_together, generator_state
+
+ALIGNED = 32  # numbers: what is given out begins at a multiple of them, as compiled kernels like it
 
 
 class Noise:
@@ -18,6 +21,8 @@ class Noise:
     With `rows`, a draw for a batch gives the rows of that slice of a batch of `total` samples: the numbers of a
     sample depend on its place in the whole batch and not on how the batch is split.
     """
+
+    _left: Tensor | None = None  # numbers that were drawn together with others, for the next draws
 
     def __init__(self, generator: torch.Generator, rows: slice | None = None, total: int | None = None) -> None:
         self.generator = generator
@@ -28,6 +33,7 @@ class Noise:
         """Start the order anew."""
         assert self._start is not None, "a step that is recorded as a graph cannot draw its noise a second time"
         self.generator.set_state(self._start)
+        self._left = None
 
     def first(self, count: int) -> Noise:
         """The noise of the first `count` samples, from here on."""
@@ -36,8 +42,16 @@ class Noise:
         return Noise(self.generator, slice(self.rows.start, self.rows.start + count), self.total)
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        z = torch.randn(shape, generator=self.generator, device=self.generator.device, dtype=dtype)
-        return z.to(device)
+        wanted, together = math.prod(shape), drawn_together(self.generator.device)
+        if wanted > together:
+            return self._drawn(shape, dtype).to(device)
+        if self._left is None or self._left.dtype != dtype or len(self._left) < wanted:
+            self._left = self._drawn([together], dtype)
+        z, self._left = self._left[:wanted], self._left[-(-wanted // ALIGNED) * ALIGNED :]
+        return z.view(*shape).to(device)
+
+    def _drawn(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.generator.device, dtype=dtype)
 
     def batched(self, count: int, batch: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """(count, batch, size), tied to the samples' places in the whole batch."""
