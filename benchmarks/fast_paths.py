@@ -17,21 +17,16 @@ from unittest.mock import patch
 
 import torch
 
-from gradguess.backends import elementwise, kernels
+from gradguess.backends import kernels
 from gradguess.experiments.bench.cases import Case
 from gradguess.experiments.bench.loops import Loop, Replayed
 from gradguess.experiments.bench.registry import make_loop
 from gradguess.experiments.bench.timing import measure, measure_once
 from gradguess.experiments.files import write_json
 from gradguess.passes import relu_chain
-from gradguess.step import pull_back
 
 METHODS = ("wperp", "feedback-direct-rare")
 LOOPS = ("wperp-subspace", "wperp-ns")
-
-
-def _one_by_one(device: torch.device, jobs: Any) -> list[Any]:
-    return [job() for job in jobs]
 
 
 def _never(*_: Any) -> bool:
@@ -41,28 +36,19 @@ def _never(*_: Any) -> bool:
 PATHS: dict[str, list[tuple[Any, str, Any]]] = {
     "nothing": [],
     "nothing, again": [],
-    "streams": [
-        (relu_chain, "side_by_side", _one_by_one),
-        (pull_back, "side_by_side", _one_by_one),
-        (relu_chain, "waits_for_jobs", _never),
-    ],
-    "kernel for cross entropy": [(elementwise, "cross_entropy", lambda *_: None)],
-    "kernels for small factors": [
-        (kernels, "usable", lambda t, k=1: k == 1 and t.is_cuda and t.dtype is torch.float32)
-    ],
+    "kernels for small factors": [(kernels, "usable", _never)],
     "closed form of a chain": [(relu_chain.ReluChainPass, "fits", staticmethod(_never))],
 }
-PATHS["all kernels and streams"] = PATHS["streams"] + [(kernels, "usable", _never)]
 
 
-class _Without:
-    """A loop whose steps run without a path."""
+class _Without(Replayed):
+    """A loop whose steps run without a path. As a `Replayed`, it is started until all of its steps are recorded."""
 
     def __init__(self, loop: Loop | Replayed, path: str) -> None:
-        self.loop, self.path = loop, path
-        self.every, self.refresh, self.rewind = loop.every, loop.refresh, loop.rewind
+        super().__init__(loop)  # type: ignore[arg-type]
+        self.path = path
 
-    def turn(self) -> Any:
+    def turn(self) -> Any:  # type: ignore[override]
         with ExitStack() as stack:
             for change in PATHS[self.path]:
                 stack.enter_context(patch.object(*change))
@@ -82,9 +68,10 @@ def _rows(width: int, method: str, captured: bool, seconds: float) -> list[dict[
             "method": method,
             "captured": captured,
             "without": path,
-            "over_with": times[path].quiet / base.quiet,
-            "over_backprop": times[path].quiet / anchor.quiet,
-            "quiet_ms": 1e3 * times[path].quiet,
+            "over_with": times[path].ratio(base),
+            "over_backprop": times[path].ratio(anchor),
+            "step_ms": 1e3 * times[path].step,
+            "refresh_ms": 1e3 * times[path].refresh,
         }
         for path in loops
     ]

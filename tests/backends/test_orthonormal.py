@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradguess.backends.orthonormal import cholesky_qr_rows, orthonormal_columns, orthonormal_rows
+from gradguess.backends.orthonormal import cholesky_qr_rows, orthonormal_columns, orthonormal_rows, positive
 from matrices import F64, assert_orthonormal_or_zero, degenerate_batch, noise, projector
 
 
@@ -74,3 +74,7 @@ def test_one_pass_keeps_what_it_finds_dependent() -> None:
     assert 0 < rough[2].norm() < 1e-7
     assert rows[2].norm() == pytest.approx(1)
     torch.testing.assert_close(rough[:2], rows[:2])
+
+
+def test_a_divisor_is_positive() -> None:
+    assert positive(torch.tensor([2.0, 0.0, -1.0])).tolist() == [2.0, 1.0, 1.0]

@@ -15,7 +15,7 @@ from gradguess.guesses import Guess, Identity, SiteView
 from gradguess.model.find_sites import lay_out
 from gradguess.model.site import Layout, LayoutChanged, Site
 from gradguess.model.task import Task
-from gradguess.passes import choose_pass, relu_chain
+from gradguess.passes import choose_pass
 from gradguess.passes.module_pass import ModulePass
 from gradguess.passes.relu_chain import ReluChainPass
 from models import CLASSES, INPUTS, Case, cross_entropy, generator, make
@@ -330,15 +330,10 @@ WAYS: dict[str, Callable[[Guess, Task], None]] = {
 }
 
 
-@pytest.mark.parametrize("order", ["at once", "deferred"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", [Spy, ReadsW])
 @pytest.mark.parametrize("model", SHOWN)
-def test_a_guess_sees_the_output_before_the_relu(model, kind, way, order, monkeypatch):
-    if order == "deferred":
-        monkeypatch.setattr(
-            relu_chain, "waits_for_jobs", lambda device: True
-        )  # jobs run when all have come, as on a GPU
+def test_a_guess_sees_the_output_before_the_relu(model, kind, way):
     task, guess = task_of(SHOWN[model]()), kind()
     layout = lay_out(task, "leaf")
     truth = outputs_of(task.model, layout, task.inputs)

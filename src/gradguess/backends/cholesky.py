@@ -91,8 +91,7 @@ def semidefinite_cholesky(C: Tensor) -> tuple[Tensor, Tensor]:
     Accuracy: `QᵀQ` is off by about `eps` over the smallest relative pivot kept, so by 1e-2 at the very worst
     and 1e-6 (float32) for columns of ordinary conditioning.
     Cost: `k³/3` operations per matrix. On the CPU LAPACK factors the batch, and only matrices with a dropped
-    pivot go through the loop. On a GPU one kernel does it all (`backends.kernels`), and where that cannot be used
-    the loop runs `k` times over the batch. Neither waits for the device.
+    pivot go through the loop. On a GPU the loop runs `k` times over the batch, without waiting for the device.
 
     Args:
         C: (B, k, k), symmetric.
@@ -102,8 +101,6 @@ def semidefinite_cholesky(C: Tensor) -> tuple[Tensor, Tensor]:
     """
     k = C.shape[-1]
     floor = 100 * k * torch.finfo(C.dtype).eps * C.diagonal(dim1=-2, dim2=-1).amax(-1)  # (B,)
-    if kernels.usable(C, k):
-        return kernels.cholesky(C, floor)
     if tracing() or C.device.type != "cpu":
         return dropping_cholesky(C, floor)
     L, info = torch.linalg.cholesky_ex(C)

@@ -1,9 +1,9 @@
-"""Launching the Triton kernels: small factorisations on a GPU, one program per sample, and fused elementwise work.
+"""Launching the Triton kernels: small factorisations on a GPU, one program per sample, and the tangent of attention.
 
 A batch of k × k problems is too small for the libraries: a factorisation, two solves and what lies between them are a
 dozen launches that each take as long to start as to run. Here a sample's matrix stays in registers. Triton comes with
-PyTorch for CUDA. Callers ask `usable` first. The slow twins are the other paths of `cholesky`, `orthonormal`
-and `elementwise`.
+PyTorch for CUDA. Callers ask `usable` or `attends` first. The slow twins are the other paths of `cholesky`,
+`orthonormal` and `attention`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch import Tensor
 from gradguess.backends.tracing import tracing
 
 LARGEST = 32  # k; a larger matrix does not fit into the registers of a warp
-CLASSES = 4096  # the most for which a cross entropy is one kernel
 HALF = (torch.float16, torch.bfloat16)
 HEAD = 128  # the largest head of attention
 PASSES = 3  # of Cholesky QR, until rows are orthonormal
@@ -44,14 +43,6 @@ def _here(t: Tensor) -> bool:
     if tracing() or not t.is_cuda:
         return False
     return t.device.index == torch.cuda.current_device() and _installed()
-
-
-def cholesky(C: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower factors of `C` (B, k, k), dropping pivots that are not above `floor` (B,); see `semidefinite_cholesky`."""
-    k = C.shape[-1]
-    L, alive = torch.empty_like(C, memory_format=torch.contiguous_format), C.new_empty(C.shape[:-1], dtype=torch.bool)
-    _jit().cholesky[(len(C),)](C.contiguous(), floor.contiguous(), L, alive, k, _padded(k), num_warps=1)
-    return L, alive
 
 
 def solve(C: Tensor, z: Tensor) -> Tensor:
@@ -82,20 +73,6 @@ def orthonormal_rows(R: Tensor, rtol: float, passes: int = PASSES) -> tuple[Tens
         _jit().whiten[(len(C),)](C, left, M, rtol, tolerance(k), i == 0, i == PASSES - 1, k, _padded(k), num_warps=1)
         R = M @ R
     return R, left[..., None]
-
-
-def cross_entropy(x: Tensor, t: Tensor, target: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """Every row's cross entropy and its derivative along `t`: (rows, classes) twice, (rows,) -> (rows,) twice.
-
-    Up to `CLASSES` of them. NaN where a target is not a class.
-    """
-    rows, n = x.shape
-    loss, moved = x.new_empty(rows), x.new_empty(rows)
-    arguments = x.contiguous(), t.contiguous(), target.contiguous(), loss, moved, ignored, rows
-    block = 1 << max(0, n - 1).bit_length()
-    together = max(1, 256 // block)
-    _jit().cross_entropy[(-(-rows // together),)](*arguments, n, block, together)
-    return loss, moved
 
 
 def attention_tangent(

@@ -7,8 +7,12 @@ from torch import Tensor
 
 from gradguess.backends import kernels
 from gradguess.backends.cholesky import semidefinite_cholesky
-from gradguess.backends.elementwise import positive
 from gradguess.backends.tracing import tracing
+
+
+def positive(x: Tensor) -> Tensor:
+    """`x`, with ones where it is not positive: a divisor."""
+    return torch.where(x > 0, x, 1.0)
 
 
 def orthonormal_columns(A: Tensor) -> Tensor:

@@ -10,23 +10,6 @@ from gradguess.backends.triton_attention import attention_tangent as attention_t
 
 
 @triton.jit
-def _factor(C, floor, k: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Right-looking Cholesky of one symmetric (K, K) matrix; a pivot not above `floor` gives a zero column."""
-    i = tl.arange(0, K)
-    L = tl.zeros_like(C)
-    for j in range(k):
-        column = tl.sum(tl.where(i[None, :] == j, C, 0.0), 1)
-        row = tl.sum(tl.where(i[:, None] == j, C, 0.0), 0)  # the same numbers, laid out for the other side
-        pivot = tl.sum(tl.where(i == j, column, 0.0), 0)
-        scale = tl.where(pivot > floor, tl.rsqrt(tl.where(pivot > floor, pivot, 1.0)), 0.0)
-        column = tl.where(i >= j, column * scale, 0.0)
-        row = tl.where(i >= j, row * scale, 0.0)
-        C -= column[:, None] * row[None, :]
-        L = tl.where(i[None, :] == j, column[:, None], L)
-    return L
-
-
-@triton.jit
 def _whitening(C, floor, k: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
     """`E` and `scale` with `diag(scale) E = L⁻¹` for `C = L Lᵀ`: Gauss elimination of `[C, I]`, in one loop.
 
@@ -46,19 +29,6 @@ def _whitening(C, floor, k: tl.constexpr, K: tl.constexpr):  # type: ignore[no-u
         C -= column[:, None] * row[None, :]
         E -= column[:, None] * done[None, :]
     return E, scale
-
-
-@triton.jit
-def cholesky(C, floor, L, alive, k: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    b = tl.program_id(0)
-    i = tl.arange(0, K)
-    at = b * k * k + i[:, None] * k + i[None, :]
-    inside = (i[:, None] < k) & (i[None, :] < k)
-    factor = _factor(tl.load(C + at, mask=inside, other=0.0), tl.load(floor + b), k, K)
-    diagonal = i[:, None] == i[None, :]
-    found = tl.sum(tl.where(diagonal, factor, 0.0), 1) > 0
-    tl.store(L + at, tl.where(diagonal & (factor == 0), 1.0, factor), mask=inside)
-    tl.store(alive + b * k + i, found, mask=i < k)
 
 
 @triton.jit
@@ -97,26 +67,3 @@ def solve(C, z, w, batch, tolerance, n: tl.constexpr, k: tl.constexpr, K: tl.con
         at = (t * batch + b) * k + i
         noise = tl.load(z + at, mask=i < k, other=0.0)
         tl.store(w + at, tl.sum((noise * scale)[:, None] * E, 0), mask=i < k)
-
-
-@triton.jit
-def cross_entropy(  # type: ignore[no-untyped-def]
-    x, t, target, loss, moved, ignored, rows, n: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr
-):
-    b = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    i = tl.arange(0, N)
-    inside = (b[:, None] < rows) & (i[None, :] < n)
-    s = tl.load(x + b[:, None] * n + i[None, :], mask=inside, other=float("-inf"))
-    u = tl.load(t + b[:, None] * n + i[None, :], mask=inside, other=0.0)
-    label = tl.load(target + b, mask=b < rows, other=0)
-    here = i[None, :] == label[:, None]
-    top = tl.where(b < rows, tl.max(s, 1), 0.0)
-    p = tl.exp(s - top[:, None])
-    total = tl.where(b < rows, tl.sum(p, 1), 1.0)
-    value = top + tl.log(total) - tl.sum(tl.where(here, s, 0.0), 1)
-    slope = tl.sum(p * u, 1) / total - tl.sum(tl.where(here, u, 0.0), 1)
-    off = (label < 0) | (label >= n)
-    value = tl.where(label == ignored, 0.0, tl.where(off, float("nan"), value))
-    slope = tl.where(label == ignored, 0.0, tl.where(off, float("nan"), slope))
-    tl.store(loss + b, value, mask=b < rows)
-    tl.store(moved + b, slope, mask=b < rows)

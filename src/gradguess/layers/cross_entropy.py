@@ -1,4 +1,4 @@
-"""The cross entropy of each sample: by one kernel with its derivative where a device has it, and in blocks if large."""
+"""The cross entropy of each sample, in blocks where there are many classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradguess.backends import elementwise
 from gradguess.backends.tracing import is_wrapped, tracing
 from gradguess.layers.entry import Layer, is_constant, unpack
 
@@ -25,12 +24,7 @@ def tangent(function: Any, x: Tensor, target: Tensor, **options: Any) -> Tensor 
     if old or options["reduction"] != "none" or x.dim() < 2 or target.shape[:1] != x.shape[:1]:
         return None
     p, t = unpack(x)
-    weight, graph = options["weight"], torch.is_grad_enabled() and p.requires_grad
-    plain = p.dim() == 2 and not target.is_floating_point() and not graph  # our kernel has no reverse graph
-    if t is not None and plain and weight is None and not options["label_smoothing"]:
-        found = elementwise.cross_entropy(p, t, target, options["ignore_index"])
-        if found is not None:
-            return fwAD.make_dual(*found)
+    weight = options["weight"]
     small = p.numel() <= BLOCK or len(p) == 1 or tracing()  # a compiler has blocks of its own
     if small or type(x) is not Tensor or is_wrapped(p) or not _given(target) or not _given(weight):
         return None

@@ -9,8 +9,7 @@ is 3 %.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from itertools import pairwise, zip_longest
 from weakref import WeakKeyDictionary
 
@@ -19,7 +18,6 @@ import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
 
-from gradguess.backends.streams import side_by_side, waits_for_jobs
 from gradguess.layers.elementwise import mask
 from gradguess.layers.tangents import TangentRules
 from gradguess.model.site import Layout, Site
@@ -59,13 +57,9 @@ class ReluChainPass(ModulePass):
         if not self.keep:
             _, outputs = self._walk(lambda site, x, s: moving.advance(site, x, draw(site, x, s)))
             return self._through_loss(outputs, moving.t)
-        device, ys = _weight(self.layout.sites[0]).device, []
+        ys: list[Tensor | None] = []
         if self._kept is not None:
             ys = [draw(site, x, None) for site, x in self._kept[0]]  # type: ignore[arg-type]
-        elif waits_for_jobs(device):
-            jobs: list[Callable[[], Tensor | None]] = []
-            self._kept = self._walk(lambda site, x, s: jobs.append(partial(draw, site, x, s)))
-            ys = side_by_side(device, jobs)
         else:
             self._kept = self._walk(lambda site, x, s: ys.append(draw(site, x, s)))
         seen, outputs = self._kept

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
-from gradguess.backends.streams import side_by_side
 from gradguess.errors import InputError
 from gradguess.model.site import Layout, Site
 from gradguess.step.base import Step
@@ -22,7 +21,7 @@ def pull_back(
     step: Step,
     cotangent: Cotangent,
     records: Records,
-    pieces: dict[str, Tensor] | None = None,
+    pieces: dict[str, GradientEdge] | None = None,
     tail: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Parameter gradients from `cotangent(site, s)`, the estimate at each site (of the batch's mean loss).
@@ -41,15 +40,10 @@ def pull_back(
 
 
 def _from_records(step: Step, cotangent: Cotangent, records: Records, gradients: Gradients) -> None:
-    def at_site(site: Site) -> dict[str, Tensor]:
-        record = records[site.name]
-        return _closed(site, input_of(record, site), cotangent(site, record.s))
-
-    sites = step.layout.sites
-    with torch.no_grad():  # layers do not wait for each other
-        found = side_by_side(step.noise.generator.device, [partial(at_site, site) for site in sites])
-    for site, grads in zip(sites, found, strict=True):
-        gradients.add_own(site, grads)
+    with torch.no_grad():
+        for site in step.layout.sites:
+            record = records[site.name]
+            gradients.add_closed(site, input_of(record, site), cotangent(site, record.s))
 
 
 def input_of(record: Record, site: Site) -> Any:
@@ -70,7 +64,7 @@ def _closed(site: Site, x: Any, g: Tensor) -> dict[str, Tensor]:
 
 
 def _from_pieces(
-    step: Step, cotangent: Cotangent, gradients: Gradients, pieces: dict[str, Tensor] | None, tail: Tensor | None
+    step: Step, cotangent: Cotangent, gradients: Gradients, pieces: dict[str, GradientEdge] | None, tail: Tensor | None
 ) -> None:
     def visit(site: Site, x: Any, s: Tensor) -> Tensor:
         with torch.no_grad():
@@ -80,7 +74,8 @@ def _from_pieces(
 
     if pieces and tail is not None:
         for site in step.layout.sites:
-            visit(site, None, pieces.pop(site.name))  # freed with its graph
+            piece = pieces.pop(site.name)  # freed with its graph
+            gradients.add_vjp(site.parameters, piece, cotangent(site, None))
     else:
         _, tail = step.passes.graph(visit)
     gradients.add_tail(tail)
@@ -107,7 +102,7 @@ class Gradients:
         """By the closed form of the layer of a site."""
         self.add_own(site, _closed(site, x, g))
 
-    def add_vjp(self, names: tuple[str, ...], s: Tensor, g: Tensor) -> None:
+    def add_vjp(self, names: tuple[str, ...], s: Tensor | GradientEdge, g: Tensor) -> None:
         """By a vjp of the graph below `s`."""
         if not names:
             return
