@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess import noise
@@ -74,22 +76,51 @@ def test_a_search_has_its_own():
     assert torch.equal(first, second)
 
 
-def model() -> nn.Module:
+def test_one_number():
+    assert source().normal((), F64, CPU).shape == ()
+
+
+class Looking(nn.Module):
+    """It cannot be traced."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.detach().sum()) > 1e9 else x * 2
+
+
+def gradients(*layers: nn.Module, **options: Any) -> tuple[list[list[Tensor]], gg.ForwardGradient]:
+    """Of each of four steps."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 8), nn.GELU(), nn.Linear(8, 3)).double()
-
-
-def gradients(**options: object) -> list[torch.Tensor]:
-    net = model()
-    forward = gg.ForwardGradient(net, gg.WPerp(k=3), **options)  # type: ignore[arg-type]
+    net = nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 8), nn.GELU(), *layers, nn.Linear(8, 3)).double()
+    forward = gg.ForwardGradient(net, gg.WPerp(k=3), **options)
     x, t = torch.randn(12, 5, generator=torch.Generator().manual_seed(1), dtype=F64), torch.arange(12) % 3
+    loss_fn, found = nn.CrossEntropyLoss(reduction="none"), []
     for _ in range(4):
-        forward(nn.CrossEntropyLoss(reduction="none"), x, t)
-    return [p.grad for p in net.parameters()]
+        net.zero_grad()
+        forward(loss_fn, x, t)
+        found.append([p.grad for p in net.parameters()])
+    return found, forward
 
 
-@pytest.mark.parametrize("options", [{"chunk": 5}, {"memory": "replay"}, {"compile": True}])
-def test_steps_are_the_same_however_they_are_run(options, monkeypatch):
+def assert_same(found: list[list[Tensor]], expected: list[list[Tensor]]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        for a, b in zip(one, other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{"chunk": 5}, {"memory": "replay"}])
+def test_steps_are_the_same_however_they_are_run(options):
+    assert_same(gradients(**options)[0], gradients()[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 5}])
+def test_compiled_steps_are_the_same(options, monkeypatch):
     monkeypatch.setattr(compiled, "compiled", as_compiled)
-    for found, expected in zip(gradients(**options), gradients(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    found, forward = gradients(compile=True, **options)
+    assert forward.plan.runner._graphs
+    assert_same(found, gradients()[0])
+
+
+def test_steps_that_cannot_be_compiled_are_the_same():
+    with pytest.warns(UserWarning, match="compile=True has no effect"):
+        found, _ = gradients(Looking(), compile=True)
+    assert_same(found, gradients(Looking())[0])

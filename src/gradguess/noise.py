@@ -48,7 +48,7 @@ class Noise:
         if self._left is None or self._left.dtype != dtype or len(self._left) < wanted:
             self._left = self._drawn([together], dtype)
         z, self._left = self._left[:wanted], self._left[-(-wanted // ALIGNED) * ALIGNED :]
-        return z.view(*shape).to(device)
+        return z.view(tuple(shape)).to(device)
 
     def _drawn(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.randn(shape, generator=self.generator, device=self.generator.device, dtype=dtype)

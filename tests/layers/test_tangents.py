@@ -69,6 +69,10 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "relu, at zero": (lambda x: torch.relu(x - CONSTANT), CONSTANT),
     "gelu": (nn.GELU(), TOKENS),
     "gelu, tanh": (lambda x: F.gelu(x, approximate="tanh"), TOKENS),
+    "silu": (nn.SiLU(), TOKENS),
+    "silu, in place": (lambda x: F.silu(x * 1.0, inplace=True), TOKENS),
+    "tanh": (nn.Tanh(), TOKENS),
+    "tanh, a method": (lambda x: x.tanh(), TOKENS),
     "x + k": (lambda x: x + CONSTANT, TOKENS),
     "k + x": (lambda x: CONSTANT + x, TOKENS),
     "x - k": (lambda x: torch.sub(x, CONSTANT), TOKENS),
@@ -201,7 +205,7 @@ def test_the_rules_are_used(monkeypatch):
         with TangentRules():
             dual(function, x.double(), torch.randn_like(x.double()))
     norms = {"layer_norm_tangent", "group_norm_tangent", "batch_norm_tangent", "rms_norm_tangent"}
-    assert set(used) == {"affine", "apply_linear", "with_constant", "relu_tangent", "gelu_tangent", *norms}
+    assert set(used) == {"affine", "apply_linear", "with_constant", "elementwise_tangent", *norms}
 
 
 @pytest.mark.parametrize("case", ["linear", "linear, tokens", "addmm", "conv2d", "conv_transpose2d"])

@@ -40,6 +40,8 @@ NETWORKS = {
     "gelu": lambda: residual(nn.GELU(), nn.LayerNorm(WIDTH)),
     "relu": lambda: residual(nn.ReLU(), nn.LayerNorm(WIDTH)),
     "rms norm": lambda: residual(nn.GELU(approximate="tanh"), nn.RMSNorm(WIDTH)),
+    "silu": lambda: residual(nn.SiLU(), nn.LayerNorm(WIDTH)),
+    "tanh": lambda: residual(nn.Tanh(), nn.LayerNorm(WIDTH)),
     "bare": lambda: residual(nn.ReLU(), nn.Identity()),
 }
 
@@ -75,3 +77,40 @@ class Rewriting(nn.Module):
 def test_what_is_written_over_is_noticed():
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         gg.estimate(Rewriting(), gg.WPerp(), loss_fn, *batch())
+
+
+class Halved(nn.Module):
+    """A second output that no parameter has a part in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(WIDTH, WIDTH) / 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x @ self.w, x * 2
+
+
+class Forked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.fork, self.act = nn.Linear(8, WIDTH), Halved(), nn.ReLU()
+        self.frozen, self.head = nn.Linear(WIDTH, WIDTH).requires_grad_(False), nn.Linear(WIDTH, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.fork(self.stem(x))
+        return self.head(b + self.act(self.frozen(a)))
+
+
+@pytest.mark.parametrize("sites", ["auto", "leaf", ["stem", "frozen", "head"], ["stem", "act", "head"]])
+@pytest.mark.parametrize("isolate", [False, True])
+def test_sites_without_parameters_of_their_own(sites, isolate):
+    """What was recorded gives what a second pass gives."""
+    found = []
+    for memory in ("store", "replay"):
+        torch.manual_seed(0)
+        model = Forked().double()
+        forward = gg.ForwardGradient(model, gg.WPerp(), memory=memory, sites=sites, isolate=isolate)
+        forward(loss_fn, batch()[0].double(), batch()[1])
+        found.append([p.grad for p in model.parameters() if p.requires_grad])
+    for stored, replayed in zip(*found, strict=True):
+        torch.testing.assert_close(stored, replayed, rtol=1e-9, atol=1e-14)

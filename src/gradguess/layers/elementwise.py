@@ -3,8 +3,8 @@
 The function is read off the autograd node that PyTorch records for it. So it does not matter whether a model calls
 `nn.ReLU()`, `F.relu`, `torch.relu` or the in-place form.
 
-The tangents of the two most common are PyTorch's own. Here they are written down so that a reverse graph beside them
-keeps the value alone (`entry.unpack`).
+The tangents of the most common ones are PyTorch's own. They are written down here so that a reverse graph beside them
+keeps values alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradguess.layers.entry import Gate, Layer, unpack
+from gradguess.layers.entry import Gate, Layer, TangentRule, unpack
 
 _aten = torch.ops.aten
 
@@ -57,20 +57,17 @@ def _hardtanh(node: Any) -> Gate:
     return lambda s: ((s > low) & (s < high)).to(s.dtype)
 
 
-def relu_tangent(function: Any, x: Tensor, inplace: bool = False) -> Tensor | None:
-    p, t = unpack(x)
-    if t is None or inplace:
-        return None
-    return fwAD.make_dual(function(p), _aten.threshold_backward(t, p.detach(), 0))
+def _tangent(slope: Callable[..., Tensor]) -> TangentRule:
+    """The rule of `y = φ(x)`, from `slope(t, x, y)`, which multiplies `t` by the derivative of `φ`."""
 
+    def elementwise_tangent(function: Any, x: Tensor, **options: Any) -> Tensor | None:
+        p, t = unpack(x)
+        if t is None or options.pop("inplace", False):
+            return None
+        y = function(p, **options)
+        return fwAD.make_dual(y, slope(t, p.detach(), y.detach(), **options))
 
-def gelu_tangent(function: Any, x: Tensor, approximate: str = "none") -> Tensor | None:
-    p, t = unpack(x)
-    if t is None:
-        return None
-    return fwAD.make_dual(
-        function(p, approximate=approximate), _aten.gelu_backward(t, p.detach(), approximate=approximate)
-    )
+    return elementwise_tangent
 
 
 def _always(gate: Gate) -> Callable[[Any], Gate]:
@@ -80,13 +77,35 @@ def _always(gate: Gate) -> Callable[[Any], Gate]:
 
 LAYERS = (
     Layer(
-        functions=(F.relu, torch.relu, Tensor.relu), nodes=("ReluBackward0",), gate=_always(mask), tangent=relu_tangent
+        functions=(F.relu, torch.relu, Tensor.relu),
+        nodes=("ReluBackward0",),
+        tangent=_tangent(lambda t, x, y: _aten.threshold_backward(t, y, 0)),
+        always=True,
+        gate=_always(mask),
     ),
     Layer(nodes=("LeakyReluBackward0", "LeakyReluBackward1"), gate=_leaky_relu),  # the second is the in-place form
-    Layer(functions=(F.gelu,), nodes=("GeluBackward0",), gate=_gelu, tangent=gelu_tangent),
-    Layer(nodes=("TanhBackward0",), gate=_always(lambda s: 1 - torch.tanh(s).square())),
+    Layer(
+        functions=(F.gelu,),
+        nodes=("GeluBackward0",),
+        tangent=_tangent(lambda t, x, y, **options: _aten.gelu_backward(t, x, **options)),
+        always=True,
+        gate=_gelu,
+    ),
+    Layer(
+        functions=(torch.tanh, Tensor.tanh),
+        nodes=("TanhBackward0",),
+        tangent=_tangent(lambda t, x, y: _aten.tanh_backward(t, y)),
+        always=True,
+        gate=_always(lambda s: 1 - torch.tanh(s).square()),
+    ),
     Layer(nodes=("SigmoidBackward0",), gate=_always(_sigmoid)),
-    Layer(nodes=("SiluBackward0",), gate=_always(lambda s: _aten.silu_backward(torch.ones_like(s), s))),
+    Layer(
+        functions=(F.silu,),
+        nodes=("SiluBackward0",),
+        tangent=_tangent(lambda t, x, y: _aten.silu_backward(t, x)),
+        always=True,
+        gate=_always(lambda s: _aten.silu_backward(torch.ones_like(s), s)),
+    ),
     Layer(nodes=("EluBackward0", "EluBackward1"), gate=_elu),
     Layer(nodes=("SoftplusBackward0",), gate=_softplus),
     Layer(nodes=("HardtanhBackward0",), gate=_hardtanh),

@@ -187,14 +187,14 @@ class _CompiledStep:
     def __init__(self, method: Method, step: Step, draws: _Draws) -> None:
         self.method, self.draws = method, draws
         self.example = step
-        before, noise = Snapshot(step.task.model), step.noise.generator.get_state()
+        before = Snapshot(step.task.model)
         try:
             inputs = self._inputs(step)
             self.form, given = Form(inputs), tensors_of(inputs)
             self.graph: Graph = compiled(trace(self._function, given), given)
         finally:  # a trace leaves no trace
             before.restore()
-            step.noise.generator.set_state(noise)
+            step.noise.rewind()
             del self.example  # its batch is not needed any more
 
     def __call__(self, step: Step) -> Result:

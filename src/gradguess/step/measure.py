@@ -117,12 +117,17 @@ def measure(
             step.noise.rewind()
         draw = partial(meter.draw, tangent, chosen)
         scale = partial(meter.scale, number, tangent) if balance else None
-        keep = (lambda site, s: pieces.update({site.name: get_gradient_edge(s)})) if recorded and number == 0 else None
-        seen.append(step.passes.tangent(draw, scale, keep))
+        seen.append(step.passes.tangent(draw, scale, partial(_keep, pieces) if recorded and number == 0 else None))
     jvp = torch.stack([one.jvp for one in seen]) if len(seen) > 1 else seen[0].jvp[None]
     first, tangents = seen[0], [one.output_tangents for one in seen]
     scales = meter.scales
     return Measurement(first.losses, jvp, meter.records, first.outputs, tangents, passes, scales, pieces, first.tail)
+
+
+def _keep(pieces: dict[str, GradientEdge], site: Site, s: Tensor) -> None:
+    """Keep the graph of a site's output, not the output itself."""
+    if s.requires_grad:  # there are parameters below it, above the sites below
+        pieces[site.name] = get_gradient_edge(s)
 
 
 def _schedule(step: Step, only: Callable[[Site], bool]) -> list[tuple[int, str | None]]:

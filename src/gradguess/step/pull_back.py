@@ -74,8 +74,9 @@ def _from_pieces(
 
     if pieces and tail is not None:
         for site in step.layout.sites:
-            piece = pieces.pop(site.name)  # freed with its graph
-            gradients.add_vjp(site.parameters, piece, cotangent(site, None))
+            piece = pieces.pop(site.name, None)  # freed with its graph
+            if piece is not None:
+                gradients.add_vjp(site.parameters, piece, cotangent(site, None))
     else:
         _, tail = step.passes.graph(visit)
     gradients.add_tail(tail)
