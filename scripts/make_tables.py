@@ -363,7 +363,9 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "differing": sentences.differing_list(runs),
         "best-guess": sentences.best_guess_sentence(runs),
         "tangents": sentences.tangents_sentence(runs),
-        "speed-bullet": sentences.speed_bullet(bench_record("time-cpu.json"), bench_record("time-cuda.json")),
+        "speed-bullet": sentences.speed_bullet(
+            *map(bench_record, ("time-cpu.json", "compiled-cpu.json", "compiled-cuda.json"))
+        ),
         "memory-bullet": sentences.memory_bullet(bench_record("memory-cpu.json")),
         "rules": "\n".join(f"- {rule}" for rule in RULES),
     }
