@@ -76,7 +76,9 @@ def _from_pieces(
         for site in step.layout.sites:
             piece = pieces.pop(site.name, None)  # freed with its graph
             if piece is not None:
-                gradients.add_vjp(site.parameters, piece, cotangent(site, None))
+                with torch.no_grad():
+                    g = cotangent(site, None)
+                gradients.add_vjp(site.parameters, piece, g)
     else:
         _, tail = step.passes.graph(visit)
     gradients.add_tail(tail)
