@@ -107,8 +107,8 @@ def speed_bullet(time: Record, cpu: Record, cuda: Record) -> str:
     return (
         f"- Speed: compiled, on eight real networks, a step of W⊥ with the shared basis takes {perp[0]} steps of "
         f"compiled backpropagation on two CPU cores and {perp[1]} on one H200, where both are CUDA graphs; one of "
-        f"learned feedback with rare tangents {rare[0]} and {rare[1]}. Uncompiled, W⊥ takes {plain} on the paper's MLP on "
-        "two cores, most on narrow layers ([on a CPU](docs/speed.md), [on a GPU](docs/gpu.md))."
+        f"learned feedback with rare tangents {rare[0]} and {rare[1]}. Uncompiled, W⊥ takes {plain} on the paper's "
+        "MLP on two cores, most on narrow layers ([on a CPU](docs/speed.md), [on a GPU](docs/gpu.md))."
     )
 
 
