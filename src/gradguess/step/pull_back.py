@@ -66,19 +66,20 @@ def _closed(site: Site, x: Any, g: Tensor) -> dict[str, Tensor]:
 def _from_pieces(
     step: Step, cotangent: Cotangent, gradients: Gradients, pieces: dict[str, GradientEdge] | None, tail: Tensor | None
 ) -> None:
-    def visit(site: Site, x: Any, s: Tensor) -> Tensor:
+    def differentiate(site: Site, graph: Tensor | GradientEdge, s: Tensor | None) -> None:
         with torch.no_grad():
-            g = cotangent(site, s.detach())
-        gradients.add_vjp(site.parameters, s, g)
+            g = cotangent(site, s)
+        gradients.add_vjp(site.parameters, graph, g)
+
+    def visit(site: Site, x: Any, s: Tensor) -> Tensor:
+        differentiate(site, s, s.detach())
         return s.detach()
 
     if pieces and tail is not None:
         for site in step.layout.sites:
             piece = pieces.pop(site.name, None)  # freed with its graph
             if piece is not None:
-                with torch.no_grad():
-                    g = cotangent(site, None)
-                gradients.add_vjp(site.parameters, piece, g)
+                differentiate(site, piece, None)
     else:
         _, tail = step.passes.graph(visit)
     gradients.add_tail(tail)
