@@ -3,7 +3,7 @@
 Every path is switched off alone. Loops take turns in one process, with and without CUDA graphs. Also timed are the
 per-sample solvers, which have no fast path there.
 
-    PYTHONPATH=src python3 benchmarks/fast_paths.py --out results/bench/fast-paths-cuda.json --commit COMMIT
+    PYTHONPATH=src python3 benchmarks/fast_paths.py --out results/bench/fast-paths-cuda.json
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import torch
-
 from gradguess.backends import kernels
+from gradguess.experiments import environment
 from gradguess.experiments.bench.cases import Case
 from gradguess.experiments.bench.loops import Loop, Replayed
 from gradguess.experiments.bench.registry import make_loop
@@ -26,7 +25,7 @@ from gradguess.experiments.files import write_json
 from gradguess.passes import relu_chain
 
 METHODS = ("wperp", "feedback-direct-rare")
-LOOPS = ("wperp-subspace", "wperp-ns")
+SOLVERS = ("wperp-subspace", "wperp-ns")
 
 
 def _never(*_: Any) -> bool:
@@ -80,16 +79,13 @@ def _rows(width: int, method: str, captured: bool, seconds: float) -> list[dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", required=True)
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 512])
     given = parser.parse_args()
     record: dict[str, Any] = {
         "schema": 1,
         "kind": "fast-paths-cuda",
-        "commit": given.commit,
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+        "environment": environment.describe("cuda"),
         "rows": [],
         "per_sample": [],
     }
@@ -100,7 +96,7 @@ def main() -> None:
                 write_json(given.out, record)
                 for row in record["rows"][-len(PATHS) - 1 :]:
                     print(json.dumps(row), flush=True)
-    for method in LOOPS:
+    for method in SOLVERS:
         ms = 1e3 * measure_once(make_loop(method, Case(width=512, device="cuda")), "cuda")
         record["per_sample"].append({"method": method, "width": 512, "step_ms": ms})
         print(json.dumps(record["per_sample"][-1]), flush=True)
