@@ -1,7 +1,12 @@
-"""White noise from an explicit generator."""
+"""White noise by place: a number depends on the key of its step, on its sample and on its column alone.
+
+Samples are counted in the batch as a whole. Chunks and processes draw the rows of their own samples and no others, and
+get the numbers that one pass over the whole batch would have got.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from functools import cached_property
@@ -10,55 +15,68 @@ import torch
 from torch import Tensor
 
 from gradguess.backends.cuda_graphs import recording
-from gradguess.backends.random import drawn_together, generator_state
+from gradguess.backends.normal import normal_numbers
+from gradguess.backends.random import generator_state
 
-ALIGNED = 32  # numbers: what is given out begins at a multiple of them, as compiled kernels like it
+SHARED = -1  # the row of numbers that belong to no sample
+
+
+class _Key:
+    """The key of a step, drawn when it is first asked for."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+        self.before: Tensor | None = None  # the state of the generator
+
+    @cached_property
+    def value(self) -> Tensor:
+        """A whole number of 64 bits, 0-dim, on the device of the generator."""
+        self.before = generator_state(self.generator)
+        return torch.randint(-(2**63), 2**63 - 1, (), generator=self.generator, device=self.generator.device)
 
 
 class Noise:
-    """Draws N(0, 1) numbers in a fixed order from one generator; `rewind` starts the order anew.
+    """N(0, 1) numbers of one step. Its generator gives one number, the key, when the first of them is drawn."""
 
-    With `rows`, a draw for a batch gives the rows of that slice of a batch of `total` samples: the numbers of a
-    sample depend on its place in the whole batch and not on how the batch is split.
-    """
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator, self._key = generator, _Key(generator)
 
-    _left: Tensor | None = None  # numbers that were drawn together with others, for the next draws
+    row, shared = 0, SHARED  # of the first sample, and of the numbers that belong to no sample
+    column = 0  # words that were drawn of each row; a word makes two numbers
 
-    def __init__(self, generator: torch.Generator, rows: slice | None = None, total: int | None = None) -> None:
-        self.generator = generator
-        self.rows, self.total = rows, total
-        self._start = generator_state(generator)
+    def at(self, row: int) -> Noise:
+        """The noise of the samples from `row` on, from the start."""
+        part = copy.copy(self)
+        part.row, part.column = row, 0
+        return part
+
+    def apart(self, number: int) -> Noise:
+        """Noise of no sample, with its own start, for one of several directions."""
+        part = self.at(self.row)
+        part.shared = SHARED - 1 - number
+        return part
 
     def rewind(self) -> None:
         """Start the order anew."""
-        assert self._start is not None, "a step that is recorded as a graph cannot draw its noise a second time"
-        self.generator.set_state(self._start)
-        self._left = None
+        self.column = 0
 
-    def first(self, count: int) -> Noise:
-        """The noise of the first `count` samples, from here on."""
-        if self.rows is None:
-            return Noise(self.generator)
-        return Noise(self.generator, slice(self.rows.start, self.rows.start + count), self.total)
+    def undo(self) -> None:
+        """Put the generator back to where it was before the key was drawn."""
+        if self._key.before is not None:
+            self.generator.set_state(self._key.before)
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        wanted, together = math.prod(shape), drawn_together(self.generator.device)
-        if wanted > together:
-            return self._drawn(shape, dtype).to(device)
-        if self._left is None or self._left.dtype != dtype or len(self._left) < wanted:
-            self._left = self._drawn([together], dtype)
-        z, self._left = self._left[:wanted], self._left[-(-wanted // ALIGNED) * ALIGNED :]
-        return z.view(tuple(shape)).to(device)
-
-    def _drawn(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.randn(shape, generator=self.generator, device=self.generator.device, dtype=dtype)
+        """Numbers that belong to no sample."""
+        return self._drawn(self.shared, 1, math.prod(shape), dtype).view(tuple(shape)).to(device)
 
     def batched(self, count: int, batch: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """(count, batch, size), tied to the samples' places in the whole batch."""
-        if self.rows is None:
-            return self.normal((count, batch, size), dtype, device)
-        assert self.total is not None
-        return self.normal((count, self.total, size), dtype, device)[:, self.rows]
+        """(count, batch, size), by the samples' places in the whole batch."""
+        drawn = self._drawn(self.row, batch, count * size, dtype).view(batch, count, size)
+        return drawn.transpose(0, 1).contiguous().to(device)
+
+    def _drawn(self, row: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        start, self.column = self.column, self.column + -(-columns // 2)
+        return normal_numbers(self._key.value, row, rows, start, columns, dtype)
 
 
 class SketchNoise(Noise):
@@ -70,9 +88,12 @@ class SketchNoise(Noise):
 
     def __init__(self, source: torch.Generator | torch.device, seed: int) -> None:
         self.source, self.seed = source, seed
-        self.rows = self.total = None
 
     @cached_property
     def generator(self) -> torch.Generator:  # type: ignore[override]
         source = self.source if isinstance(self.source, torch.Generator) else torch.Generator(self.source)
         return source if recording() else source.manual_seed(self.seed)
+
+    @cached_property
+    def _key(self) -> _Key:  # type: ignore[override]
+        return _Key(self.generator)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradguess.backends import cholesky, kernels
+from gradguess.backends import cholesky, kernels, normal
 from gradguess.backends.attention import attention_tangent, in_blocks
 from gradguess.backends.cholesky import GramRoot
 from gradguess.backends.orthonormal import cholesky_qr_rows
@@ -187,3 +187,13 @@ def test_the_root_of_a_gram_matrix_on_the_path_of_a_gpu(k, d, everywhere, monkey
 def test_only_a_gpu_and_float32_are_served():
     assert not kernels.usable(torch.zeros(1), 4)
     assert kernels.usable(torch.zeros(1, device="cuda"), 4) if DEVICE == "cuda" else True
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("row", "rows", "columns"), [(0, 3, 7), (-1, 1, 1300), (1000, 70, 10)])
+def test_noise(row, rows, columns, dtype):
+    key = torch.tensor(-(2**62) - 12345)
+    found = kernels.normal_numbers(key.to(DEVICE), row, rows, 5, columns, dtype)
+    torch.testing.assert_close(
+        found.cpu(), normal.normal_numbers(key, row, rows, 5, columns, dtype), rtol=1e-5, atol=1e-5
+    )

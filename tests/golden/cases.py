@@ -11,6 +11,7 @@ weights (the sign of a singular vector, a basis of a null space): it could hold 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import os
@@ -25,13 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import gradguess as gg
-from gradguess.noise import Noise  # the one import from inside: all noise of the library goes through `Noise.normal`
+from gradguess.noise import Noise  # the one import from inside: all noise of the library goes through it
 from models import Block, Case, cross_entropy, make
 
 Numbers = dict[str, float]
@@ -42,20 +44,42 @@ WOBBLE = 0  # record.py sets it: weights change by 1e-15 of their size, in as ma
 # --- noise, weights and data that do not come from torch -----------------------------------------------------
 
 
-def _fed_normal(self: Noise, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    seed = int(torch.randint(2**31 - 1, (1,), generator=self.generator, device=self.generator.device))
-    return torch.from_numpy(_stream(seed).standard_normal(tuple(shape))).to(device, dtype)
+class _Fed:
+    """Methods for `Noise`: one whole number of torch's generator seeds each draw, and NumPy makes the numbers."""
+
+    def __init__(self: Any, generator: torch.Generator) -> None:
+        self.generator, self.start, self.row = generator, generator.get_state(), 0
+
+    def rewind(self: Any) -> None:
+        self.generator.set_state(self.start)
+
+    undo = rewind
+
+    def at(self: Any, row: int) -> Noise:
+        part = copy.copy(self)
+        part.row = row
+        part.rewind()
+        return part
+
+    def apart(self: Any, number: int) -> Noise:
+        return Noise(self.generator)
+
+    def normal(self: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        seed = int(torch.randint(2**31 - 1, (1,), generator=self.generator, device=self.generator.device))
+        return torch.from_numpy(_stream(seed).standard_normal(tuple(shape))).to(device, dtype)
+
+    def batched(self: Any, count: int, batch: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        assert count == 1 or self.row == 0, "the numbers of later samples depend on how many there are in all"
+        return self.normal((count, self.row + batch, size), dtype, device)[:, self.row :]
 
 
 @contextmanager
 def fed_noise() -> Iterator[None]:
-    """The library's noise comes from NumPy; one whole number of torch's generator seeds each draw."""
-    before = Noise.normal
-    Noise.normal = _fed_normal  # type: ignore[method-assign]
-    try:
+    """The library's noise comes from NumPy, as `_Fed` says."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("__init__", "rewind", "undo", "at", "apart", "normal", "batched"):
+            patch.setattr(Noise, name, vars(_Fed)[name])
         yield
-    finally:
-        Noise.normal = before  # type: ignore[method-assign]
 
 
 def _stream(seed: int | str) -> np.random.RandomState:

@@ -1,9 +1,9 @@
-"""Launching the Triton kernels: small factorisations on a GPU, one program per sample, and the tangent of attention.
+"""Launching the Triton kernels: small factorisations on a GPU, the tangent of attention, and noise.
 
 A batch of k × k problems is too small for the libraries: a factorisation, two solves and what lies between them are a
 dozen launches that each take as long to start as to run. Here a sample's matrix stays in registers. Triton comes with
-PyTorch for CUDA. Callers ask `usable` or `attends` first. The slow twins are the other paths of `cholesky`,
-`orthonormal` and `attention`.
+PyTorch for CUDA. Callers ask `usable`, `attends` or `fills` first. The slow twins are the other paths of
+`cholesky`, `orthonormal`, `attention` and `normal`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gradguess.backends.tracing import tracing
 LARGEST = 32  # k; a larger matrix does not fit into the registers of a warp
 HALF = (torch.float16, torch.bfloat16)
 HEAD = 128  # the largest head of attention
+BLOCK = 512  # words of noise for each program
 PASSES = 3  # of Cholesky QR, until rows are orthonormal
 # By head size: queries and keys of a block of attention, warps, stages. What a warp holds fits into its registers.
 TILES = {16: (128, 64, 8, 3), 32: (64, 64, 4, 3), 64: (64, 64, 4, 2), 128: (128, 32, 8, 2)}
@@ -37,6 +38,11 @@ def attends(q: Tensor, k: Tensor, v: Tensor) -> bool:
     if q.dim() != 4 or q.dtype not in HALF:
         return False
     return q.numel() > 0 and k.numel() > 0 and q.shape[-1] == v.shape[-1] <= HEAD and _here(q)
+
+
+def fills(key: Tensor) -> bool:
+    """Can the kernel for noise read this key?"""
+    return _here(key)
 
 
 def _here(t: Tensor) -> bool:
@@ -108,6 +114,14 @@ def like_queries(q: Tensor, v: Tensor) -> Tensor:
         if like.stride(-1) == 1:  # not where queries overlap, or lie in another order
             return like
     return q.new_empty(*q.shape[:-1], v.shape[-1])
+
+
+def normal_numbers(key: Tensor, row: int, rows: int, column: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """`normal.normal_numbers` in one kernel."""
+    z, words = key.new_empty((rows, columns), dtype=dtype), -(-columns // 2)
+    if z.numel():
+        _jit().normal_numbers[(-(-rows * words // BLOCK),)](key, z, row, column, rows, words, columns, BLOCK)
+    return z
 
 
 def _alike(t: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:

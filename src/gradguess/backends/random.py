@@ -10,11 +10,6 @@ from torch import Tensor
 from gradguess.backends.cuda_graphs import recording
 
 
-def drawn_together(device: torch.device) -> int:
-    """How many numbers are drawn at once where fewer are wanted. On a GPU a draw takes as long for all of them."""
-    return 0 if device.type == "cpu" else 2**14
-
-
 def generator_state(generator: torch.Generator) -> Tensor | None:
     """The state of a generator, or None while a CUDA graph is being recorded: there it cannot be read."""
     if generator.device.type == "cuda" and recording():

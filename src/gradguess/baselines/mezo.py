@@ -63,8 +63,8 @@ class MeZO(Method):
 
         sources, sides = [], []
         try:
-            for _ in range(step.options.tangents):
-                sources.append(Noise(step.noise.generator))
+            for number in range(step.options.tangents):
+                sources.append(step.noise.apart(number))
                 sides.append([losses_at(sign * self.epsilon, sources[-1]) for sign in (1, -1)])
         finally:
             weights.restore()

@@ -83,15 +83,11 @@ def run_step(
     grads: dict[str, Tensor] = {}  # of the parts that are done
     try:
         for part in parts:
-            if results:
-                start.rewind()
-            noise = Noise(generator, part.rows, part.total) if part.rows is not None else start
-            results.append(walk.settle(parts, part, noise))
+            results.append(walk.settle(parts, part, start if part.rows is None else start.at(part.rows.start)))
             if part.rows is not None:
                 _add(grads, results[-1], part.share)
     except Exception:
-        if not recording():
-            start.rewind()  # a step that fails is as if it had not been
+        start.undo()  # a step that fails is as if it had not been
         raise
     whole = results[0] if parts[0].rows is None else _combined(results, grads, plan.pool)
     return whole, replace(walk.state, count=state.count + 1), walk.layout

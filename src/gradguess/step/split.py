@@ -1,7 +1,7 @@
 """One batch in several parts: chunks of it one after another (`chunk=`), or a part in each process (`group=`).
 
 The estimate is that of the whole batch, up to rounding, however it is split: noise is tied to a sample's place in the
-whole batch (`Noise(rows, total)`), not to its chunk or rank.
+whole batch (`Noise.at`), not to its chunk or rank.
 """
 
 from __future__ import annotations

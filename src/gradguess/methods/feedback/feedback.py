@@ -134,9 +134,7 @@ class Feedback(Method):
     def part_of(self, step: Step) -> Step:
         """The same step on the samples that carry tangents; it leaves random state and buffers as they are."""
         task = first_rows(step.task, self.fraction)
-        return replace(
-            step, task=task, passes=step.passes.aside(task), noise=step.noise.first(task.batch), detail=False
-        )
+        return replace(step, task=task, passes=step.passes.aside(task), detail=False)
 
     def new_lesson(self, step: Step, predictor: Predictor) -> Lesson:
         return Lesson(predictor, self.rule, self.rate, step.options.tangents)
