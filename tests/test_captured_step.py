@@ -165,7 +165,7 @@ def test_a_kind_that_cannot_be_recorded_runs_by_itself_and_is_tried_once(monkeyp
     monkeypatch.setattr(captured_step, "Recording", record)
     for _ in range(8):
         twins.advance()
-    assert tried == [2, 3]  # a search and a step
+    assert tried == [3, 4]  # a step and a search
     assert not step.captured
 
 
@@ -178,9 +178,10 @@ def test_what_a_basis_lacks_is_not_recorded_over(columns, lacks, alone, monkeypa
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 9))
     step = captured(gg.ForwardGradient(model, gg.WPerp(k=columns, refresh=2)), monkeypatch)
     data = torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0])
-    monkeypatch.setattr(captured_step, "WARM_UP", 1)
+    monkeypatch.setattr(captured_step, "WARM_UP", 0)
     for _ in range(2):
-        step(*data)
+        step.forward(step.loss_fn, *data)
+    step._settle(step.forward.state)
     basis = step.state.kept["0"]["basis"].copy_(torch.eye(8)[:, :columns])
     basis[:, -1] *= not lacks
     step._full = None  # as after a search
@@ -191,14 +192,14 @@ def test_what_a_basis_lacks_is_not_recorded_over(columns, lacks, alone, monkeypa
         assert bool(recorded) == (kind not in alone)
 
 
-@pytest.mark.parametrize(("columns", "expected"), [(3, [4, 5, 8, 9]), (8, [2, 5, 7, 9])])
+@pytest.mark.parametrize(("columns", "expected"), [(3, [4, 5, 8, 9]), (8, [1, 5, 7, 9])])
 def test_a_basis_is_looked_at_where_it_may_have_changed(columns, expected, monkeypatch):
     """Before a search, and where it spans the whole space before any step, if since the last look there was a load, or
     a step that ran by itself: that may have found new sites. After a search that was replayed, at once.
     """
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 9))
     step = captured(gg.ForwardGradient(model, gg.WPerp(k=columns, refresh=4)), monkeypatch)
-    monkeypatch.setattr(captured_step, "WARM_UP", 1)
+    monkeypatch.setattr(captured_step, "WARM_UP", 0)
     recording = SimpleNamespace(replay=lambda: torch.zeros(()))
     monkeypatch.setattr(step, "_capture", lambda x, t: captured_step._Captured(recording, x.clone(), t.clone()))
     looked = []
@@ -314,12 +315,11 @@ def test_what_cannot_be_captured_is_refused(options, capturable, message, monkey
         gg.CapturedStep(gg.ForwardGradient(case.model, gg.WPerp(k=3), **options), optimiser, case.loss_fn)
 
 
-@pytest.mark.parametrize(("fused", "tensor", "fine"), [(True, True, True), (True, False, False), (False, True, False)])
+@pytest.mark.parametrize(("fused", "tensor", "fine"), [(True, True, True), (True, False, True), (False, True, False)])
 def test_sgd_is_captured_if_its_rate_can_change_on_the_device(fused: bool, tensor: bool, fine: bool, monkeypatch):
-    """A rate that is a number would be recorded as it is."""
     monkeypatch.setattr(captured_step, "require", lambda device, what: None)
     case = make("relu-bias")
     lr = torch.tensor(0.1) if tensor else 0.1
     optimiser = torch.optim.SGD(case.model.parameters(), lr, foreach=False, fused=fused)
-    with nullcontext() if fine else pytest.raises(gg.InputError, match="fused=True and a tensor as lr"):
+    with nullcontext() if fine else pytest.raises(gg.InputError, match="fused=True"):
         gg.CapturedStep(gg.ForwardGradient(case.model, gg.WPerp(k=3)), optimiser, case.loss_fn)

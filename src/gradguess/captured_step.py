@@ -5,22 +5,27 @@ A step of a small network is a few hundred kernels of a few microseconds: launch
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from gradguess.backends.cuda_graphs import CannotRecord, Coming, Recording, on_side_stream, require
-from gradguess.errors import InputError
+from gradguess.backends.tracing import NotTraceable
+from gradguess.captured_optimiser import CapturedOptimiser
+from gradguess.errors import InputError, check_count
 from gradguess.estimate import ForwardGradient
 from gradguess.methods.compiled import Compiler
-from gradguess.model.task import LossFn
+from gradguess.methods.signature import Signatures
+from gradguess.model.task import LossFn, Task
 from gradguess.step.base import Kept, State
 from gradguess.step.refresh import sketch_seed
 
+MOST = 64  # kinds of steps that are told apart
 WARM_UP = 3  # steps before a recording: libraries set themselves up, optimisers make their state
 
 
@@ -54,32 +59,48 @@ class CapturedStep:
     from the one before (it has more than half as many directions as there can be, or lacks some); those with
     `derivative="finite"`; and, of a model with dropout or batch norm, those that refresh a basis, and all others unless
     `forward` has `compile=True` or the method runs the model once.
-    Gradients are set to None before each step, and what `.grad` holds after it is not for reading: recordings share
-    their memory. To accumulate or clip gradients, call `forward` and the optimiser yourself. It does not look for NaN,
-    since that would wait for the device.
+    A recording is replayed where all that it assumes still holds: `model.assumptions`, the memory of all tensors, and
+    the optimiser's options. Where something differs the step runs by itself, and is recorded anew. Rates are read from
+    tensors, which schedulers fill: they act at once.
+
+    Gradients are set to None before each update, and what `.grad` holds after it is not for reading: recordings share
+    their memory. It does not look for NaN, since that would wait for the device.
 
     Args:
         forward: a `ForwardGradient` of a model on CUDA, with `memory="store"`, one process and no `chunk`.
-        optimiser: an optimiser of the same parameters, made with `capturable=True`; SGD with `fused=True` and a tensor
-            as its learning rate.
+        optimiser: an optimiser of the same parameters, made with `capturable=True`; SGD with `fused=True`. The rates of
+            Adam, AdamW and SGD are put into tensors.
         loss_fn: `loss_fn(outputs, targets)` returns one loss per sample.
+        clip: the most that the norm of all gradients may be; longer ones are scaled to it.
+        accumulate: the number of calls whose gradients are averaged before the optimiser makes a step.
     """
 
-    def __init__(self, forward: ForwardGradient, optimiser: torch.optim.Optimizer, loss_fn: LossFn) -> None:
+    def __init__(
+        self,
+        forward: ForwardGradient,
+        optimiser: torch.optim.Optimizer,
+        loss_fn: LossFn,
+        *,
+        clip: float | None = None,
+        accumulate: int = 1,
+    ) -> None:
         require(forward.generator.device, "CapturedStep")
+        check_count("accumulate", accumulate)
+        if clip is not None and not clip > 0:
+            raise InputError(f"clip: expected a positive number or None, found {clip!r}.")
         if forward.plan.options.memory != "store":
             raise InputError("CapturedStep needs memory='store': a replayed pass cannot be captured.")
         if forward.plan.pool.size > 1 or forward.plan.chunk is not None:
             raise InputError("CapturedStep needs one process and chunk=None: parts of a batch cannot be captured.")
-        if not all(map(_is_capturable, optimiser.param_groups)):
-            raise InputError(
-                "CapturedStep needs an optimiser made with capturable=True, or, where it has no such option (SGD), "
-                "with fused=True and a tensor as lr."
-            )
+        self._optimiser = CapturedOptimiser(optimiser, forward.generator.device)
         self.forward, self.optimiser, self.loss_fn = forward, optimiser, loss_fn
+        self.clip, self.accumulate = clip, accumulate
         self.captured: dict[Hashable, _Captured] = {}
         self.seen: dict[Hashable, int] = {}
         self.alone: set[Hashable] = set()  # what could not be recorded
+        self._signatures = Signatures()
+        self._memory: Hashable = None  # where the tensors lie that the recordings read and write
+        self._calls = 0
         self._full: _Full | None = None  # which bases have no empty column; None where that must be looked up
         self.state = forward.state  # its tensors are those that the recordings read and write
 
@@ -94,22 +115,46 @@ class CapturedStep:
             self._settle(self.forward.state)
             self._full = None
         kind = self.forward.plan.method.kind(self.forward.steps)
+        self._optimiser.prepare()
         captured = None if kind is None else self._recorded(kind, inputs, targets)
         if captured is None:
             self._full = None
-            return on_side_stream(lambda: self._step(inputs, targets))
-        if kind == "refresh":
-            self._seed_search()
-        tree_map(_copy, (captured.inputs, captured.targets), (inputs, targets))
-        loss = captured.recording.replay()
-        self._settle(State(self.state.kept, self.state.learned, self.state.count + 1))
-        if kind == "refresh":
-            self._full = _Full(self.state.kept)  # while the device is busy
+            loss = on_side_stream(lambda: self._step(inputs, targets))
+        else:
+            if kind == "refresh":
+                self._seed_search()
+            tree_map(_copy, (captured.inputs, captured.targets), (inputs, targets))
+            loss = captured.recording.replay()
+            self._optimiser.stepped()
+            self._settle(State(self.state.kept, self.state.learned, self.state.count + 1))
+            if kind == "refresh":
+                self._full = _Full(self.state.kept)  # while the device is busy
+        self._calls += 1
         return loss
 
     def _recorded(self, kind: str, inputs: Any, targets: Any) -> _Captured | None:
         """The recording of this kind of step, made now if it is time; None if the step has to run by itself."""
-        key = (kind, _shapes(inputs), _shapes(targets))
+        layout = self.forward.layout
+        if layout is None or not layout.members.current():  # the step finds its sites anew
+            return None
+        if (memory := self._addresses()) != self._memory:
+            self.captured.clear()
+            self._memory = memory
+        task = Task(self.forward.model, self.loss_fn, inputs, targets)
+        try:
+            assumed = self._signatures.of_step(task, layout)
+        except NotTraceable as reason:
+            raise InputError(f"CapturedStep: {reason}") from None
+        key = kind, self._place(), self.clip, self._optimiser.key(), assumed
+        if key not in self.seen and len(self.seen) == MOST:
+            last = self._signatures.changed or "the batch, the optimiser or what is frozen"
+            warnings.warn(
+                f"CapturedStep: {MOST} steps were each of another kind, and none was replayed since. What changed last "
+                f"is {last}. Other kinds run by themselves, with the same result.",
+                stacklevel=3,
+            )
+        if key not in self.seen and len(self.seen) > MOST:
+            return None
         self.seen[key] = self.seen.get(key, 0) + 1
         if self.seen[key] <= WARM_UP or key in self.alone or self._is_fragile(kind) or self._lacks(kind == "refresh"):
             return None
@@ -119,6 +164,17 @@ class CapturedStep:
             except CannotRecord:
                 self.alone.add(key)
         return self.captured.get(key)
+
+    def _place(self) -> tuple[bool, bool]:
+        """Whether this call is the first, and the last, before an update."""
+        return self._calls % self.accumulate == 0, self._calls % self.accumulate == self.accumulate - 1
+
+    def _addresses(self) -> Hashable:
+        """Where parameters, buffers, gradients that wait and the state of the optimiser lie."""
+        own = list(self.forward.model.parameters())
+        waiting = [p.grad for p in own if p.grad is not None] if self.accumulate > 1 else []
+        tensors = (*own, *self.forward.model.buffers(), *waiting, *self._optimiser.state())
+        return tuple(t.data_ptr() for t in tensors)
 
     def _lacks(self, search: bool) -> bool:
         """Does a basis lack directions? A recording takes each to be full, where a step by itself looks: a search at
@@ -149,10 +205,18 @@ class CapturedStep:
         self.forward.sketching.manual_seed(sketch_seed(drawn.count))
 
     def _step(self, inputs: Any, targets: Any) -> Tensor:
-        self.optimiser.zero_grad(set_to_none=True)
+        first, last = self._place()
+        if first:
+            self.optimiser.zero_grad(set_to_none=self.accumulate == 1)  # gradients that wait stay where they are
         loss = self.forward.step(self.loss_fn, inputs, targets, nonfinite="ignore")
         self._settle(self.forward.state)
-        self.optimiser.step()
+        if last:
+            own = list(self.forward.model.parameters())
+            if self.accumulate > 1:
+                torch._foreach_div_([p.grad for p in own if p.grad is not None], float(self.accumulate))
+            if self.clip is not None:
+                torch.nn.utils.clip_grad_norm_(own, self.clip)
+            self.optimiser.step()
         return loss
 
     def _settle(self, new: State) -> None:
@@ -173,11 +237,6 @@ class CapturedStep:
         finally:
             self.state = self.forward.state = before  # recording computes nothing
         return _Captured(recording, inputs, targets)
-
-
-def _is_capturable(group: Mapping[str, Any]) -> bool:
-    """Whether a step of these parameters leaves nothing to Python: a number would be recorded as it is now."""
-    return bool(group.get("capturable", group.get("fused") and isinstance(group["lr"], Tensor)))
 
 
 def _write_into(old: Kept, new: Kept) -> Kept:
@@ -203,11 +262,6 @@ def _write_into(old: Kept, new: Kept) -> Kept:
 def _replaced(old: Kept, new: Kept) -> bool:
     """Has another tensor come into the place of one of these, as one of another shape or precision does?"""
     return any(new.get(site, {}).get(key, there) is not there for site in old for key, there in old[site].items())
-
-
-def _shapes(tree: Any) -> Hashable:
-    leaves, spec = tree_flatten(tree)
-    return str(spec), tuple((tuple(t.shape), t.dtype) if isinstance(t, Tensor) else t for t in leaves)
 
 
 def _copy(old: Any, new: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -15,12 +15,15 @@ from gradguess.methods import Estimate, Guessed, Method
 from gradguess.methods.compiled import Compiler
 from gradguess.methods.nonfinite import check_finite, is_finite
 from gradguess.methods.run import Plan, Runner, find_layout, run_step
+from gradguess.model.assumptions import Members
 from gradguess.model.side_effects import Snapshot, untouched
 from gradguess.model.site import Layout, Sites
 from gradguess.model.task import LossFn, Task, check_model, opened
 from gradguess.step.base import Kept, Options, State
 from gradguess.step.processes import pool_of
 from gradguess.step.saved import flattened, unflattened
+
+LAYOUTS = 16  # so many are remembered
 
 
 def estimate(
@@ -174,6 +177,7 @@ class ForwardGradient:
         self.state = State()
         self.skipped = 0
         self.layout: Layout | None = None
+        self._layouts: dict[Hashable, Layout] = {}  # of all states that the model was in: compiled steps ask for them
         self.plan.pool.agree([t.data for t in (*model.parameters(), *model.buffers())])
 
     @property
@@ -225,7 +229,12 @@ class ForwardGradient:
 
     def _advance(self, task: Task, place: tuple[int, int] | None, nonfinite: str) -> Tensor:
         if self.layout is None or not self.layout.members.current():
-            self.layout = find_layout(self.plan, task)
+            key = Members(self.model).key
+            if key not in self._layouts:
+                if len(self._layouts) == LAYOUTS:
+                    self._layouts.clear()
+                self._layouts[key] = find_layout(self.plan, task)
+            self.layout = self._layouts[key]
         buffers = Snapshot(self.model, random=False) if self.layout.mutates and nonfinite != "ignore" else None
         try:
             result, state, self.layout = run_step(self.plan, task, self.layout, self.generator, self.state, place)

@@ -23,9 +23,10 @@ from gradguess.backends.policy import full_precision
 from gradguess.backends.tracing import Form, Graph, NotTraceable, tensors_of, trace
 from gradguess.methods.base import Estimate, Method
 from gradguess.methods.run import Runner
-from gradguess.methods.signature import model_signature, signature
+from gradguess.methods.signature import Signatures
+from gradguess.model.assumptions import Members
 from gradguess.model.side_effects import Snapshot
-from gradguess.model.site import Layout, Members
+from gradguess.model.site import Layout
 from gradguess.model.task import Task, with_tensors
 from gradguess.noise import Noise
 from gradguess.passes import Pass
@@ -49,6 +50,7 @@ class Compiler(Runner):
         self._seen: dict[Hashable, _Draws] = {}
         self._graphs: dict[Hashable, _CompiledStep] = {}
         self._pieces: dict[Hashable, CompiledPieces | None] = {}  # None: of a search that ran by itself
+        self._signatures = Signatures()
         self.refused = False
         self.plain_searches = False  # the model cannot be cut into compiled pieces
 
@@ -59,13 +61,15 @@ class Compiler(Runner):
             return method.run(step)
         try:
             options = step.detail, step.share, step.last, step.options
-            key = (kind, options, signature(step.task, step.layout, step.state.kept, step.state.learned))
+            key = kind, options, self._signatures.of_step(step.task, step.layout, step.state.kept, step.state.learned)
         except NotTraceable as reason:
             self._refuse(f"{reason}")
             return method.run(step)
         if key not in self._seen:
             if len(self._seen) == MOST:
-                self._refuse(f"{MOST} steps were each of another kind or shape. Is loss_fn made anew at every step?")
+                last = self._signatures.changed
+                known = f"{last} was the last to change" if last else "their batches, or what is frozen, differ"
+                self._refuse(f"{MOST} steps were each of another kind: {known}.")
                 return method.run(step)
             draws = _Draws()
             with draws.masks:
@@ -87,7 +91,7 @@ class Compiler(Runner):
         if self.refused or self.plain_searches or not CompiledPieces.fit(task, layout):
             return plain
         try:
-            key = model_signature(task, layout)
+            key = self._signatures.of_model(task, layout)
             known = self._pieces.get(key)
             if known is None and (recording() or (key not in self._pieces and len(self._pieces) == MOST)):
                 return plain
@@ -131,15 +135,11 @@ class _WatchedNoise(Noise):
     """Noise that notes each draw. After a rewind the same draws come again, and are noted once."""
 
     def __init__(self, noise: Noise, draws: _Draws) -> None:
-        self.source, self.draws = noise, draws
-        self.generator, self.rows, self.total = noise.generator, noise.rows, noise.total
+        self.source, self.draws, self.generator = noise, draws, noise.generator
 
     def rewind(self) -> None:
         self.source.rewind()
         self.draws.position = 0
-
-    def first(self, count: int) -> Noise:
-        return _WatchedNoise(self.source.first(count), self.draws)
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         return self._note("normal", tuple(shape), dtype, device)
@@ -159,14 +159,10 @@ class _GivenNoise(Noise):
     """The draws of a step, as tensors that were drawn before."""
 
     def __init__(self, values: Sequence[Tensor], noise: Noise) -> None:
-        self.values, self.position = values, 0
-        self.generator, self.rows, self.total = noise.generator, noise.rows, noise.total
+        self.values, self.position, self.generator = values, 0, noise.generator
 
     def rewind(self) -> None:
         self.position = 0
-
-    def first(self, count: int) -> Noise:
-        return self
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         return self._next()

@@ -1,85 +1,55 @@
-"""What a traced graph holds fast. A step that differs in any of it needs another graph."""
+"""What tells the steps of one model apart: `model.assumptions`, as a key. Steps with equal keys do the same."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from gradguess.backends.tracing import NotTraceable
+from gradguess.model.assumptions import PLAIN, Values, forms, settings
 from gradguess.model.site import Layout
 from gradguess.model.task import Task
 from gradguess.step.base import Kept
 
-PLAIN = (bool, int, float, str, bytes, type(None))
-HELD = (*PLAIN, Tensor, FunctionType, BuiltinFunctionType, list, tuple)
-PYTORCHS = frozenset(vars(nn.Module())) - {"training"}  # what every module has, hooks for instance: the layout knows it
+
+class Signatures:
+    """Keys of steps. What code reads is read again only where something has changed."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, tuple[Any, Values, int]] = {}
+        self._numbers: dict[Hashable, int] = {}  # of the values that were met
+        self.changed: str | None = None  # what held another value when values were last read
+
+    def of_model(self, task: Task, layout: Layout) -> Hashable:
+        """What the outputs depend on."""
+        own = [*layout.members.parameters.values(), *layout.members.buffers().values()]
+        devices = dict.fromkeys(t.device.type for t in own)
+        return layout, batch(task.inputs), tuple(forms(own)), settings(devices), self._read("model", task.model)
+
+    def of_step(self, task: Task, layout: Layout, *state: Kept) -> Hashable:
+        """What losses, gradients and the new state depend on."""
+        kept = tuple(
+            (site, *values, *forms(values.values())) for part in state for site, values in (*part.items(), ("", {}))
+        )
+        return self._read("loss", task.loss_fn), batch(task.targets), kept, self.of_model(task, layout)
+
+    def _read(self, name: str, root: Any) -> int:
+        known = self._values.get(name)
+        other = None if known is None else known[1].changed()
+        if known is None or known[0] is not root or other is not None:
+            values = Values([root])
+            known = self._values[name] = root, values, self._numbers.setdefault(values.key, len(self._numbers))
+            self.changed = other or self.changed
+        return known[2]
 
 
-class _Same:
-    """A key for an object that may not be hashable: equal to itself alone. It keeps the object alive."""
-
-    def __init__(self, thing: Any) -> None:
-        self.thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.thing is self.thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
-
-
-def signature(task: Task, layout: Layout, *state: Kept) -> Hashable:
-    """What a step depends on: loss, targets and state besides the model."""
-    loss_fn = task.loss_fn
-    leaves, spec = tree_flatten(task.targets)
-    closure = {str(i): cell.cell_contents for i, cell in enumerate(getattr(loss_fn, "__closure__", None) or ())}
-    losses = _Same(loss_fn), _numbers(getattr(loss_fn, "__dict__", {})), _numbers(closure)
-    kept = tuple(
-        tuple((site, name, _leaf(value)) for site, values in part.items() for name, value in values.items())
-        for part in state
-    )
-    return losses, str(spec), tuple(map(_leaf, leaves)), kept, model_signature(task, layout)
-
-
-def model_signature(task: Task, layout: Layout) -> Hashable:
-    """What the outputs depend on: training mode, hooks, the tensors but for their numbers, autocast, plain numbers."""
-    leaves, spec = tree_flatten(task.inputs)
-    own = (*layout.members.parameters.values(), *layout.members.buffers().values())
-    kinds = tuple(map(_leaf, own))
-    devices = dict.fromkeys(t.device.type for t in own)
-    autocast = tuple(torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in devices)
-    numbers = tuple(_numbers(vars(module)) for module, _ in layout.members.modules)
-    return layout, str(spec), tuple(map(_leaf, leaves)), kinds, autocast, numbers
-
-
-def _leaf(leaf: Any) -> Hashable:
-    if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device
-    if isinstance(leaf, PLAIN):
-        return type(leaf), leaf
-    raise NotTraceable(f"Inputs or targets hold a {type(leaf).__name__}: expected tensors, numbers and text.")
-
-
-def _numbers(attributes: Any) -> Hashable:
-    """The plain values among attributes, such as dropout's `p`, alone or in lists and dicts.
-
-    A tensor or a function, such as `self.act = F.relu`, stands for itself. What PyTorch keeps in dicts is no number.
-    """
-    return tuple(
-        (name, value if isinstance(value, PLAIN) else _plain(value))
-        for name, value in attributes.items()
-        if name not in PYTORCHS and (isinstance(value, HELD) or (isinstance(value, dict) and not name.startswith("_")))
-    )
-
-
-def _plain(value: Any) -> Hashable:
-    if isinstance(value, dict):
-        return tuple((key, _plain(one)) for key, one in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_plain, value))
-    return value if isinstance(value, PLAIN) else _Same(value)
+def batch(tree: Any) -> Hashable:
+    """Form and plain values of inputs or targets."""
+    leaves, spec = tree_flatten(tree)
+    for leaf in leaves:
+        if not isinstance(leaf, (Tensor, *PLAIN)):
+            raise NotTraceable(f"Inputs or targets hold a {type(leaf).__name__}: expected tensors, numbers and text.")
+    return str(spec), tuple(forms([leaf])[0] if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from gradguess.layers.entry import Gate, GradientRule
 from gradguess.layers.positions import FULL, Pattern
+from gradguess.model.assumptions import Members
 from gradguess.model.task import Task
 
 Sites = str | int | Sequence[str]
@@ -78,49 +79,8 @@ class Site:
         return None if self.gate is None else self.gate(at_least_float32(self.flat(s)))
 
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-
-
 class LayoutChanged(Exception):
     """The model made other calls than when its sites were found: they must be found again."""
-
-
-class Members:
-    """The modules and parameters of a model, listed once: a walk over the model takes as long as a small layer."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.parameters = dict(model.named_parameters())
-        self.size = sum(p.numel() for p in self.parameters.values())
-        self.name_of = {id(p): name for name, p in self.parameters.items()}
-        self.modules = [(module, module.training) for module in model.modules()]
-        self._looks = [(vars(module), _look(vars(module))) for module, _ in self.modules]
-        self._slots = [
-            (module, name, p, p.requires_grad)
-            for module, _ in self.modules
-            for name, p in module._parameters.items()
-            if p is not None
-        ]
-
-    def buffers(self) -> dict[str, Tensor]:
-        """The buffers as they are now, without a walk where there are none."""
-        return dict(self.model.named_buffers()) if any(module._buffers for module, _ in self.modules) else {}
-
-    def current(self) -> bool:
-        """Are layers, hooks, training mode, parameters and what is frozen still the same?"""
-        return (
-            all(module.training == mode for module, mode in self.modules)
-            and all(
-                module._parameters.get(name) is p and p.requires_grad == free for module, name, p, free in self._slots
-            )
-            and all(_look(own) == found for own, found in self._looks)
-        )
-
-
-def _look(own: dict[str, Any]) -> tuple[Any, ...]:
-    """What a module runs besides its own code: the layers inside it, hooks, and a `forward` that was put on it."""
-    hooks = [key for name in _HOOKS for key in own[name]]
-    return (*own["_modules"].values(), hooks, own.get("forward"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from gradguess.backends.trace_pieces import pieces_of
 from gradguess.backends.tracing import Form, tensors_of, trace
+from gradguess.model.assumptions import Members
 from gradguess.model.hooks import Visit
-from gradguess.model.site import Layout, Members, Site
+from gradguess.model.site import Layout, Site
 from gradguess.model.task import Task, with_tensors
 from gradguess.passes.functional_pass import FunctionalPass
 from gradguess.passes.module_pass import ModulePass

@@ -63,7 +63,7 @@ class FinitePass(ModulePass):
         super().__init__(task, layout, aside=aside)
         self.keep, self.mixes = keep, mixes
         self._kept: _Start | None = None
-        modules = [module for module, _ in self.layout.members.modules]
+        modules = self.layout.members.modules
         if any(isinstance(module, nn.SyncBatchNorm) for module in modules):
             raise InputError(
                 "derivative='finite' has a step for each process, and nn.SyncBatchNorm mixes the samples of all: use "

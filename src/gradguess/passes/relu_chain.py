@@ -160,5 +160,5 @@ def _altered(layout: Layout) -> bool:
         return True
     return any(
         module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-        for module, _ in layout.members.modules
+        for module in layout.members.modules
     )
