@@ -155,7 +155,8 @@ class Values:
         if isinstance(value, ModuleType):
             return self._in_globals(vars(value), self._names) if _is_own(value) else ()
         kind = value if isinstance(value, type) else type(value)
-        return Same(kind) if kind.__module__.partition(".")[0] in ("torch", "numpy") else self._attributes(value)
+        opaque = not hasattr(value, "__dict__") or kind.__module__.partition(".")[0] in ("torch", "numpy")
+        return Same(value) if opaque else self._attributes(value)
 
     def _attributes(self, thing: Any) -> Hashable:
         """Plain attributes of an object and of its classes, and those objects among them that the code names."""
