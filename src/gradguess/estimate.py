@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gradguess.errors import InputError, check_choice, check_count
+from gradguess.errors import InputError, NonFiniteError, check_choice, check_count
 from gradguess.guesses.base import Guess
 from gradguess.methods import Estimate, Guessed, Method
 from gradguess.methods.compiled import Compiler
@@ -20,6 +20,7 @@ from gradguess.model.side_effects import Snapshot, untouched
 from gradguess.model.site import Layout, Sites
 from gradguess.model.task import LossFn, Task, check_model, opened
 from gradguess.step.base import Kept, Options, State
+from gradguess.step.gradients import Written
 from gradguess.step.processes import pool_of
 from gradguess.step.saved import flattened, unflattened
 
@@ -104,7 +105,9 @@ class ForwardGradient:
         guess: how directions are drawn, `gg.WPerp()` for instance, or another method, such as `gg.Feedback(...)`.
         tangents: the number of directions at each site. The estimate is the average over them.
         memory: "store" keeps each layer's input and direction until the derivative is known. "replay" runs the pass
-            a second time instead, so that activation memory does not grow with depth.
+            a second time instead and adds each gradient to `.grad` as soon as it is made, so that memory besides
+            `.grad` does not grow with depth. If such a step raises an error, `.grad` is not to be used: call
+            zero_grad(). See `docs/scale.md`, "What replay writes".
         sites: where gradients are guessed: "auto", "leaf", "branch", a list of module names or a number of pieces, as
             in `estimate`.
         seed: of the generator, which lives on the device of the first parameter.
@@ -114,7 +117,8 @@ class ForwardGradient:
             does not drown the others, as in `estimate`.
         nonfinite: what a NaN or infinite loss or derivative does: "raise" an error that names the step, "skip" the
             step (nothing is added to `.grad`, and `skipped` counts it), or "ignore" it (no check, and no wait for a
-            GPU).
+            GPU). With memory="replay" both are known before the first gradient is written. A gradient that is not
+            finite all the same is an error there, even with "skip".
         chunk: run the batch in chunks of at most so many samples. This bounds memory (a search for a basis sees up to
             256 samples, if they are small, whatever the chunk). The estimate is that of the
             whole batch up to rounding. Dropout and batch norm see each chunk as a batch, `Feedback` takes a lesson
@@ -236,38 +240,30 @@ class ForwardGradient:
                 self._layouts[key] = find_layout(self.plan, task)
             self.layout = self._layouts[key]
         buffers = Snapshot(self.model, random=False) if self.layout.mutates and nonfinite != "ignore" else None
+        into = Written(self.layout.members.parameters, nonfinite != "ignore")
         try:
-            result, state, self.layout = run_step(self.plan, task, self.layout, self.generator, self.state, place)
+            result, state, self.layout = run_step(self.plan, task, self.layout, self.generator, self.state, place, into)
         except Exception:
             if buffers is not None:
                 buffers.restore()
             raise
-        if nonfinite != "ignore" and not is_finite(result):
+        if nonfinite != "ignore" and not (is_finite(result) and into.finite):
             if buffers is not None:
                 buffers.restore()
             self.state = State(self.state.kept, self.state.learned, state.count)
+            if into.added:
+                raise NonFiniteError(
+                    f"A gradient at step {self.steps - 1} is NaN or infinite, though the losses were not, and "
+                    "memory='replay' has added it to .grad: call zero_grad(). memory='store' looks before it writes."
+                )
             if nonfinite == "raise":
                 check_finite(result, f"step {self.steps - 1}")
             self.skipped += 1
             return result.loss
         self.state = state
-        self._write(result.grads)
+        for name, grad in result.grads.items():
+            into.add(name, grad)
         return result.loss
-
-    def _write(self, grads: Mapping[str, Tensor]) -> None:
-        taken: set[int] = set()  # two parameters may have got one tensor: x + (a + b)
-        assert self.layout is not None
-        for name, grad in grads.items():
-            parameter = self.layout.members.parameters[name]
-            if grad.is_sparse:  # of nn.Embedding(sparse=True)
-                parameter.grad = grad.detach() if parameter.grad is None else parameter.grad + grad
-            elif parameter.grad is None and grad.stride() != parameter.stride():
-                parameter.grad = torch.empty_like(parameter).copy_(grad.detach())  # fused optimisers need one layout
-            elif parameter.grad is None:
-                parameter.grad = grad.detach().clone() if grad.data_ptr() in taken else grad.detach()
-                taken.add(grad.data_ptr())
-            else:
-                parameter.grad += grad
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that lives from step to step, as a flat dict of tensors (safetensors can hold it)."""

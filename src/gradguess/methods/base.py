@@ -18,7 +18,7 @@ class Estimate:
 
     Attributes:
         loss: mean loss, 0-dim.
-        grads: estimated gradient of the mean loss by parameter name.
+        grads: estimated gradient of the mean loss by parameter name, but for what went to `Step.into`.
         jvp: (tangents, batch), the directional derivative of each sample's own loss.
         directions: site name -> (tangents, *shape of the output).
         site_grads: site name -> estimate of d(loss of that sample)/ds, in the shape of the output.

@@ -53,13 +53,14 @@ def spend(drawing: Drawing) -> Estimate:
             y = drawing.directions(site, s, site.gate_at(s))
         return seen.weigh(step, site, y, share)
 
+    jvp = seen.jvp
+    for name in known:  # a derivative there that is not finite is noticed as others are
+        jvp = jvp.masked_fill(~step.layout[name].flat(exact[0]).isfinite().all(1), torch.nan)
+    step.begin(seen.losses, jvp)
     if not step.keeps:
         step.noise.rewind()
         seen.outputs, seen.output_tangents = None, []  # they may be large, and the second pass makes them again
     grads = pull_back(step, cotangent, seen.records, seen.pieces, seen.tail)
-    jvp = seen.jvp
-    for name in known:  # a derivative there that is not finite is noticed as others are
-        jvp = jvp.masked_fill(~step.layout[name].flat(exact[0]).isfinite().all(1), torch.nan)
     result = Estimate(seen.losses.mean(), grads, jvp, losses=seen.losses)
     if step.detail:
         for site in step.layout.sites:

@@ -24,6 +24,7 @@ from gradguess.model.task import Task
 from gradguess.noise import Noise
 from gradguess.passes import Pass, choose_pass
 from gradguess.step.base import Options, State, Step
+from gradguess.step.gradients import NotFiniteError, Sums
 from gradguess.step.processes import ALONE, Pool, add_up
 from gradguess.step.refresh import SKETCH_ROWS, Search, refresh
 from gradguess.step.split import Part, first_rows, first_samples, samples, split
@@ -69,36 +70,45 @@ def run_step(
     generator: torch.Generator,
     state: State,
     place: tuple[int, int] | None = None,
+    into: Sums | None = None,
 ) -> tuple[Estimate, State, Layout]:
     """One step. Neither `state` nor `layout` is written: what they are afterwards is returned.
 
     Args:
         layout: the sites as they were found last; they are found anew where the model makes other calls.
         place: (number of the first sample, number of all) in the batch that processes share.
+        into: takes the gradients as they are made, with memory="replay" and in one process. The estimate then holds
+            none. Several parts of a batch are summed first where `into` checks them: the last may not be finite.
     """
-    walk = _Walk(plan, task, layout, generator, state)
     parts = split(task, layout, plan.chunk, plan.pool, place)
     start = Noise(generator)
     results: list[Estimate] = []
-    grads: dict[str, Tensor] = {}  # of the parts that are done
+    sums = Sums()  # of the parts that are done
+    if plan.options.memory != "replay" or plan.pool.size > 1:
+        into = None
+    elif into is not None and into.checks and len(parts) > 1:
+        into = sums
+    walk = _Walk(plan, task, layout, generator, state, into)
     try:
         for part in parts:
             results.append(walk.settle(parts, part, start if part.rows is None else start.at(part.rows.start)))
             if part.rows is not None:
-                _add(grads, results[-1], part.share)
+                _add(sums, results[-1], part.share)
     except Exception:
         start.undo()  # a step that fails is as if it had not been
         raise
-    whole = results[0] if parts[0].rows is None else _combined(results, grads, plan.pool)
+    whole = results[0] if parts[0].rows is None else _combined(results, sums.by_name, plan.pool)
     return whole, replace(walk.state, count=state.count + 1), walk.layout
 
 
 class _Walk:
     """A step on its way through the parts of the batch: the layout and the state as they are by now."""
 
-    def __init__(self, plan: Plan, task: Task, layout: Layout, generator: torch.Generator, state: State) -> None:
+    def __init__(
+        self, plan: Plan, task: Task, layout: Layout, generator: torch.Generator, state: State, into: Sums | None
+    ) -> None:
         self.plan, self.task, self.generator = plan, task, generator
-        self.layout, self.state = layout, state
+        self.layout, self.state, self.into = layout, state, into
         self.refreshed = False
 
     def settle(self, parts: Sequence[Part], part: Part, noise: Noise) -> Estimate:
@@ -107,10 +117,17 @@ class _Walk:
         """
         before = Snapshot(part.task.model) if self.layout.leaves_traces and not recording() else None
         state, refreshed = self.state, self.refreshed
+        added = 0 if self.into is None else self.into.added
         for full_batch in (False, True):
             try:
                 return self.estimate(parts, part, noise)
             except LayoutChanged as changed:  # control flow that depends on the data, or inputs of another size
+                if self.into is not None and self.into.added > added:
+                    raise InputError(
+                        "The model called other modules when memory='replay' ran it again on the same batch, after "
+                        "the first gradients had been added: call zero_grad(). Make its control flow depend on its "
+                        "inputs and on PyTorch's random numbers alone, or use memory='store'."
+                    ) from None
                 noise.rewind()
                 if before is not None:
                     before.restore()
@@ -135,8 +152,11 @@ class _Walk:
             self.state = refreshed(plan, self.task, tasks, layout, device, self.state, missing_only=self.refreshed)
             self.refreshed = True
             last = part is parts[-1]
-            step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, part.share, last)
+            split = part.share, last, self.into
+            step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, *split)
             result, self.state = plan.runner(plan.method, step)
+        except NotFiniteError as found:
+            return Estimate(found.losses.mean(), {}, found.jvp, losses=found.losses)
         except torch.linalg.LinAlgError:  # a factorisation that failed on NaN gives an estimate that says so
             run = partial(choose_pass, layout=layout, finite=plan.options.finite, mixes=mixes)
             every = [run(each.task).aside().graph()[1].detach() for each in parts]
@@ -182,12 +202,11 @@ def refreshed(
     return replace(state, kept=refresh(search, layout, state.kept, plan.pool, missing_only=missing_only))
 
 
-def _add(grads: dict[str, Tensor], result: Estimate, share: float) -> None:
+def _add(sums: Sums, result: Estimate, share: float) -> None:
     """Add the gradients of a part to those of the parts before. They are taken from it: it need not hold them."""
     for name in list(result.grads):
         grad = result.grads.pop(name)
-        weighted = grad if result.pooled else grad * share
-        grads[name] = grads[name].add_(weighted) if name in grads else weighted
+        sums.add(name, grad if result.pooled else grad * share)
 
 
 def _combined(results: list[Estimate], grads: dict[str, Tensor], pool: Pool) -> Estimate:

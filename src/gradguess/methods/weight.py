@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from gradguess.methods.base import Estimate, Method
 from gradguess.step.base import State, Step
+from gradguess.step.pull_back import Gradients
 
 
 @dataclass(frozen=True)
@@ -36,24 +38,37 @@ class WeightPerturbation(Method):
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         padding = padding_rows(model)
         alone = step.pool.size == 1  # else one number is sent for each tangent, and nothing else
-        derivatives, means = [], []
+        gradients, derivatives, means = Gradients(step), [], []
         directions: dict[str, list[Tensor]] = {name: [] for name in parameters}
-        grads = {name: torch.zeros_like(p) for name, p in parameters.items()}
+
+        def draw() -> Iterator[tuple[str, Tensor]]:
+            """The direction of one parameter after the other."""
+            for name, p in parameters.items():
+                y = step.noise.normal(p.shape, p.dtype, p.device)
+                if name in padding:
+                    y[padding[name]] = 0  # the padding row has no gradient
+                yield name, y
+
         for _ in range(count):
-            drawn = {name: step.noise.normal(p.shape, p.dtype, p.device) for name, p in parameters.items()}
-            for name, row in padding.items():
-                if name in drawn:
-                    drawn[name][row] = 0  # the padding row has no gradient
+            drawn = dict(draw())
             losses, derivative = step.passes.parameter_tangent(drawn)
             derivatives.append(derivative)
             mean = derivative.mean() if alone else step.pool.sum(or_nan(derivative.mean() * step.share, losses))
             means.append(mean)
-            for name, y in drawn.items():
-                grads[name] += mean.to(y.dtype) * y / count
+            for name, y in drawn.items() if step.keeps else ():
+                gradients.add(name, mean.to(y.dtype) * y / count)
                 if step.detail:
                     directions[name].append(y)
+        jvp = torch.stack(derivatives)
+        if not step.keeps:
+            del drawn
+            step.begin(losses, jvp)
+            step.noise.rewind()
+            for mean in means:
+                for name, y in draw():
+                    gradients.add(name, mean.to(y.dtype) * y / count)
         kept = {name: torch.stack(ys) for name, ys in directions.items() if ys}
-        result = Estimate(losses.mean(), grads, torch.stack(derivatives), kept, losses=losses)
+        result = Estimate(losses.mean(), gradients.by_name, jvp, kept, losses=losses)
         if not alone:
             result.pooled, result.all_finite = True, torch.isfinite(torch.stack(means)).all()
         return result, step.state

@@ -13,6 +13,7 @@ from gradguess.model.site import Layout
 from gradguess.model.task import Task
 from gradguess.noise import Noise
 from gradguess.passes import Pass
+from gradguess.step.gradients import Sums
 from gradguess.step.processes import ALONE, Pool
 
 Kept = Mapping[str, Mapping[str, Tensor]]  # site name -> name -> tensor
@@ -77,8 +78,14 @@ class Step:
     pool: Pool = ALONE  # adds up what the parts of a batch measured
     share: float = 1.0  # of this part in the whole batch
     last: bool = True  # does no other part of the batch follow?
+    into: Sums | None = None  # takes the gradients as they are made; None: the estimate holds them
 
     @property
     def keeps(self) -> bool:
         """Is what the tangent pass saw kept until the derivative is known?"""
         return self.detail or self.options.memory == "store"
+
+    def begin(self, losses: Tensor, jvp: Tensor) -> None:
+        """Called when losses and derivatives are known, before the first gradient is made."""
+        if self.into is not None:
+            self.into.begin(losses, jvp)

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gradguess.errors import InputError
-from gradguess.model.site import Layout, Site
+from gradguess.model.site import Site
 from gradguess.step.base import Step
+from gradguess.step.gradients import Sums
 from gradguess.step.measure import Record, Records
 
 Cotangent = Callable[[Site, Tensor | None], Tensor]  # (site, output s if it is known) -> estimate at the site
@@ -28,8 +29,9 @@ def pull_back(
 
     With `records` and closed forms no further pass is needed, nor with the graphs of `pieces` and `tail`. Otherwise the
     pass is run again, and each site's own piece of the graph is differentiated as soon as it is complete, then freed.
+    What went to `step.into` is not returned.
     """
-    gradients = Gradients(step.layout)
+    gradients = Gradients(step)
     if records and step.layout.has_closed_gradients:
         _from_records(step, cotangent, records, gradients)
     elif step.layout.has_closed_gradients:
@@ -86,16 +88,21 @@ def _from_pieces(
 
 
 class Gradients:
-    """Sums contributions to each parameter's gradient, under the model's own names."""
+    """Takes contributions to each parameter's gradient, under the model's own names.
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.parameters, self.name_of = layout.members.parameters, layout.members.name_of
-        self.by_name: dict[str, Tensor] = {}
+    Attributes:
+        by_name: their sums; nothing where they went to `step.into`.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.layout, own = step.layout, Sums()
+        self.parameters, self.name_of = step.layout.members.parameters, step.layout.members.name_of
+        self._sums, self._share = (own, 1.0) if step.into is None else (step.into, step.share)
+        self.by_name = own.by_name
 
     def add(self, name: str, grad: Tensor) -> None:
         grad = grad.to(self.parameters[name].dtype)
-        self.by_name[name] = self.by_name[name] + grad if name in self.by_name else grad
+        self._sums.add(name, grad if self._share == 1 else grad * self._share)
 
     def add_own(self, site: Site, grads: dict[str, Tensor]) -> None:
         """What is known of the layer of a site."""

@@ -53,7 +53,7 @@ class Replay:
         self.teaches = teaches
         self.lesson: Lesson | None = None
         self.drawing: Drawing | None = None
-        self.gradients = Gradients(step.layout)
+        self.gradients = Gradients(step)
 
     def run(self) -> Estimate:
         step, whole = self.step, self.method.fraction == 1
@@ -65,12 +65,14 @@ class Replay:
         losses = self.error.losses if seen is None else seen.losses
         if self.lesson is not None and seen is not None:
             self.lesson.conclude(seen, self.error)
-            step.noise.rewind()
         elif self.teaches:
             self._teach_part(self.method.part_of(step))
         self.batch = len(losses)
-        self._second_pass()
         jvp = losses.new_zeros(0, self.batch) if seen is None else seen.jvp
+        step.begin(losses, jvp)
+        if self.lesson is not None:
+            step.noise.rewind()
+        self._second_pass()
         return Estimate(losses.mean(), self.gradients.by_name, jvp, losses=losses)
 
     # --- the first pass --------------------------------------------------------------------------------------

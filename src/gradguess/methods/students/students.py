@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import torch
+
 from gradguess.errors import InputError, check_choice
 from gradguess.guesses.activation import ActivationPerturbation
 from gradguess.methods.base import Draws, Estimate, Method
@@ -88,11 +90,18 @@ class Students(Method):
             known.carried, seen = carried(step, cuts)
             jvp = seen.jvp
         asks = self.signal == "error" or "outputs" in self.rules
-        if asks and not step.keeps:
-            self._ask(bank, known, step.passes.plain(lambda site, x, s: None))
+        looks = step.into is not None and step.into.checks  # a piece is differentiated before the losses are known
+        if (asks or looks) and not step.keeps:
+            outputs = step.passes.plain(lambda site, x, s: None)
+            if looks:
+                with torch.no_grad():
+                    losses = step.task.losses(outputs)
+                step.begin(losses, losses.new_zeros(0, len(losses)) if jvp is None else jvp)
+            if asks:
+                self._ask(bank, known, outputs)
         keep = asks and step.keeps
         walk = Walk(bank, cuts, chained=self.form == "chained", learn=self.rules, known=known, keep=keep)
-        once = jvp is None and (keep or not asks)
+        once = jvp is None and (keep or not (asks or looks))
         outputs, losses = step.passes.graph(walk.visit, fused=once, last=not step.detail)
         if keep:
             self._ask(bank, known, outputs)

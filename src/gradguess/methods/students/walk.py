@@ -47,7 +47,7 @@ class Walk:
         self.bank, self.step, self.cuts, self.known, self.keep = bank, bank.step, cuts, known, keep
         self.chained, self.learn = chained, tuple(learn)
         self.linked = chained or "chain" in learn  # do gradients go down over a cut?
-        self.gradients = Gradients(self.step.layout)
+        self.gradients = Gradients(self.step)
         self.site_grads: dict[str, Tensor] = {}
         self.kept: list[Cut] = []
         self.last: Cut | None = None
