@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
 from gradguess.backends.cuda_graphs import CannotRecord, Coming, Recording, on_side_stream, require
+from gradguess.backends.policy import one_at_a_time
 from gradguess.backends.tracing import NotTraceable
 from gradguess.captured_optimiser import CapturedOptimiser
 from gradguess.errors import InputError, check_count
@@ -104,6 +105,7 @@ class CapturedStep:
         self._full: _Full | None = None  # which bases have no empty column; None where that must be looked up
         self.state = forward.state  # its tensors are those that the recordings read and write
 
+    @one_at_a_time
     def __call__(self, inputs: Any, targets: Any) -> Tensor:
         """Make one training step and return the mean loss, which is valid until the next step.
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from gradguess.backends.policy import one_at_a_time
 from gradguess.errors import InputError, NonFiniteError, check_choice, check_count
 from gradguess.guesses.base import Guess
 from gradguess.methods import Estimate, Guessed, Method
@@ -27,6 +28,7 @@ from gradguess.step.saved import flattened, unflattened
 LAYOUTS = 16  # so many are remembered
 
 
+@one_at_a_time
 def estimate(
     model: nn.Module,
     guess: Guess | Method,
@@ -211,6 +213,7 @@ class ForwardGradient:
         """
         return self.step(loss_fn, inputs, targets, place, self.nonfinite)
 
+    @one_at_a_time
     def step(
         self,
         loss_fn: LossFn,

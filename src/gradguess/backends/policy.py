@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_TURN = threading.RLock()
+
+
+def one_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
+    """The same function, for one thread at a time. PyTorch has one level of dual numbers, one set of switches for its
+    kernels and one global generator for each device, and a step uses them: the steps of other threads wait.
+    """
+
+    @wraps(function)
+    def waiting(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _TURN:
+            return function(*args, **kwargs)
+
+    return waiting
 
 
 def collective_device(backend: str) -> str:

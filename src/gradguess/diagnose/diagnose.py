@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gradguess.backends.policy import one_at_a_time
 from gradguess.diagnose.bench import Bench
 from gradguess.diagnose.report import Report
 from gradguess.errors import InputError, check_count
@@ -24,6 +25,7 @@ from gradguess.noise import Noise
 from gradguess.step.base import Options, State
 
 
+@one_at_a_time
 def diagnose(
     model: nn.Module,
     guess: Guess | Method,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from gradguess.backends.policy import one_at_a_time
 from gradguess.errors import GradguessError, InputError
 from gradguess.model.task import LossFn, check_trainable
 from gradguess.online.one_step import OneStep
@@ -77,6 +78,7 @@ class Online:
         """The size of what lives from step to step: influence, basis and state."""
         return 0 if self._place is None else sum(value.nbytes for value in self._place.tensors.values())
 
+    @one_at_a_time
     def __call__(self, loss_fn: LossFn | None, x: Any, target: Any = None) -> Tensor:
         """Take one step of every stream. Returns the mean loss, or NaN where there is none.
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradguess.backends.policy import one_at_a_time
 from gradguess.errors import InputError, NonFiniteError
 from gradguess.model.task import LossFn, rows_of
 from gradguess.online.rule import Error, Kept, Rule, Tensors
@@ -176,6 +177,7 @@ class Later:
         """The output of the step, of the streams that were not skipped."""
         return self.step.output
 
+    @one_at_a_time
     def __call__(self, loss_fn: LossFn, target: Any) -> Tensor:
         """Add the gradient to `.grad`, and return the mean loss.
 
