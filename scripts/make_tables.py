@@ -11,6 +11,7 @@ import re
 import statistics
 import textwrap
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from gradguess.experiments.tables.bench import bench_tables
 from gradguess.experiments.tables.claims import claims_table
 from gradguess.experiments.tables.compare import DIFFERS, HOLDS, RULES
 from gradguess.experiments.tables.compiled import memory_matrix, times_matrix
-from gradguess.experiments.tables.costs import cost_tables, ratio_cell
+from gradguess.experiments.tables.costs import cost_tables, method_cell, ratio_cell
 from gradguess.experiments.tables.curves import overlap_figures, scaling_figure
 from gradguess.experiments.tables.deep import deep_tables
 from gradguess.experiments.tables.exact_top import exact_top_table
@@ -77,8 +78,7 @@ PAGES = (
 COSTS = ("time-cpu.json", "time-cuda.json", "memory-cpu.json")
 # tables that may have no run
 OPTIONAL = ("overlap-squared", "over-training", "solvers", "exact-top", "real", "claims-cost", "projector")
-GLANCE = ("backprop", "students", "students-chained", "feedback-chained", "dfa", "wperp-exact", "wperp", "activation")
-GLANCE += ("mezo",)
+GLANCE = ("backprop", "students", "students-chained", "feedback-chained", "wperp-exact", "wperp", "activation")
 
 
 def line(cells: Sequence[str]) -> str:
@@ -98,23 +98,32 @@ def _shown(cell: Cell) -> str:
     return cell.text + mark + (f" ({cell.note})" if cell.note else "")
 
 
+@cache
+def deep_networks() -> list[Table]:
+    return deep_tables(load_runs(ROOT / "results" / "deep"))
+
+
 def glance_table(runs: Sequence[Run]) -> str:
-    """Each way to train on a small, a deep and a language network, and what it sends back."""
-    deep = {table.slug: table for table in deep_tables(load_runs(ROOT / "results" / "deep"))}
+    """Each way to train on a small, a deep and a language network, what it sends back, and how many seeds there are."""
+    deep = {table.slug: table for table in deep_networks()}
     width = max(WIDTHS)
     small = {one.entry.method: one.ours for one in compare(SCALING, runs) if one.main and one.entry.width == width}
     for method in ("feedback-chained", "wperp-exact"):
         (result,) = results_of([TrainConfig(width=width, **settings_of(method))], runs)
         small[method] = result.ours("train_accuracy")
-    tables = [deep["deep-resnet18-cifar10-3-10"], deep["deep-charformer-shakespeare-4-20"]]
+    tables = [deep["deep-resnet18-cifar10-3-50"], deep["deep-charformer-shakespeare-4-20"]]
+    firsts = [{row[0].text: row for row in reversed(table.rows)} for table in tables]
     titles = [f"MLP of the paper, width {width}, train", "ResNet-18, CIFAR-10, test", "transformer, text, test bits"]
+    seeds = [{str(ours.n) for method, ours in small.items() if ours and method in GLANCE}]
+    seeds += [{rows[label][7].text for label in map(method_label, GLANCE) if label in rows} for rows in firsts]
     lines = [line(["", *titles, "sent back through the network"]), "|---" * (2 + len(titles)) + "|"]
     for method in GLANCE:
         label, ours = method_label(method), small.get(method)
-        found = [next((row[4].text for row in table.rows if row[0].text == label), "–") for table in tables]
+        found = [rows[label][4].text if label in rows else "–" for rows in firsts]
         trained = mean_text(ours.mean, ours.sd) if ours else "–"
         lines.append(line([label, trained, *found, CONTENDERS[method].sends]))
-    return "\n".join(lines)
+    counts = ", ".join(" or ".join(sorted(known, key=int)) for known in seeds)
+    return "\n".join([*lines, "", f"Mean ± standard deviation over seeds, by column: {counts}."])
 
 
 def overview_figure(runs: Sequence[Run]) -> Figure:
@@ -165,7 +174,7 @@ def times_table(device: str) -> str:
     lines.append(line(["Backpropagation", *base]))
     for method in dict.fromkeys(row["method"] for row in rows if row["method"] != "backprop"):
         cells = [ratio_cell(row["ratio"]).text if (row := found.get((method, width))) else "–" for width in widths]
-        lines.append(line([method_label(method), *cells]))
+        lines.append(line([_shown(method_cell(method, found.get((method, widths[0])))), *cells]))
     return "\n".join(lines)
 
 
@@ -248,9 +257,8 @@ def comparison_block() -> str:
 
 def deep_block() -> str:
     """Deep networks: every table under its title, and what they have in common once."""
-    made = deep_tables(load_runs(ROOT / "results" / "deep"))
-    parts = [f"### {table.title}\n\n{markdown(table)}" for table in made]
-    return "\n\n".join([*parts, *dict.fromkeys(table.caption for table in made)])
+    parts = [f"### {table.title}\n\n{markdown(table)}" for table in deep_networks()]
+    return "\n\n".join([*parts, *dict.fromkeys(table.caption for table in deep_networks())])
 
 
 def streams_block() -> str:
@@ -357,6 +365,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "finite": finite_table(),
         "finite-runs": finite_runs_table(),
         "glance": glance_table(runs),
+        "students-sentence": sentences.students_sentence(deep_networks()),
         "scaling": markdown(scaling_matrix(runs)),
         "tally-sentence": sentences.tally_sentence(runs),
         "seeds-sentence": sentences.seeds_sentence(runs),
@@ -366,7 +375,6 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "speed-bullet": sentences.speed_bullet(
             *map(bench_record, ("time-cpu.json", "compiled-cpu.json", "compiled-cuda.json"))
         ),
-        "memory-bullet": sentences.memory_bullet(bench_record("memory-cpu.json")),
         "rules": "\n".join(f"- {rule}" for rule in RULES),
     }
     absent = dict.fromkeys(OPTIONAL, "Nothing of this table was run.")

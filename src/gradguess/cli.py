@@ -29,7 +29,7 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit(f"gradguess: the package {error.name} is missing: pip install 'gradguess[cli]'") from None
 
-from gradguess.errors import GradguessError
+from gradguess.errors import GradguessError, check_count
 from gradguess.experiments import interrupts
 from gradguess.experiments.config import CHOICES, TrainConfig
 from gradguess.experiments.methods import METHODS, VARIANTS
@@ -117,7 +117,14 @@ def reproduce(
     """Run the experiments of the paper and write the report. Finished runs are never run again."""
     if check:  # the results of the repository, unless others are named
         _check_results(Path("results/paper") if out == RUNS else out, dump, json)
-    if only == ["streams"]:
+    if "streams" in (only or ()):
+        unread: dict[str, Any] = {"--backend": backend != "processes", "--address": address, "--solver": solver}
+        unread |= {"--dump": dump, "--configs": configs, "another --only": only != ["streams"]}
+        if given := [name for name, value in unread.items() if value]:
+            raise GradguessError(
+                "--only streams reads --preset, --seeds, --jobs, --out and --device, "
+                f"found {', '.join(given)}: leave it out."
+            )
         _reproduce_streams(preset, seeds, jobs, out, device, json)
         return
     from gradguess.experiments import plan
@@ -152,6 +159,8 @@ def _reproduce_streams(preset: str, seeds: int | None, jobs: int, out: Path, dev
     from gradguess.experiments.streams.plan import PRESETS, chosen
     from gradguess.experiments.streams.sweep import sweep
 
+    if seeds is not None:
+        check_count("seeds", seeds)
     groups = chosen(lookup(PRESETS, preset, "preset"), device, seeds or 0)
     out = out / "streams"
     with interruptible():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from gradguess.experiments import plan
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.progress import Progress
 from gradguess.experiments.reproduce import reproduce
+from gradguess.experiments.run_many import is_finished, run_directory
 
 pytest.importorskip("mnist1d")
 typer_testing = pytest.importorskip("typer.testing")
@@ -90,6 +92,68 @@ def test_reproduce_runs_what_is_missing_and_reports_failures(tmp_path: Path):
     assert (progress.finished, progress.fraction, progress.running) == (1, 1.0, [])
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", '{"metrics": {"train_accuracy": 1.0}}', "other lr", "other key", "no epochs"],
+)
+def test_a_result_that_is_torn_or_of_another_configuration_is_not_finished(tmp_path: Path, content: str):
+    config = TrainConfig(method="wt", width=8, depth=1, epochs=2, batch=2000)
+    whole = {"schema": 1, "key": config.key, "config": config.as_dict(), "metrics": {"epochs": 2}, "history": []}
+    changed = {
+        "other lr": whole | {"config": config.as_dict() | {"lr": 0.5}},
+        "other key": whole | {"key": "x"},
+        "no epochs": whole | {"metrics": {}},
+    }
+    path = run_directory(tmp_path, config) / "result.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(whole))
+    assert is_finished(tmp_path, config)
+    assert Progress(tmp_path, [config]).epochs(config) == 2
+    path.write_text(json.dumps(changed[content]) if content in changed else content)
+    assert not is_finished(tmp_path, config)
+    assert Progress(tmp_path, [config]).epochs(config) == 0
+    pytest.importorskip("joblib")
+    records, failures = reproduce({"mine": [config]}, tmp_path, jobs=1)
+    assert records == []
+    assert list(failures) == [config.key]  # and it is not written over
+
+
+def test_results_of_other_calls_stay(tmp_path: Path):
+    """Also where the directories of their runs are gone, as in this repository."""
+    pytest.importorskip("joblib")
+    one = TrainConfig(method="wt", width=8, depth=1, epochs=1, batch=4000)
+    two = dataclasses.replace(one, seed=1)
+    (first,), _ = reproduce({"mine": [one]}, tmp_path, jobs=1)
+    shutil.rmtree(tmp_path / "runs")
+    (second,), _ = reproduce({"mine": [two]}, tmp_path, jobs=1)
+    assert load(tmp_path) == [first, second]
+    (tmp_path / "results.jsonl").write_text("{")
+    with pytest.raises(GradguessError, match=r"results.jsonl, line 1: expected a result as JSON"):
+        reproduce({"mine": [two]}, tmp_path, jobs=1)
+
+
+def load(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--backend", "ray"), ("--address", "here"), ("--solver", "svd"), ("--dump", "x.json"), ("--configs", "x.json")],
+)
+def test_streams_refuse_what_they_do_not_read(tmp_path: Path, option: str, value: str):
+    result = invoke("reproduce", "--only", "streams", option, value, "--out", str(tmp_path))
+    assert isinstance(result.exception, GradguessError)
+    assert f"reads --preset, --seeds, --jobs, --out and --device, found {option}:" in str(result.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_streams_need_a_seed_and_stand_alone(tmp_path: Path):
+    result = invoke("reproduce", "--only", "streams", "--seeds", "0", "--out", str(tmp_path))
+    assert "seeds: expected a whole number of at least 1" in str(result.exception)
+    result = invoke("reproduce", "--only", "streams", "--only", "scaling", "--out", str(tmp_path))
+    assert "found another --only" in str(result.exception)
+
+
 def test_cost_puts_the_longest_first():
     runs = plan.unique(plan.plan("paper", ["scaling"], seeds=1))
     assert runs[0].width == 512
@@ -105,7 +169,7 @@ def test_configurations_from_a_file_keep_what_is_finished(tmp_path: Path):
     def results() -> dict[str, object]:
         result = invoke(*arguments)
         assert result.exit_code == 0, result.output
-        records = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+        records = load(out)
         assert json.loads(result.stdout.splitlines()[-1])["runs"].keys() == {record["key"] for record in records}
         return {record["key"]: record for record in records}
 

@@ -124,7 +124,7 @@ def test_the_best_rate():
 def store(out: Path, config: Any, **metrics: float) -> None:
     directory = run_directory(out, config)
     directory.mkdir(parents=True)
-    write_json(directory / "result.json", {"metrics": metrics})
+    write_json(directory / "result.json", {"key": config.key, "config": config.as_dict(), "metrics": metrics})
 
 
 @pytest.mark.parametrize(("task", "wanted"), [("mlp-mnist1d", 1e-2), ("charformer-shakespeare", 1e-3)])

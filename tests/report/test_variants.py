@@ -77,6 +77,21 @@ def test_a_number_that_holds_is_not_among_them():
     assert explanations(runs(*seeds("backprop", 0.709))) == []
 
 
+def test_a_way_that_moves_away_explains_nothing():
+    """Three seeds have a wide interval: it reaches the paper's number, which the mean has moved away from."""
+    scripts = [record("wt", seed=s, script="mask", train_accuracy=a) for s, a in enumerate((0.36, 0.38, 0.34))]
+    one = line(variants_table(runs(*seeds("wt", 0.35), *scripts)), "Train accuracy")
+    assert one["Mask with biases"].verdict == "differs"
+    assert one["Closed by"].text == "nothing"
+
+
+def test_an_interval_wider_than_that_of_the_main_line_explains_nothing():
+    scripts = [record("wt", seed=s, script="mask", train_accuracy=a) for s, a in enumerate((0.34, 0.36, 0.32))]
+    found = runs(*seeds("wt", 0.35), *scripts)  # nearer to 0.312, and 0.028 from it
+    assert line(variants_table(found), "Train accuracy")["Closed by"].text == "nothing"
+    assert counts(found)["… of them explained by a variant"] == "0"
+
+
 def test_one_run_is_never_an_explanation():
     found = runs(*seeds("wt", 0.35), record("wt", script="mask", train_accuracy=0.312))
     assert line(variants_table(found), "Train accuracy")["Closed by"].text == "nothing"

@@ -21,7 +21,7 @@ class Progress:
 
     def epochs(self, config: TrainConfig) -> int:
         directory = run_directory(self.out, config)
-        if (directory / "result.json").exists():
+        if is_finished(self.out, config):
             return config.epochs
         try:
             return min(config.epochs, (directory / "metrics.jsonl").read_bytes().count(b"\n"))

@@ -18,6 +18,7 @@ from gradguess.errors import GradguessError
 from gradguess.experiments import interrupts
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.files import write_atomic
+from gradguess.experiments.stored import has_result
 from gradguess.extras import require
 
 Backend = Literal["processes", "ray", "dask"]
@@ -41,7 +42,8 @@ def run_directory(out: Path, config: TrainConfig) -> Path:
 
 
 def is_finished(out: Path, config: TrainConfig) -> bool:
-    return (run_directory(out, config) / "result.json").exists()
+    """Whether its result is there: whole, and of this configuration."""
+    return has_result(run_directory(out, config), config)
 
 
 def run_many(

@@ -31,6 +31,7 @@ from gradguess.experiments.metrics import MetricsLog
 from gradguess.experiments.models import MODELS
 from gradguess.experiments.optimiser import as_weights, build_optimiser, set_rate
 from gradguess.experiments.scripts import prepare_model, scripted
+from gradguess.experiments.stored import stored_result
 from gradguess.experiments.world import ONE, World, world
 
 Row = dict[str, Any]
@@ -76,18 +77,7 @@ def claim(directory: Path, config: TrainConfig) -> Row | None:
         raise GradguessError(
             f"{directory} belongs to another configuration ({'; '.join(found)}). Choose another --out."
         )
-    done = directory / "result.json"
-    return _checked(read_json(done, "result"), done, config) if done.exists() else None
-
-
-def _checked(record: Row, path: Path, config: TrainConfig) -> Row:
-    """The result, unless somebody has edited it."""
-    metrics = record.get("metrics")
-    if record.get("key") != config.key or not isinstance(metrics, dict) or not metrics:
-        raise GradguessError(f"result {path} is not that of {config.key}; delete it to have it written again.")
-    if not all(isinstance(value, int | float) for value in metrics.values()):
-        raise GradguessError(f"result {path} holds metrics that are not numbers; delete it to have it written again.")
-    return record
+    return stored_result(directory, config)
 
 
 def build_model(config: TrainConfig, data: Dataset) -> nn.Module:

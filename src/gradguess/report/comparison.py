@@ -14,9 +14,8 @@ from gradguess.report.sections import Section
 from gradguess.report.write import write_parts
 
 GUIDE = (
-    "Every method trains the same network for the same number of epochs, at the learning rate that served it best in "
-    "short runs on one grid. A cost is that of a training step over backpropagation's. Click a column's title to sort "
-    "by it."
+    "Every method trains the same network for the same number of epochs, at the learning rate of one grid that short "
+    "runs chose. A cost is that of a training step over backpropagation's. Click a column's title to sort by it."
 )
 
 

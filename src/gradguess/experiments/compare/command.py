@@ -38,7 +38,7 @@ def compare_command(write_page: Callable[[Path], Path]) -> Callable[..., None]:
         ] = False,
         json: Json = False,
     ) -> None:
-        """Compare methods on tasks at equal epochs, each at its best learning rate. No finished run is repeated."""
+        """Compare methods on tasks at equal epochs, each at the best rate of a grid. No finished run is repeated."""
         from gradguess.experiments.compare.run import compare as run
         from gradguess.experiments.compare.tables import compared
         from gradguess.experiments.environment import check_device

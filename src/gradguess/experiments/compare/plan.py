@@ -94,7 +94,7 @@ class Comparison:
         }
 
     def best_rate(self, out: Path, entry: Entry) -> float | None:
-        """The rate that served a method best in its short runs; None if none of them ended."""
+        """The rate of the grid with the best short run; None if none of them ended."""
         rates = self.rates(entry[0])
         if len(rates) == 1:
             return rates[0]

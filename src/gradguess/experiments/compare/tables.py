@@ -51,7 +51,7 @@ def task_table(task: dict[str, Any]) -> Table:
     what = "Bits per character (less is better)" if task["quantity"] == "bits" else "Accuracy"
     tried = ", ".join(f"{rate:g}" for rate in task["grid"])
     chosen = f"chosen by the test set after {task['short']} epochs with another seed, for all methods alike"
-    rates = f"Learning rates out of {tried}, {chosen}." if len(task["grid"]) > 1 else f"Learning rate {tried}."
+    rates = f"Learning rates out of {tried}, {chosen}. {_edge(task)}" if len(task["grid"]) > 1 else f"Rate {tried}."
     part = f", {config['samples']} samples" if config["samples"] else ""
     caption = (
         f"Width {config['width']}, depth {config['depth']}, {config['epochs']} epochs{part}, batches of "
@@ -63,6 +63,13 @@ def task_table(task: dict[str, Any]) -> Table:
         "signal travels from the loss."
     )
     return Table(f"compare-{task['name']}", task["title"], COLUMNS, rows, caption)
+
+
+def _edge(task: dict[str, Any]) -> str:
+    """How many methods might do better with a rate beyond the grid."""
+    chosen = [row["lr"] for row in task["rows"] if row["lr"] is not None]
+    edge = sum(rate in (min(task["grid"]), max(task["grid"])) for rate in chosen)
+    return f"{edge} of {len(chosen)} rates lie at the edge of the grid: which rate is best is not known there."
 
 
 def _line(row: dict[str, Any], base: Summary | None) -> tuple[Cell, ...]:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from gradguess.experiments.paper_numbers import WIDTHS
 from gradguess.experiments.tables.checks import agree, ascending, at_least, gap_near
-from gradguess.experiments.tables.compare import DIFFERS
-from gradguess.experiments.tables.random_direction import falls_as_root
 from gradguess.experiments.tables.runs import Run
 from gradguess.experiments.tables.sides import Check, Outcome, Side, every
 from gradguess.experiments.tables.table import Cell, Table, number, text
@@ -50,22 +48,9 @@ def _layer(quantity: str) -> int | None:
     return 1 if quantity in {"variance", "bias", "covariance_norm", "gradient_norm"} else None
 
 
-def _wrong(runs: Sequence[Run]) -> Outcome:
-    return Outcome(
-        DIFFERS,
-        "by definition: one projects on the k leading directions, the other on directions orthogonal to them. Only the "
-        "distance to the identity is the same, √(d − k)/d. The bias differs because the projectors do",
-    )
-
-
 _MOSTLY = math.sqrt(0.5)  # of the gradient's norm, which is half of its square
 
 CLAIMS = (
-    Claim(
-        "The cosine of a random direction with the gradient of N parameters is O(1/√N) (exponent −1/2 ± 0.05).",
-        "O(1/√N)",
-        lambda runs: falls_as_root(WIDTHS),
-    ),
     Claim(
         "Accuracy drops sharply at k = 1 (width 128).",
         "0.275 < 0.324",
@@ -122,7 +107,6 @@ CLAIMS = (
             agree(_wperp(128, "covariance_norm"), _bottom(128, "covariance_norm"), 0.004, name="W⊥-bottom"),
         ),
     ),
-    Claim("W⊥ and W⊥-bottom have the same covariance.", "in words", _wrong),
     Claim(
         "Training with W⊥ reaches a smaller gradient than with W⊥-bottom (width 128).",
         "in words",

@@ -9,7 +9,7 @@ from gradguess.experiments.methods import method_label
 from gradguess.experiments.tables.table import Cell, Table, number, text
 
 Record = Mapping[str, Any]
-PLACES = (("CPU", 64), ("CPU", 512), ("CPU", 1024), ("H200", 64), ("H200", 512), ("H200", 4096))
+WIDTHS = ((64, 512, 1024), (64, 512, 4096))  # that are shown, of the record on a CPU and of the one on a GPU
 PEAK = 512  # the width at which memory is shown
 PAGES = {  # the rows of each table, by the name of its mark
     "cost-weight": ("weight",),
@@ -29,25 +29,39 @@ PAGES = {  # the rows of each table, by the name of its mark
 
 def cost_tables(cpu: Record, cuda: Record, memory: Record, steps: Record) -> list[Table]:
     """Every table of `PAGES`, and those of students and of checkpoints."""
-    found = {
-        (place, row["width"], row["method"]): row
-        for place, record in (("CPU", cpu), ("H200", cuda))
-        for row in record["rows"]
-    }
-    made = [_times(slug, methods, found) for slug, methods in PAGES.items()]
+    made = [_times(slug, methods, cpu, cuda) for slug, methods in PAGES.items()]
     return [*made, _students(steps), _checkpoints(memory)]
 
 
-def _times(slug: str, methods: Sequence[str], found: Mapping[tuple[str, int, str], Record]) -> Table:
-    columns = ("", *(f"{place}, {width}" for place, width in PLACES), f"MB, CPU, {PEAK}")
+def place_of(record: Record) -> str:
+    """The device of a benchmark, in short."""
+    return str(record["environment"]["device"]).removeprefix("NVIDIA ").replace("cpu", "CPU")
+
+
+def method_cell(method: str, row: Record | None) -> Cell:
+    """The method; with what was timed, where that was one step on a part of the batch."""
+    if row is None or not row["scaled_from"]:
+        return text(method_label(method))
+    parts = row["batch"] // row["scaled_from"]
+    return Cell(method_label(method), method_label(method), note=f"one step on {row['scaled_from']} samples × {parts}")
+
+
+def _times(slug: str, methods: Sequence[str], cpu: Record, cuda: Record) -> Table:
+    places = [(record, width) for record, widths in zip((cpu, cuda), WIDTHS, strict=True) for width in widths]
+    heads = (f"{place_of(record)}, {width}" for record, width in places)
     rows = []
     for method in ("backprop", *methods):
-        mine = [found.get((*place, method)) for place in PLACES]
+        mine = [_row(record, width, method) for record, width in places]
         ratios = (ratio_cell(None if row is None else row["ratio"]) for row in mine)
-        peak = found.get(("CPU", PEAK, method))
+        peak = _row(cpu, PEAK, method)
         whole = peak is not None and not peak["scaled_from"]  # else it is that of a part of the batch
-        rows.append((text(method_label(method)), *ratios, number(peak["peak_mb"] if peak and whole else None, ".0f")))
-    return Table(slug, "What a step costs", columns, tuple(rows), "")
+        megabytes = number(peak["peak_mb"] if peak and whole else None, ".0f")
+        rows.append((method_cell(method, mine[0]), *ratios, megabytes))
+    return Table(slug, "What a step costs", ("", *heads, f"MB, {place_of(cpu)}, {PEAK}"), tuple(rows), "")
+
+
+def _row(record: Record, width: int, method: str) -> Record | None:
+    return next((row for row in record["rows"] if (row["width"], row["method"]) == (width, method)), None)
 
 
 def ratio_cell(ratio: float | None) -> Cell:

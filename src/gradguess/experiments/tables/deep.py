@@ -36,8 +36,8 @@ def _table(task: tuple[str, ...], found: Sequence[Variant]) -> Table:
     rows = [_row(variant, mean, base, quantity) for variant, mean in means]
     what = "Bits per character (less is better)" if less else "Accuracy"
     caption = (
-        f"{what}, mean ± standard deviation over seeds. Difference: of the last epoch's test result to that of "
-        "backpropagation at its best rate."
+        f"{what}, mean ± standard deviation over seeds. Each rate that was run has a line; not all methods were run "
+        "with several. Difference: of the last epoch's test result to that of backpropagation's best line."
     )
     title = f"{model} on {data}: depth {depth}, width {width}, {epochs} epochs"
     return Table(f"deep-{model}-{data}-{depth}-{epochs}", title, _COLUMNS, tuple(rows), caption)

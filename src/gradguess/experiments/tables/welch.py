@@ -17,9 +17,6 @@ class Estimate:
     error: float
     df: float
 
-    def minus(self, constant: float) -> Estimate:
-        return Estimate(self.value - constant, self.error, self.df)
-
     def chance_below(self, bound: float) -> float:
         """How surprising this value is if the truth is at most `bound`: the p-value of a one-sided test."""
         return 1 - cdf(self._t(bound), self.df)

@@ -27,7 +27,9 @@ DEFAULTS: dict[str, tuple[Rule, ...]] = {"loss": ("loss",), "error": ("outputs",
 class Students(Method):
     """Each piece of the model learns from a small network that stands for all that lies above it.
 
-    Use it with a model in pieces, `sites=n`. The gradient inside a piece is exact; at a cut it is the student's.
+    Use it with a model in pieces, `sites=n`. The gradient inside a piece is exact; at a cut it is the student's. The
+    default is decoupled greedy learning (Belilovsky et al. 2019); as in deep supervision (Lee et al. 2015) the students
+    are computed beside the model.
 
     Args:
         make: `make(shape, outputs)` returns the student for a cut, a module from (batch, *shape) to (batch, *outputs).
