@@ -25,6 +25,7 @@ ORDER = [
     {"methods"},
     {"baselines"},
     {"estimate"},
+    {"captured_optimiser"},
     {"captured_step"},
     {"diagnose"},
     {"online"},
