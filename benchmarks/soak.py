@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.files import write_json
-from gradguess.experiments.methods import METHODS, settings_of
-from gradguess.experiments.train import build_forward
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.files import write_json
+from gradguess_lab.methods import METHODS, settings_of
+from gradguess_lab.train import build_forward
 
 WIDTH, BATCH, CLASSES = 64, 32, 10
 NAMES = (*(name for name in METHODS if name != "backprop"), "wperp-svd", "wperp-subspace")

@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gradguess.experiments.streams.page import page
-from gradguess.experiments.streams.plan import GROUPS, chosen
-from gradguess.experiments.streams.sweep import place, sweep, wanted
+from gradguess_lab.streams.page import page
+from gradguess_lab.streams.plan import GROUPS, chosen
+from gradguess_lab.streams.sweep import place, sweep, wanted
 
 
 def main() -> None:

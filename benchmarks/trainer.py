@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 import gradguess as gg
-from gradguess.experiments.bench.record import keep, make_record
-from gradguess.experiments.data import load
-from gradguess.experiments.datasets.shakespeare import CHARACTERS
 from gradguess.extras import require
 from gradguess.integrations.huggingface import ForwardGradientTrainer
+from gradguess_lab.bench.record import keep, make_record
+from gradguess_lab.data import load
+from gradguess_lab.datasets.shakespeare import CHARACTERS
 
 PIECES = 4
 WAYS: dict[str, dict[str, Any]] = {

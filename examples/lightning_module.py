@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gradguess as gg
-from gradguess.experiments.data import load
 from gradguess.integrations.lightning import ForwardGradientMixin
+from gradguess_lab.data import load
 
 fast = bool(os.environ.get("GRADGUESS_FAST"))
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.experiments.streams.tmaze import TMaze
+from gradguess_lab.streams.tmaze import TMaze
 
 fast = bool(os.environ.get("GRADGUESS_FAST"))
 torch.manual_seed(0)

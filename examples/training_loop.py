@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import gradguess as gg
-from gradguess.experiments.data import load
+from gradguess_lab.data import load
 
 fast = bool(os.environ.get("GRADGUESS_FAST"))
 torch.manual_seed(0)

@@ -15,30 +15,32 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gradguess.experiments.compare.contenders import CONTENDERS
-from gradguess.experiments.compare.run import read_record
-from gradguess.experiments.compare.tables import Compared, compared
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.methods import method_label, settings_of
-from gradguess.experiments.paper_numbers import SCALING, WIDTHS
-from gradguess.experiments.streams.page import TITLES
-from gradguess.experiments.streams.page import table as streams_table
-from gradguess.experiments.streams.plan import GROUPS
-from gradguess.experiments.tables import sentences
-from gradguess.experiments.tables.averages import curve_of_means
-from gradguess.experiments.tables.bench import bench_tables
-from gradguess.experiments.tables.claims import claims_table
-from gradguess.experiments.tables.compare import DIFFERS, HOLDS, RULES
-from gradguess.experiments.tables.compiled import memory_matrix, times_matrix
-from gradguess.experiments.tables.costs import cost_tables, method_cell, ratio_cell
-from gradguess.experiments.tables.curves import overlap_figures, scaling_figure
-from gradguess.experiments.tables.deep import deep_tables
-from gradguess.experiments.tables.exact_top import exact_top_table
-from gradguess.experiments.tables.feedback import feedback_tables
-from gradguess.experiments.tables.feedback_results import results_of
-from gradguess.experiments.tables.lines import compare
-from gradguess.experiments.tables.over_training import over_training_figures, over_training_table
-from gradguess.experiments.tables.paper import (
+from gradguess_lab.compare.contenders import CONTENDERS
+from gradguess_lab.compare.run import read_record
+from gradguess_lab.compare.tables import Compared, compared
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.methods import method_label, settings_of
+from gradguess_lab.paper_numbers import SCALING, WIDTHS
+from gradguess_lab.report.plot import draw
+from gradguess_lab.report.results import load_benchmarks, load_runs
+from gradguess_lab.streams.page import TITLES
+from gradguess_lab.streams.page import table as streams_table
+from gradguess_lab.streams.plan import GROUPS
+from gradguess_lab.tables import sentences
+from gradguess_lab.tables.averages import curve_of_means
+from gradguess_lab.tables.bench import bench_tables
+from gradguess_lab.tables.claims import claims_table
+from gradguess_lab.tables.compare import DIFFERS, HOLDS, RULES
+from gradguess_lab.tables.compiled import memory_matrix, times_matrix
+from gradguess_lab.tables.costs import cost_tables, method_cell, ratio_cell
+from gradguess_lab.tables.curves import overlap_figures, scaling_figure
+from gradguess_lab.tables.deep import deep_tables
+from gradguess_lab.tables.exact_top import exact_top_table
+from gradguess_lab.tables.feedback import feedback_tables
+from gradguess_lab.tables.feedback_results import results_of
+from gradguess_lab.tables.lines import compare
+from gradguess_lab.tables.over_training import over_training_figures, over_training_table
+from gradguess_lab.tables.paper import (
     bias_variance_table,
     choice_of_k_table,
     newton_schulz_table,
@@ -46,16 +48,14 @@ from gradguess.experiments.tables.paper import (
     rank_table,
     scaling_matrix,
 )
-from gradguess.experiments.tables.projector import projector_table
-from gradguess.experiments.tables.real import real_table
-from gradguess.experiments.tables.runs import Run
-from gradguess.experiments.tables.solvers import solvers_table
-from gradguess.experiments.tables.speed import speed_claims_table
-from gradguess.experiments.tables.table import Cell, Curve, Figure, Table, mean_text
-from gradguess.experiments.tables.tally import tally_table
-from gradguess.experiments.tables.variants import overlap_table, variants_table
-from gradguess.report.plot import draw
-from gradguess.report.results import load_benchmarks, load_runs
+from gradguess_lab.tables.projector import projector_table
+from gradguess_lab.tables.real import real_table
+from gradguess_lab.tables.runs import Run
+from gradguess_lab.tables.solvers import solvers_table
+from gradguess_lab.tables.speed import speed_claims_table
+from gradguess_lab.tables.table import Cell, Curve, Figure, Table, mean_text
+from gradguess_lab.tables.tally import tally_table
+from gradguess_lab.tables.variants import overlap_table, variants_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = (

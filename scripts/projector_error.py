@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 
 import gradguess as gg
-from gradguess.experiments import checkpoint, environment
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.data import load
-from gradguess.experiments.files import write_json
-from gradguess.experiments.loss import per_sample_loss
-from gradguess.experiments.train import build_model
 from gradguess.methods.run import Plan, find_layout, refreshed
 from gradguess.model.task import Task
 from gradguess.noise import Noise
 from gradguess.passes import choose_pass
 from gradguess.step.base import Options, State, Step
 from gradguess.step.draw import Drawing
+from gradguess_lab import checkpoint, environment
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.data import load
+from gradguess_lab.files import write_json
+from gradguess_lab.loss import per_sample_loss
+from gradguess_lab.train import build_model
 
 SAMPLES = 64  # that are decomposed, of a batch of 512
 GUESSES = {

@@ -35,8 +35,7 @@ print(f"gradguess {gg.__version__}, accuracy {accuracy:.3f}")
 """
 FILES = """
 from importlib.resources import files
-page = [f"report/page/page.{end}" for end in ("css", "js", "html.j2")]
-for name in ("py.typed", "linalg/step_polynomials.json", *page):
+for name in ("py.typed", "linalg/step_polynomials.json"):
     assert files("gradguess").joinpath(name).is_file(), name
 """
 
@@ -53,7 +52,7 @@ def main(wheel: Path) -> None:
         timed("install the wheel", lambda: install(bin, str(wheel)))
         timed("first training", lambda: run(folder, bin / "python", "-c", FIRST_TRAINING))
         timed("files of the package", lambda: run(folder, bin / "python", "-c", FILES))
-        timed("install the command", lambda: install(bin, f"{wheel}[cli]"))
+        timed("install the lab", lambda: install(bin, str(CONSTRAINTS.parent / "lab")))
         timed("gradguess --help", lambda: run(folder, bin / "gradguess", "--help", quiet=True))
 
 

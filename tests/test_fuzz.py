@@ -14,8 +14,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 import gradguess as gg
-from gradguess.cli import app
-from gradguess.experiments.config import TrainConfig
+from gradguess_lab.cli import app
+from gradguess_lab.config import TrainConfig
 
 CASES = int(os.environ.get("GRADGUESS_FUZZ", "60"))
 calm = settings(

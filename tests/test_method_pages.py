@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import gradguess as gg
-from gradguess.experiments.compare.contenders import CONTENDERS
-from gradguess.experiments.methods import METHODS
-from gradguess.experiments.streams.config import RULES
+from gradguess_lab.compare.contenders import CONTENDERS
+from gradguess_lab.methods import METHODS
+from gradguess_lab.streams.config import RULES
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "figures" / "methods"

@@ -147,7 +147,7 @@ def test_formulas_are_spaced_as_latex_spaces_them():
 
 def test_the_page_of_the_command_line_has_every_option():
     pytest.importorskip("typer")
-    from gradguess.experiments.config import TrainConfig
+    from gradguess_lab.config import TrainConfig
 
     page = hooks.commands()
     heads = re.findall(r"^## gradguess (\w+)$", page, flags=re.MULTILINE)

@@ -10,9 +10,9 @@ import pytest
 
 import gradguess as gg
 from gradguess import front
-from gradguess.experiments import config, studies
-from gradguess.experiments.streams import config as streams
 from gradguess.online.bases import BASES
+from gradguess_lab import config, studies
+from gradguess_lab.streams import config as streams
 
 COMMANDS = ("train", "reproduce", "report", "diagnose", "stream", "bench", "compare", "advise")
 SLOW = {"torch", "pandas", "matplotlib", "sklearn", "scipy", "sympy", "jinja2", "joblib", "safetensors", "transformers"}
@@ -29,10 +29,10 @@ def imported(program: str) -> set[str]:
 
 def after_help(*arguments: str) -> set[str]:
     return imported(
-        "import contextlib, sys, gradguess.cli\n"
+        "import contextlib, sys, gradguess_lab.cli\n"
         f"sys.argv = {['gradguess', *arguments, '--help']!r}\n"
         "with contextlib.suppress(SystemExit):\n"
-        "    gradguess.cli.main()"
+        "    gradguess_lab.cli.main()"
     )
 
 
@@ -43,7 +43,7 @@ def test_help_imports_nothing_slow(arguments: list[str]):
 
 
 def test_every_command_is_in_the_list():
-    cli = pytest.importorskip("gradguess.cli")
+    cli = pytest.importorskip("gradguess_lab.cli")
     assert {each.name or each.callback.__name__ for each in cli.app.registered_commands} == set(COMMANDS)
 
 
@@ -57,7 +57,7 @@ def test_the_package_imports_little_beside_pytorch():
     "program",
     [
         "import gradguess.estimate, gradguess.diagnose, gradguess.advise",  # Python would put modules there
-        "from gradguess.experiments.config import TrainConfig",
+        "from gradguess_lab.config import TrainConfig",
         "from gradguess import *",
     ],
 )

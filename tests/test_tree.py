@@ -32,14 +32,11 @@ ORDER = [
     {"advise"},
     {"front"},
     {""},  # gradguess itself
-    {"experiments"},
-    {"report"},
     {"integrations"},
-    {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 CORE = {name for name, rank in RANK.items() if rank < RANK[""]}
-OUTSIDE = {"experiments", "report", "integrations", "cli"}  # these alone may use `gradguess.extras`
+OUTSIDE = {"integrations"}  # these alone may use `gradguess.extras`
 RANK |= {"__main__": len(ORDER), "extras": RANK["backends"]}
 
 LINES = 300  # in a file of the core

@@ -9,7 +9,7 @@ def commands() -> str:
     """A section for each command."""
     import typer
 
-    from gradguess.cli import app
+    from gradguess_lab.cli import app
 
     group: Any = typer.main.get_command(app)
     return "\n".join(_section(name, command) for name, command in group.commands.items())

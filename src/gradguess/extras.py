@@ -15,5 +15,5 @@ def require(module: str, extra: str, what: str) -> Any:
     except ImportError as error:
         package = getattr(error, "name", None) or module
         raise GradguessError(
-            f"{what} needs {package.partition('.')[0]}, which is not installed: pip install 'gradguess[{extra}]'"
+            f"{what} needs {package.partition('.')[0]}, which is not installed: pip install '{extra}'"
         ) from error

@@ -18,10 +18,10 @@ from gradguess.advise.advice import Advice
 from gradguess.advise.candidates import BACKPROP, CHECKPOINTED, Candidate, candidates_for
 from gradguess.advise.trial import Trial, cosine, reason
 from gradguess.errors import InputError, NonFiniteError
-from gradguess.experiments.data import Shape
-from gradguess.experiments.loss import per_sample_loss
-from gradguess.experiments.models import MODELS
 from gradguess.model.task import Task
+from gradguess_lab.data import Shape
+from gradguess_lab.loss import per_sample_loss
+from gradguess_lab.models import MODELS
 
 SIGNAL, IMAGE = Shape("signal", (40,), 10), Shape("image", (3, 8, 8), 10)
 NUMBERS = ("time", "memory", "memory_mb", "cosine", "lowest_cosine")

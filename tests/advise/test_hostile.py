@@ -13,7 +13,7 @@ from gradguess.advise.advice import Advice, Row
 from gradguess.advise.candidates import BACKPROP, CHECKPOINTED
 from gradguess.advise.recommend import recommend
 from gradguess.errors import InputError
-from gradguess.experiments.loss import per_sample_loss
+from gradguess_lab.loss import per_sample_loss
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradguess.experiments.config import TrainConfig
+from gradguess_lab.config import TrainConfig
 
 
 @pytest.fixture(scope="session", autouse=True)

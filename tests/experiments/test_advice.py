@@ -15,7 +15,7 @@ SMALL = ["--width", "8", "--depth", "2", "--batch", "16", "--seconds", "0.1"]
 
 
 def invoke(*arguments: str):
-    from gradguess.cli import app
+    from gradguess_lab.cli import app
 
     return typer_testing.CliRunner().invoke(app, ["advise", *SMALL, *arguments])
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from gradguess import GradguessError
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.reproduce import reproduce
-from gradguess.experiments.run_many import run_directory
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.reproduce import reproduce
+from gradguess_lab.run_many import run_directory
 
 pytestmark = pytest.mark.slow
 CONFIGS = [TrainConfig(method="weight", width=8, depth=1, epochs=40, seed=seed, data="digits") for seed in range(4)]

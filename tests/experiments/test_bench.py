@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from gradguess.errors import GradguessError, InputError
-from gradguess.experiments.bench import bench_memory, bench_time, memory, timing
-from gradguess.experiments.bench.cases import Case, grid
-from gradguess.experiments.bench.loops import GuessedLoop
-from gradguess.experiments.bench.memory import probe
-from gradguess.experiments.bench.registry import MEASURED, TIMED, make_loop
-from gradguess.experiments.bench.run import growth, slopes
-from gradguess.experiments.bench.timing import ROUND, Times
-from gradguess.experiments.methods import METHODS, VARIANTS
-from gradguess.experiments.tables.bench import bench_figures, bench_tables
+from gradguess_lab.bench import bench_memory, bench_time, memory, timing
+from gradguess_lab.bench.cases import Case, grid
+from gradguess_lab.bench.loops import GuessedLoop
+from gradguess_lab.bench.memory import probe
+from gradguess_lab.bench.registry import MEASURED, TIMED, make_loop
+from gradguess_lab.bench.run import growth, slopes
+from gradguess_lab.bench.timing import ROUND, Times
+from gradguess_lab.methods import METHODS, VARIANTS
+from gradguess_lab.tables.bench import bench_figures, bench_tables
 
 TINY = Case(width=8, depth=2, batch=6, k=2)
 
@@ -154,7 +154,7 @@ def test_tables_and_figures_hold_every_row():
 def test_the_report_shows_the_benchmarks_even_without_runs(tmp_path):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
-    from gradguess.report import write_report
+    from gradguess_lab.report import write_report
 
     record(tmp_path / "bench")
     page = write_report(tmp_path, tmp_path / "page")
@@ -166,7 +166,7 @@ def test_the_report_shows_the_benchmarks_even_without_runs(tmp_path):
 
 
 def test_a_damaged_benchmark_is_refused_by_name(tmp_path):
-    from gradguess.report.results import load_benchmarks
+    from gradguess_lab.report.results import load_benchmarks
 
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "time-cpu.json").write_text('{"schema": 1}')
@@ -176,7 +176,7 @@ def test_a_damaged_benchmark_is_refused_by_name(tmp_path):
 
 def test_the_command_prints_one_json_object_last(tmp_path):
     testing = pytest.importorskip("typer.testing")
-    from gradguess.cli import app
+    from gradguess_lab.cli import app
 
     options = ["--width", "8", "--batch", "6", "--k", "2", "--method", "wt", "--seconds", "0", "--no-peaks"]
     result = testing.CliRunner().invoke(app, ["bench", *options, "--out", str(tmp_path), "--json"])

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from gradguess.errors import GradguessError
-from gradguess.experiments import environment
-from gradguess.experiments.bench import bench_starts, bench_tasks, loops, real_networks, tasks, timing, turns
-from gradguess.experiments.bench.cases import RealCase
-from gradguess.experiments.bench.memory import EXACT, run_apart
-from gradguess.experiments.bench.registry import make_loop
-from gradguess.experiments.bench.tasks import Job, make_loops, modes, time_task
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.real import STUDIED, TASKS
-from gradguess.experiments.tables.bench import bench_figures, bench_tables
-from gradguess.experiments.tables.compiled import memory_matrix, times_matrix
 from gradguess.methods import compiled
+from gradguess_lab import environment
+from gradguess_lab.bench import bench_starts, bench_tasks, loops, real_networks, tasks, timing, turns
+from gradguess_lab.bench.cases import RealCase
+from gradguess_lab.bench.memory import EXACT, run_apart
+from gradguess_lab.bench.registry import make_loop
+from gradguess_lab.bench.tasks import Job, make_loops, modes, time_task
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.real import STUDIED, TASKS
+from gradguess_lab.tables.bench import bench_figures, bench_tables
+from gradguess_lab.tables.compiled import memory_matrix, times_matrix
 from traced_graphs import as_compiled
 
 pytest.importorskip("mnist1d")
@@ -238,7 +238,7 @@ def test_tables_hold_every_row(small, tmp_path: Path, monkeypatch):
 @pytest.mark.parametrize("option", ["--compile", "--starts"])
 def test_the_command_names_what_is_missing(option):
     testing = pytest.importorskip("typer.testing")
-    from gradguess.cli import app
+    from gradguess_lab.cli import app
 
     result = testing.CliRunner().invoke(app, ["bench", option])
     assert isinstance(result.exception, GradguessError)
@@ -248,7 +248,7 @@ def test_the_command_names_what_is_missing(option):
 @pytest.mark.parametrize("options", [["--memory"], ["--width", "64", "--k", "3"]], ids=" ".join)
 def test_the_command_refuses_what_a_task_has_itself(options):
     testing = pytest.importorskip("typer.testing")
-    from gradguess.cli import app
+    from gradguess_lab.cli import app
 
     result = testing.CliRunner().invoke(app, ["bench", "--task", "mlp-mnist", *options])
     assert isinstance(result.exception, GradguessError)
@@ -257,7 +257,7 @@ def test_the_command_refuses_what_a_task_has_itself(options):
 
 def test_the_command_prints_the_record(small, tmp_path: Path, monkeypatch):
     testing = pytest.importorskip("typer.testing")
-    from gradguess.cli import app
+    from gradguess_lab.cli import app
 
     monkeypatch.setattr(real_networks, "in_turns", by_name)
     options = ["--task", "small", "--compile", "--jobs", "2", "--out", str(tmp_path), "--json"]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gradguess.errors import GradguessError
-from gradguess.experiments.check import GOLDEN, check, parts_of, read_golden
-from gradguess.experiments.tables.runs import Run
+from gradguess_lab.check import GOLDEN, check, parts_of, read_golden
+from gradguess_lab.tables.runs import Run
 
 CASES = {
     "zoo/relu-bias/ns-placed": 5.0,
@@ -165,7 +165,7 @@ def test_without_git_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_every_method_has_cases_in_the_record():
-    from gradguess.experiments.methods import METHODS
+    from gradguess_lab.methods import METHODS
 
     words = {
         part for case in read_golden((Path(__file__).parents[2] / GOLDEN).read_bytes()) for part in case.split("/")
@@ -178,8 +178,8 @@ def test_every_method_has_cases_in_the_record():
 
 def test_the_command_exits_with_1_if_a_result_is_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     testing = pytest.importorskip("typer.testing")
-    from gradguess import cli
-    from gradguess.experiments import check as module
+    from gradguess_lab import check as module
+    from gradguess_lab import cli
 
     stored = {"schema": 1, "key": "a", "config": {"method": "wt"}, "metrics": {}, "environment": {}}
     (tmp_path / "results.jsonl").write_text(json.dumps(stored) + "\n")
@@ -191,9 +191,9 @@ def test_the_command_exits_with_1_if_a_result_is_stale(tmp_path: Path, monkeypat
 
 def test_what_must_be_run_again_is_written_for_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     testing = pytest.importorskip("typer.testing")
-    from gradguess import cli
-    from gradguess.experiments import check as module
-    from gradguess.experiments.reproduce import read_configs
+    from gradguess_lab import check as module
+    from gradguess_lab import cli
+    from gradguess_lab.reproduce import read_configs
 
     stored = [
         {

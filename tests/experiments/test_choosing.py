@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from gradguess.experiments.bench.choosing import LOCK, one_at_a_time
+from gradguess_lab.bench.choosing import LOCK, one_at_a_time
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from gradguess.errors import GradguessError
-from gradguess.experiments import data
-from gradguess.experiments.datasets import cifar10, png
-from gradguess.experiments.datasets.source import Arrays, named
+from gradguess_lab import data
+from gradguess_lab.datasets import cifar10, png
+from gradguess_lab.datasets.source import Arrays, named
 
 BATCHES = (*cifar10.TRAIN, cifar10.TEST)
 EACH = 6  # images in a batch

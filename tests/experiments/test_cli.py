@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gradguess.errors import GradguessError
-from gradguess.experiments import plan
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.progress import Progress
-from gradguess.experiments.reproduce import reproduce
-from gradguess.experiments.run_many import is_finished, run_directory
+from gradguess_lab import plan
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.progress import Progress
+from gradguess_lab.reproduce import reproduce
+from gradguess_lab.run_many import is_finished, run_directory
 
 pytest.importorskip("mnist1d")
 typer_testing = pytest.importorskip("typer.testing")
@@ -22,7 +22,7 @@ SMALL = ["--width", "8", "--depth", "1", "--epochs", "2", "--batch", "2000", "--
 
 
 def invoke(*arguments: str):
-    from gradguess.cli import app
+    from gradguess_lab.cli import app
 
     return typer_testing.CliRunner().invoke(app, arguments)
 
@@ -39,7 +39,7 @@ def test_train_prints_one_json_object_last():
 def test_every_field_is_an_option():
     import inspect
 
-    from gradguess.cli import app
+    from gradguess_lab.cli import app
 
     (callback,) = [command.callback for command in app.registered_commands if command.callback.__name__ == "train"]
     fields = {item.name for item in dataclasses.fields(TrainConfig)}
@@ -201,13 +201,13 @@ def test_a_file_that_holds_no_configurations_is_refused(tmp_path: Path, content:
 
 
 def test_an_error_that_nobody_foresaw_ends_one_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from gradguess.experiments import run_many
+    from gradguess_lab import run_many
 
     def broken(config: TrainConfig, out: Path) -> None:
         out.mkdir(parents=True)
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr("gradguess.experiments.train.train", broken)
+    monkeypatch.setattr("gradguess_lab.train.train", broken)
     key, message = run_many._run_one(TrainConfig(), tmp_path / "run")
     assert key == TrainConfig().key
     assert message.startswith("MemoryError: out of memory")
@@ -229,7 +229,7 @@ def test_diagnose_prints_a_fresh_network_and_a_checkpoint(tmp_path: Path):
 
 
 def test_the_report_can_read_a_diagnosed_run(tmp_path: Path):
-    from gradguess.report.results import load_runs
+    from gradguess_lab.report.results import load_runs
 
     options = ["--method", "wperp", *SMALL, "--diagnose", "1", "--out", str(tmp_path / "run")]
     assert invoke("train", *options).exit_code == 0

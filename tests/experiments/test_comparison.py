@@ -18,18 +18,18 @@ import torch
 
 import gradguess as gg
 from gradguess.errors import GradguessError, InputError
-from gradguess.experiments import train as training
-from gradguess.experiments.compare import contenders, measure, plan, run, tables, tasks
-from gradguess.experiments.compare.contenders import CONTENDERS
-from gradguess.experiments.compare.plan import Comparison, best
-from gradguess.experiments.compare.run import compare
-from gradguess.experiments.compare.tasks import TASKS
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.files import read_json, write_json
-from gradguess.experiments.methods import METHODS, VARIANTS
-from gradguess.experiments.recipes import RECIPES
-from gradguess.experiments.run_many import run_directory
-from gradguess.report import write_comparison
+from gradguess_lab import train as training
+from gradguess_lab.compare import contenders, measure, plan, run, tables, tasks
+from gradguess_lab.compare.contenders import CONTENDERS
+from gradguess_lab.compare.plan import Comparison, best
+from gradguess_lab.compare.run import compare
+from gradguess_lab.compare.tasks import TASKS
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.files import read_json, write_json
+from gradguess_lab.methods import METHODS, VARIANTS
+from gradguess_lab.recipes import RECIPES
+from gradguess_lab.report import write_comparison
+from gradguess_lab.run_many import run_directory
 
 SMALL = Comparison(["mlp-mnist1d"], ["frozen"], epochs=4, seeds=2, grid=(1e-3, 1e-2), width=8, samples=200)
 
@@ -383,7 +383,7 @@ def test_the_page(record, tmp_path):
 def test_the_command_report_makes_the_page_again(record, tmp_path):
     from typer.testing import CliRunner
 
-    from gradguess.cli import app
+    from gradguess_lab.cli import app
 
     write_json(tmp_path / "compare.json", record)
     done = CliRunner().invoke(app, ["report", str(tmp_path)])
@@ -400,7 +400,7 @@ def test_a_file_that_is_no_comparison_is_refused(tmp_path):
 def test_the_list_runs_nothing(capsys, monkeypatch, tmp_path):
     from typer.testing import CliRunner
 
-    from gradguess.cli import app
+    from gradguess_lab.cli import app
 
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["compare", "--list", "--tasks", "mlp-mnist1d", "--methods", "dfa", "--json"])

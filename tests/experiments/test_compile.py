@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import gradguess as gg
-from gradguess.experiments import checkpoint, compiled_backprop
-from gradguess.experiments.compiled_backprop import CompiledBackprop, losses
-from gradguess.experiments.config import TrainConfig, differences
-from gradguess.experiments.loss import per_sample_loss, smoothed_loss
-from gradguess.experiments.models.mlp import mlp
-from gradguess.experiments.train import build_forward, train
 from gradguess.methods import compiled
+from gradguess_lab import checkpoint, compiled_backprop
+from gradguess_lab.compiled_backprop import CompiledBackprop, losses
+from gradguess_lab.config import TrainConfig, differences
+from gradguess_lab.loss import per_sample_loss, smoothed_loss
+from gradguess_lab.models.mlp import mlp
+from gradguess_lab.train import build_forward, train
 from traced_graphs import as_compiled
 
 pytest.importorskip("mnist1d")
@@ -107,7 +107,7 @@ def test_without_a_compiler_backprop_says_so_once_and_goes_on():
 @pytest.mark.filterwarnings("default:compile=True")
 def test_a_refusal_is_one_line_for_the_user():
     testing = pytest.importorskip("typer.testing")
-    from gradguess.cli import app
+    from gradguess_lab.cli import app
 
     options = ["--width", "8", "--depth", "1", "--epochs", "2", "--batch", "2000", "--k", "2", "--memory", "replay"]
     result = testing.CliRunner().invoke(app, ["train", "--compile", *options])

@@ -7,11 +7,11 @@ import pytest
 
 import gradguess as gg
 from gradguess.errors import InputError
-from gradguess.experiments import plan
-from gradguess.experiments.bench.cases import Case
-from gradguess.experiments.bench.registry import make_loop
-from gradguess.experiments.config import TrainConfig, differences
-from gradguess.experiments.methods import (
+from gradguess_lab import plan
+from gradguess_lab.bench.cases import Case
+from gradguess_lab.bench.registry import make_loop
+from gradguess_lab.config import TrainConfig, differences
+from gradguess_lab.methods import (
     METHODS,
     VARIANTS,
     MethodEntry,
@@ -21,9 +21,9 @@ from gradguess.experiments.methods import (
     style_name,
     subspace_size,
 )
-from gradguess.experiments.studies import StudiedFeedback
-from gradguess.experiments.tables.runs import Run, command
-from gradguess.report.palette import STYLES, style_of
+from gradguess_lab.report.palette import STYLES, style_of
+from gradguess_lab.studies import StudiedFeedback
+from gradguess_lab.tables.runs import Run, command
 
 
 def test_keys_are_unique_and_name_what_is_not_default():

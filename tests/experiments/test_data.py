@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gradguess.errors import GradguessError
-from gradguess.experiments import data
-from gradguess.experiments.datasets import fashion_mnist, mnist, mnist1d, source
+from gradguess_lab import data
+from gradguess_lab.datasets import fashion_mnist, mnist, mnist1d, source
 
 pytest.importorskip("mnist1d")
 

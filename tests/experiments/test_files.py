@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gradguess.errors import GradguessError
-from gradguess.experiments import checkpoint
-from gradguess.experiments.files import exclusive, explained, read_json, write_atomic, write_json
+from gradguess_lab import checkpoint
+from gradguess_lab.files import exclusive, explained, read_json, write_atomic, write_json
 
 STATE = {"metrics": {"bytes": 0, "digest": ""}, "peak_mb": 0.0}
 

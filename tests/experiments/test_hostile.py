@@ -22,10 +22,10 @@ import torch
 
 import gradguess as gg
 from gradguess import GradguessError
-from gradguess.experiments import checkpoint
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.reproduce import reproduce
-from gradguess.experiments.train import train
+from gradguess_lab import checkpoint
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.reproduce import reproduce
+from gradguess_lab.train import train
 from waiting import ended, until
 
 CONFIG = TrainConfig(data="digits", method="wperp", width=8, depth=2, epochs=4, batch=512, k=3)

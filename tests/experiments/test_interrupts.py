@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gradguess.experiments import checkpoint, interrupts
+from gradguess_lab import checkpoint, interrupts
 from waiting import ended, until
 
 pytestmark = pytest.mark.usefixtures("heard")
@@ -78,7 +78,7 @@ def test_what_was_ignored_stays_ignored_and_other_threads_listen_to_nothing():
 
 THRICE = """
 import multiprocessing, signal, time
-from gradguess.experiments import interrupts
+from gradguess_lab import interrupts
 
 child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
 child.start()
@@ -101,8 +101,8 @@ def test_the_third_ends_a_process_that_swallows_the_others():
 # The run spends nearly all of its time in a `__del__`, where Python forgets what is raised.
 SWALLOWS = """
 import time
-from gradguess.cli import main
-from gradguess.experiments.train import _Run
+from gradguess_lab.cli import main
+from gradguess_lab.train import _Run
 
 class Waits:
     def __del__(self):

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from gradguess.errors import InputError
-from gradguess.experiments.data import Shape
-from gradguess.experiments.models import MODELS
-from gradguess.experiments.models.mlp import mlp
+from gradguess_lab.data import Shape
+from gradguess_lab.models import MODELS
+from gradguess_lab.models.mlp import mlp
 
 
 def test_initialisation_is_pytorchs_default_from_our_generator():

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from gradguess.errors import GradguessError
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.real import STUDIED, TASKS, real, task_of, variant_of
-from gradguess.experiments.tables.real import real_table
-from gradguess.experiments.tables.runs import Run
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.real import STUDIED, TASKS, real, task_of, variant_of
+from gradguess_lab.tables.real import real_table
+from gradguess_lab.tables.runs import Run
 
 
 def test_every_task_runs_every_method_on_the_same_grid():

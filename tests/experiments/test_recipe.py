@@ -14,18 +14,18 @@ import torch.nn.functional as F
 
 import gradguess as gg
 from gradguess.errors import InputError
-from gradguess.experiments import checkpoint, data
-from gradguess.experiments import train as train_module
-from gradguess.experiments.augment import REACH, draw_moves, moved
-from gradguess.experiments.config import BEFORE, TrainConfig, differences
-from gradguess.experiments.datasets.source import Arrays, Source, named
-from gradguess.experiments.loss import per_sample_loss, smoothed_loss
-from gradguess.experiments.models import MODELS
-from gradguess.experiments.optimiser import as_weights, build_optimiser, learning_rate
-from gradguess.experiments.recipes import RECIPES
-from gradguess.experiments.tables.runs import command
-from gradguess.experiments.train import _Run, train
-from gradguess.experiments.world import World
+from gradguess_lab import checkpoint, data
+from gradguess_lab import train as train_module
+from gradguess_lab.augment import REACH, draw_moves, moved
+from gradguess_lab.config import BEFORE, TrainConfig, differences
+from gradguess_lab.datasets.source import Arrays, Source, named
+from gradguess_lab.loss import per_sample_loss, smoothed_loss
+from gradguess_lab.models import MODELS
+from gradguess_lab.optimiser import as_weights, build_optimiser, learning_rate
+from gradguess_lab.recipes import RECIPES
+from gradguess_lab.tables.runs import command
+from gradguess_lab.train import _Run, train
+from gradguess_lab.world import World
 
 
 def colours() -> Arrays:

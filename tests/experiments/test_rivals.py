@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 import gradguess as gg
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.methods import METHODS
-from gradguess.experiments.train import train
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.methods import METHODS
+from gradguess_lab.train import train
 
 RIVALS = {
     "dfa": gg.baselines.DFA(seed=3),

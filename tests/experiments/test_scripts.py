@@ -7,12 +7,12 @@ import torch
 
 import gradguess as gg
 from gradguess.errors import InputError
-from gradguess.experiments.config import TrainConfig, script_names
-from gradguess.experiments.data import load
-from gradguess.experiments.loss import per_sample_loss
-from gradguess.experiments.scripts import FlooredNS, Masked, ReducedBottom
-from gradguess.experiments.train import build_forward, build_method, build_model, train
 from gradguess.linalg.step_polynomials import table
+from gradguess_lab.config import TrainConfig, script_names
+from gradguess_lab.data import load
+from gradguess_lab.loss import per_sample_loss
+from gradguess_lab.scripts import FlooredNS, Masked, ReducedBottom
+from gradguess_lab.train import build_forward, build_method, build_model, train
 
 CONFIG = TrainConfig(method="wt", width=24, depth=3, epochs=1, batch=64, samples=128, dtype="float64", script="mask")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from gradguess.errors import NonFiniteError
-from gradguess.experiments.streams import plan
-from gradguess.experiments.streams.config import StreamConfig
-from gradguess.experiments.streams.page import page
-from gradguess.experiments.streams.run import run
-from gradguess.experiments.streams.sweep import sweep
 from gradguess.online import Online
+from gradguess_lab.streams import plan
+from gradguess_lab.streams.config import StreamConfig
+from gradguess_lab.streams.page import page
+from gradguess_lab.streams.run import run
+from gradguess_lab.streams.sweep import sweep
 from online_streams import Here
 
 SMALL = StreamConfig(delay=2, k=3, width=6, streams=3, steps=12, refresh=5)
@@ -38,7 +38,7 @@ def test_a_run_leaves_the_global_generator_alone():
 
 
 def test_memory_is_unknown_where_the_system_does_not_tell(monkeypatch, tmp_path):
-    monkeypatch.setattr("gradguess.experiments.streams.run.resident", lambda: None)
+    monkeypatch.setattr("gradguess_lab.streams.run.resident", lambda: None)
     monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", Here)
     groups = {"recall12": plan.Group([SMALL], grid=(), seeds=1)}
     sweep(groups.values(), tmp_path, 1, say=lambda text: None)

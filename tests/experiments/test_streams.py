@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from gradguess.errors import InputError
-from gradguess.experiments.files import write_json
-from gradguess.experiments.streams import plan
-from gradguess.experiments.streams.balancing import Balance
-from gradguess.experiments.streams.config import RULES, StreamConfig
-from gradguess.experiments.streams.page import figures, page
-from gradguess.experiments.streams.run import build, run
-from gradguess.experiments.streams.sweep import best_rate, place, sweep, wanted
-from gradguess.experiments.streams.tasks import TASKS
-from gradguess.experiments.streams.tmaze import TMaze, actor_critic
+from gradguess_lab.files import write_json
+from gradguess_lab.streams import plan
+from gradguess_lab.streams.balancing import Balance
+from gradguess_lab.streams.config import RULES, StreamConfig
+from gradguess_lab.streams.page import figures, page
+from gradguess_lab.streams.run import build, run
+from gradguess_lab.streams.sweep import best_rate, place, sweep, wanted
+from gradguess_lab.streams.tasks import TASKS
+from gradguess_lab.streams.tmaze import TMaze, actor_critic
 from online_streams import Here
 
 SMALL = StreamConfig(delay=2, k=3, width=6, streams=3, steps=12, truncation=3, refresh=5)
@@ -273,7 +273,7 @@ def test_groups_can_be_moved_and_shortened():
 def invoke(*arguments: str):
     testing = pytest.importorskip("typer.testing")
     pytest.importorskip("rich")
-    from gradguess.cli import app
+    from gradguess_lab.cli import app
 
     return testing.CliRunner().invoke(app, arguments)
 

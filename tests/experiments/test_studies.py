@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.experiments.studies import studied_feedback
+from gradguess_lab.studies import studied_feedback
 from models import CLASSES, INPUTS, Case, cross_entropy, generator, make, mlp, per_sequence
 from steps import step_of
 

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from gradguess.experiments.terminal_plot import plot
+from gradguess_lab.terminal_plot import plot
 
 pty = pytest.importorskip("pty")
 LINE = [(x, float(10 - x)) for x in range(11)]
@@ -90,10 +90,10 @@ def test_train_draws_in_a_terminal():
 
 def test_the_live_curve_goes_with_the_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """The curve is drawn while the block runs and is gone afterwards."""
-    terminal = pytest.importorskip("gradguess.experiments.terminal")
+    terminal = pytest.importorskip("gradguess_lab.terminal")
     from rich.console import Console
 
-    from gradguess.experiments.config import TrainConfig
+    from gradguess_lab.config import TrainConfig
 
     monkeypatch.setattr(terminal, "notes", Console(stderr=True, force_terminal=True, width=80))
     rows: list[dict[str, float]] = []

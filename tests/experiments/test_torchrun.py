@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.train import train
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.train import train
 from waiting import until
 
 pytestmark = pytest.mark.slow
@@ -59,8 +59,8 @@ def logged(out: Path) -> list[dict[str, Any]]:
 SCRIPT = """
 import json, os, shutil, sys
 from pathlib import Path
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.train import train
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.train import train
 
 here = Path(sys.argv[1])
 

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from gradguess.errors import GradguessError
-from gradguess.experiments import checkpoint
-from gradguess.experiments import train as train_module
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.data import Dataset
-from gradguess.experiments.files import exclusive, write_atomic
-from gradguess.experiments.optimiser import learning_rate
-from gradguess.experiments.train import _Run, train
+from gradguess_lab import checkpoint
+from gradguess_lab import train as train_module
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.data import Dataset
+from gradguess_lab.files import exclusive, write_atomic
+from gradguess_lab.optimiser import learning_rate
+from gradguess_lab.train import _Run, train
 
 pytest.importorskip("mnist1d")
 pytest.importorskip("safetensors")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gradguess.errors import NonFiniteError
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.train import train
-from gradguess.experiments.watch import PATIENCE, Watch, remedy, watching
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.train import train
+from gradguess_lab.watch import PATIENCE, Watch, remedy, watching
 
 CHANCE = math.log(10)
 
@@ -91,7 +91,7 @@ def test_listening_changes_no_result(small: TrainConfig):
 
 
 def test_every_epoch_of_a_run_is_watched(small: TrainConfig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gradguess.experiments.watch.PATIENCE", small.epochs)
+    monkeypatch.setattr("gradguess_lab.watch.PATIENCE", small.epochs)
     heard: list[str] = []
     train(TrainConfig(**(small.as_dict() | {"lr": 1e-12})), say=heard.append)
     assert len(heard) == 1

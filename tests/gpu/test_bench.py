@@ -7,10 +7,10 @@ import warnings
 import pytest
 import torch
 
-from gradguess.experiments.bench.cases import Case
-from gradguess.experiments.bench.loops import Replayed
-from gradguess.experiments.bench.memory import peak_here
-from gradguess.experiments.bench.registry import make_loop
+from gradguess_lab.bench.cases import Case
+from gradguess_lab.bench.loops import Replayed
+from gradguess_lab.bench.memory import peak_here
+from gradguess_lab.bench.registry import make_loop
 
 CASE = Case(width=32, depth=3, batch=64, k=4, device="cuda")
 

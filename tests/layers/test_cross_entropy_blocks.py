@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradguess as gg
-from gradguess.experiments.loss import per_sample_loss
 from gradguess.layers import cross_entropy
 from gradguess.layers.tangents import TangentRules
 from gradguess.passes.forward_mode import forward_mode
+from gradguess_lab.loss import per_sample_loss
 
 CLASSES = 6
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gradguess.experiments.paper_numbers import ENTRIES, SETTING
+from gradguess_lab.paper_numbers import ENTRIES, SETTING
 
 Record = dict[str, Any]
 

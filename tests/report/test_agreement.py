@@ -13,11 +13,11 @@ from types import ModuleType
 
 import pytest
 
-from gradguess.experiments.paper_numbers import ENTRIES
-from gradguess.experiments.tables.listing import environments_table
-from gradguess.report.export import to_csv, to_latex
-from gradguess.report.results import load_benchmarks, load_runs
-from gradguess.report.sections import build_sections
+from gradguess_lab.paper_numbers import ENTRIES
+from gradguess_lab.report.export import to_csv, to_latex
+from gradguess_lab.report.results import load_benchmarks, load_runs
+from gradguess_lab.report.sections import build_sections
+from gradguess_lab.tables.listing import environments_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "paper"

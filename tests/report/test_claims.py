@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gradguess.experiments.paper_numbers import WIDTHS
-from gradguess.experiments.tables.checks import agree, ascending, at_least, gap_near
-from gradguess.experiments.tables.claims import CLAIMS, claims_table
-from gradguess.experiments.tables.runs import Run
-from gradguess.experiments.tables.sides import Side, every
-from gradguess.experiments.tables.speed import speed_claims_table
-from gradguess.experiments.tables.trends import flat, gap_grows, slower_than_width
+from gradguess_lab.paper_numbers import WIDTHS
+from gradguess_lab.tables.checks import agree, ascending, at_least, gap_near
+from gradguess_lab.tables.claims import CLAIMS, claims_table
+from gradguess_lab.tables.runs import Run
+from gradguess_lab.tables.sides import Side, every
+from gradguess_lab.tables.speed import speed_claims_table
+from gradguess_lab.tables.trends import flat, gap_grows, slower_than_width
 from report.synthetic import Record, diagnosed, paper_records, record
 
 

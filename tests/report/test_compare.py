@@ -8,8 +8,8 @@ import statistics
 
 import pytest
 
-from gradguess.experiments.paper_numbers import Published
-from gradguess.experiments.tables.compare import (
+from gradguess_lab.paper_numbers import Published
+from gradguess_lab.tables.compare import (
     DIFFERS,
     HOLDS,
     NOT_COMPARED,

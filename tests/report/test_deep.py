@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.tables.deep import deep_tables
-from gradguess.experiments.tables.runs import Run
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.tables.deep import deep_tables
+from gradguess_lab.tables.runs import Run
 
 
 def made(test: float, best: float | None = None, data: str = "cifar10", **settings) -> Run:

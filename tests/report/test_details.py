@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from gradguess.experiments.tables.bench import bench_figures, bench_tables
-from gradguess.experiments.tables.claims import CLAIMS
-from gradguess.experiments.tables.curves import overlap_figures, training_figures
-from gradguess.experiments.tables.feedback import feedback_tables
-from gradguess.experiments.tables.feedback_figures import feedback_figures
-from gradguess.experiments.tables.layers import layers_table
-from gradguess.experiments.tables.lines import _duration
-from gradguess.experiments.tables.runs import Run
-from gradguess.experiments.tables.table import Curve, Figure
-from gradguess.report.plot import draw
+from gradguess_lab.report.plot import draw
+from gradguess_lab.tables.bench import bench_figures, bench_tables
+from gradguess_lab.tables.claims import CLAIMS
+from gradguess_lab.tables.curves import overlap_figures, training_figures
+from gradguess_lab.tables.feedback import feedback_tables
+from gradguess_lab.tables.feedback_figures import feedback_figures
+from gradguess_lab.tables.layers import layers_table
+from gradguess_lab.tables.lines import _duration
+from gradguess_lab.tables.runs import Run
+from gradguess_lab.tables.table import Curve, Figure
 from report.synthetic import Record, diagnosed, record
 
 

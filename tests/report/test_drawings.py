@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from gradguess.experiments.tables.table import Curve, Figure
-from gradguess.report.plot import draw, themed
+from gradguess_lab.report.plot import draw, themed
+from gradguess_lab.tables.table import Curve, Figure
 
 
 def test_themed_keeps_every_element_but_bare_groups() -> None:

@@ -6,11 +6,11 @@ import csv
 import io
 import re
 
-from gradguess.experiments.tables.paper import scaling_table
-from gradguess.experiments.tables.runs import Run
-from gradguess.experiments.tables.table import Cell, Curve, Figure, Table, number, text
-from gradguess.report.export import latex_text, to_csv, to_latex
-from gradguess.report.plot import draw
+from gradguess_lab.report.export import latex_text, to_csv, to_latex
+from gradguess_lab.report.plot import draw
+from gradguess_lab.tables.paper import scaling_table
+from gradguess_lab.tables.runs import Run
+from gradguess_lab.tables.table import Cell, Curve, Figure, Table, number, text
 from report.synthetic import paper_records
 
 

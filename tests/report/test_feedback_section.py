@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from gradguess.experiments.config import TrainConfig
-from gradguess.experiments.tables.feedback import feedback_tables
-from gradguess.experiments.tables.feedback_figures import feedback_figures
-from gradguess.experiments.tables.feedback_results import label, results_of
-from gradguess.experiments.tables.runs import Run
-from gradguess.experiments.tables.table import Table
-from gradguess.report.plot import draw
-from gradguess.report.sections import build_sections
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.report.plot import draw
+from gradguess_lab.report.sections import build_sections
+from gradguess_lab.tables.feedback import feedback_tables
+from gradguess_lab.tables.feedback_figures import feedback_figures
+from gradguess_lab.tables.feedback_results import label, results_of
+from gradguess_lab.tables.runs import Run
+from gradguess_lab.tables.table import Table
 from report.synthetic import Record, record
 
 

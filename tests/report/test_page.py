@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from gradguess.errors import GradguessError
-from gradguess.experiments.tables.runs import Run
-from gradguess.experiments.tables.table import Curve, Figure, Table, text
-from gradguess.report import sections, write_report
-from gradguess.report.plot import draw, themed
-from gradguess.report.sections import SectionEntry
+from gradguess_lab.report import sections, write_report
+from gradguess_lab.report.plot import draw, themed
+from gradguess_lab.report.sections import SectionEntry
+from gradguess_lab.tables.runs import Run
+from gradguess_lab.tables.table import Curve, Figure, Table, text
 from report.synthetic import diagnosed, record
 from report.synthetic import write as write_results
 
@@ -183,7 +183,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_importing_the_report_loads_no_extra():
-    code = "import sys, gradguess.report; print({'matplotlib', 'jinja2'} & set(sys.modules) or 'none')"
+    code = "import sys, gradguess_lab.report; print({'matplotlib', 'jinja2'} & set(sys.modules) or 'none')"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() in {"none", "{'jinja2'}"}  # PyTorch itself may load jinja2
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from gradguess.experiments.paper_numbers import ENTRIES, SCALING, Published
+from gradguess_lab.paper_numbers import ENTRIES, SCALING, Published
 
 
 def value(table: str, method: str, width: int, quantity: str, **rest: object) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradguess.errors import GradguessError, InputError
-from gradguess.report.results import load_runs
+from gradguess_lab.report.results import load_runs
 from report.synthetic import diagnosed, record, write
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gradguess.experiments.tables.student import cdf, quantile
+from gradguess_lab.tables.student import cdf, quantile
 
 DEGREES = (0.7, 1, 2, 2.5, 3, 9, 17.3, 40, 400, 1e5)
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from gradguess.experiments.paper_numbers import CHOICE_OF_K, NEWTON_SCHULZ, SCALING
-from gradguess.experiments.tables.curves import overlap_figures, scaling_figure, training_figures
-from gradguess.experiments.tables.layers import layers_table
-from gradguess.experiments.tables.lines import compare
-from gradguess.experiments.tables.paper import choice_of_k_table, scaling_matrix, scaling_table
-from gradguess.experiments.tables.runs import Run, command
-from gradguess.experiments.tables.table import Cell, Table
+from gradguess_lab.paper_numbers import CHOICE_OF_K, NEWTON_SCHULZ, SCALING
+from gradguess_lab.tables.curves import overlap_figures, scaling_figure, training_figures
+from gradguess_lab.tables.layers import layers_table
+from gradguess_lab.tables.lines import compare
+from gradguess_lab.tables.paper import choice_of_k_table, scaling_matrix, scaling_table
+from gradguess_lab.tables.runs import Run, command
+from gradguess_lab.tables.table import Cell, Table
 from report.synthetic import Record, diagnosed, paper_records, record
 
 

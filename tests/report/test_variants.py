@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradguess.experiments.paper_numbers import BIAS_VARIANCE, DISTINCT, ENTRIES
-from gradguess.experiments.tables.networks import networks_table
-from gradguess.experiments.tables.over_training import over_training_figures
-from gradguess.experiments.tables.runs import Run
-from gradguess.experiments.tables.table import Table
-from gradguess.experiments.tables.tally import tally_table
-from gradguess.experiments.tables.variants import explanations, overlap_table, variants_table
+from gradguess_lab.paper_numbers import BIAS_VARIANCE, DISTINCT, ENTRIES
+from gradguess_lab.tables.networks import networks_table
+from gradguess_lab.tables.over_training import over_training_figures
+from gradguess_lab.tables.runs import Run
+from gradguess_lab.tables.table import Table
+from gradguess_lab.tables.tally import tally_table
+from gradguess_lab.tables.variants import explanations, overlap_table, variants_table
 from report.synthetic import EPOCHS, Record, diagnosed, record
 
 

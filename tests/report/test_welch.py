@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from gradguess.experiments.tables.compare import Summary
-from gradguess.experiments.tables.welch import Estimate, difference, mean_of, slope
+from gradguess_lab.tables.compare import Summary
+from gradguess_lab.tables.welch import Estimate, difference, mean_of, slope
 
 A = [0.30, 0.31, 0.335, 0.29, 0.305]
 B = [0.33, 0.32, 0.35, 0.325]

@@ -11,7 +11,7 @@ import gradguess as gg
 from gradguess.errors import check_count
 from gradguess.extras import require
 
-Callback: Any = require("lightning.pytorch.callbacks", "lightning", "EstimateQuality").Callback
+Callback: Any = require("lightning.pytorch.callbacks", "gradguess[lightning]", "EstimateQuality").Callback
 NUMBERS = ("cosine", "bias", "variance")
 
 

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.experiments.files import explained, write_atomic
 from gradguess.extras import require
+from gradguess_lab.files import explained, write_atomic
 
-Trainer: Any = require("transformers", "hf", "ForwardGradientTrainer").Trainer
+Trainer: Any = require("transformers", "gradguess[hf]", "ForwardGradientTrainer").Trainer
 
 OPTIONS = set(inspect.signature(gg.ForwardGradient).parameters) - {"model", "guess"}
 STATE = "gradguess.safetensors"  # in the folder of a checkpoint
@@ -132,15 +132,17 @@ class ForwardGradientTrainer(Trainer):
 
 
 def _safetensors() -> Any:
-    return require("safetensors.torch", "hf", "A checkpoint")
+    return require("safetensors.torch", "gradguess[hf]", "A checkpoint")
 
 
 def _predicts_next(model: Any) -> bool:
     """Whether the logits at a position are for the label of the next one."""
-    names = require("transformers.models.auto.modeling_auto", "hf", "The loss").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    names = require(
+        "transformers.models.auto.modeling_auto", "gradguess[hf]", "The loss"
+    ).MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     inner: Any = getattr(model, "get_base_model", lambda: model)()  # below an adapter
-    known = {each.__name__ for each in type(inner).__mro__} & set(names.values())
-    return bool(known) or getattr(inner, "loss_type", None) == "ForCausalLM"
+    named = {each.__name__ for each in type(inner).__mro__} & set(names.values())
+    return bool(named) or getattr(inner, "loss_type", None) == "ForCausalLM"
 
 
 def _summed_loss(logits: Tensor, labels: Tensor, kind: str | None = None, smoothing: float = 0.0) -> Tensor:

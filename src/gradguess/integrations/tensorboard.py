@@ -13,7 +13,7 @@ from gradguess.extras import require
 @contextlib.contextmanager
 def tensorboard_log(directory: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that logs the numbers of one epoch's row under `directory`/tensorboard."""
-    tensorboard = require("torch.utils.tensorboard", "track", "--tensorboard")
+    tensorboard = require("torch.utils.tensorboard", "gradguess[track]", "--tensorboard")
     with tensorboard.SummaryWriter(str(directory / "tensorboard")) as writer:
 
         def log(row: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from gradguess.extras import require
 @contextlib.contextmanager
 def wandb_log(directory: Path, name: str, config: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that logs the numbers of one epoch's row, offline, under `directory`/wandb."""
-    wandb = require("wandb", "track", "--wandb")
+    wandb = require("wandb", "gradguess[track]", "--wandb")
     directory.mkdir(parents=True, exist_ok=True)
     run = wandb.init(project="gradguess", name=name, config=config, dir=str(directory), mode="offline")
 

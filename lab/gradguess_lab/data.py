@@ -1,0 +1,191 @@
+"""Data sets as tensors: made once, cached as `.npz`, checked on every load.
+
+A data set is looked for in the directory `GRADGUESS_DATA` (a file carried to a machine without the package that makes
+it), then in the cache (`GRADGUESS_CACHE`, else the XDG cache directory). Where neither has it, it is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import zipfile
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradguess.errors import GradguessError
+from gradguess_lab.datasets import DATASETS
+from gradguess_lab.datasets.source import NAMES, Arrays, Kind, Source, cache_directory
+from gradguess_lab.files import write_atomic
+from gradguess_lab.names import lookup
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a network must fit: one sample, and what is predicted from it.
+
+    A signal is (length,), an image (channels, height, width), a text (characters,) with one prediction for each.
+    """
+
+    kind: Kind
+    size: tuple[int, ...]
+    classes: int  # or characters
+
+    @property
+    def inputs(self) -> int:
+        """Numbers per sample."""
+        return prod(self.size)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Two splits, whole in memory; `y` holds class numbers; `x` is floating point, or characters' numbers."""
+
+    x_train: Tensor
+    y_train: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    classes: int
+    kind: Kind = "signal"
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.kind, tuple(self.x_train.shape[1:]), self.classes)
+
+    @property
+    def inputs(self) -> int:
+        """Numbers per sample."""
+        return self.shape.inputs
+
+    def first(self, samples: int) -> Dataset:
+        """The same with the first `samples` training samples; with all of them for 0, or where there are fewer."""
+        return replace(self, x_train=self.x_train[:samples], y_train=self.y_train[:samples]) if samples else self
+
+    def to(self, device: str | torch.device, dtype: torch.dtype) -> Dataset:
+        """The same data on `device`, inputs in `dtype`: small data is moved once, not batch by batch."""
+        x_dtype = dtype if self.x_train.is_floating_point() else self.x_train.dtype
+        return replace(
+            self,
+            x_train=self.x_train.to(device, x_dtype),
+            y_train=self.y_train.to(device),
+            x_test=self.x_test.to(device, x_dtype),
+            y_test=self.y_test.to(device),
+        )
+
+
+def fingerprint(arrays: Arrays) -> tuple[float, ...]:
+    """Per array its mean, mean square and a position-dependent projection.
+
+    Compared with a tolerance, because other versions of the numerical libraries round differently; the
+    projection still sees any reordering.
+    """
+    numbers: list[float] = []
+    for name in NAMES:
+        flat = arrays[name].astype("float64").ravel()
+        wave = np.cos(0.37 * np.arange(flat.size))
+        numbers += [float(flat.mean()), float((flat**2).mean()), float((flat * wave).mean())]
+    return tuple(numbers)
+
+
+def digest(arrays: Arrays) -> str:
+    """SHA-256 of shapes, types and bytes: for data that is the same to the last bit wherever it comes from."""
+    found = hashlib.sha256()
+    for name in NAMES:
+        array = np.ascontiguousarray(arrays[name])
+        found.update(f"{name} {array.dtype.str} {array.shape};".encode())
+        found.update(array.data)
+    return found.hexdigest()
+
+
+def _read(path: Path) -> Arrays:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in NAMES}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise GradguessError(f"{path} is not a data set of gradguess, or is damaged ({error}); delete it.") from error
+    if any(len(arrays[f"x_{split}"]) != len(arrays[f"y_{split}"]) for split in ("train", "test")):
+        raise GradguessError(f"{path}: expected as many targets as inputs, found another number; delete it.")
+    return arrays
+
+
+def _verify(arrays: Arrays, expected: tuple[float, ...] | str | None, where: str) -> None:
+    if isinstance(expected, str):
+        if (exact := digest(arrays)) != expected:
+            raise GradguessError(
+                f"{where} does not hold the data that was tested: its digest is {exact[:16]}…, expected "
+                f"{expected[:16]}…. Delete it, and get the data again."
+            )
+        return
+    found = fingerprint(arrays)
+    if expected is not None and not np.allclose(found, expected, rtol=1e-4, atol=1e-5):
+        worst = int(np.abs(np.subtract(found, expected)).argmax())
+        raise GradguessError(
+            f"{where} does not hold the data that was tested: {NAMES[worst // 3]} differs (expected "
+            f"{expected[worst]:.6f}, found {found[worst]:.6f}). Delete it, or install the pinned versions."
+        )
+
+
+def _tensors(arrays: Arrays, source: Source) -> Dataset:
+    """Model inputs: images as (channels, height, width), normalised; characters and classes as whole numbers."""
+    x_train, x_test = (_inputs(arrays[name], source) for name in ("x_train", "x_test"))
+    y_train, y_test = (torch.from_numpy(arrays[name].astype("int64")) for name in ("y_train", "y_test"))
+    return Dataset(x_train, y_train, x_test, y_test, source.classes, source.kind)
+
+
+def _inputs(x: np.ndarray, source: Source) -> Tensor:
+    if source.kind == "text":
+        return torch.from_numpy(x.astype("int64"))
+    if source.kind == "signal":
+        return torch.from_numpy(x)
+    mean, deviation = (torch.tensor(level).view(-1, 1, 1) for level in source.scale)  # (channels, 1, 1)
+    images = torch.from_numpy(x)  # (images, height, width), with channels before the height if they have colours
+    return ((images.unsqueeze(1) if images.dim() == 3 else images) / 255).sub_(mean).div_(deviation)
+
+
+def load_npz(path: str | Path, classes: int | None = None) -> Dataset:
+    """A data set from a file with the arrays `x_train`, `y_train`, `x_test`, `y_test`."""
+    arrays = _read(Path(path))
+    found = 1 + int(max(arrays["y_train"].max(), arrays["y_test"].max()))
+    return _tensors(arrays, Source(lambda: arrays, classes if classes is not None else found))
+
+
+def save_npz(path: str | Path, arrays: Arrays) -> None:
+    """Write what `load_npz` reads, in one step."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    write_atomic(Path(path), buffer.getvalue())
+
+
+def _made_and_cached(source: Source, path: Path) -> Arrays:
+    arrays = source.make()
+    _verify(arrays, source.fingerprint, "the generator")
+    with contextlib.suppress(OSError, GradguessError):  # a read-only cache costs seconds, not the run
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_npz(path, arrays)
+    return arrays
+
+
+def load(name: str) -> Dataset:
+    """The data set `name` of `DATASETS`, from the carried file, the cache or its generator."""
+    source = lookup(DATASETS, name, "data set")
+    carried = os.environ.get("GRADGUESS_DATA")
+    if carried and (path := Path(carried) / f"{name}.npz").is_file():
+        arrays = _read(path)
+        _verify(arrays, source.fingerprint, str(path))
+        return _tensors(arrays, source)
+    path = cache_directory() / f"{name}.npz"
+    try:
+        arrays = _read(path)
+        _verify(arrays, source.fingerprint, str(path))
+    except GradguessError:  # absent or damaged: the cache is ours to make again
+        arrays = _made_and_cached(source, path)
+    return _tensors(arrays, source)
+
+
+__all__ = ["DATASETS", "Dataset", "Shape", "Source", "digest", "fingerprint", "load", "load_npz", "save_npz"]

@@ -1,0 +1,163 @@
+"""One run on a stream: how large the error is, how long a step takes, and what is kept."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradguess.online import LRU, Online, Recurrent
+from gradguess_lab.environment import check_device, describe
+from gradguess_lab.streams import tmaze
+from gradguess_lab.streams.balancing import Balance
+from gradguess_lab.streams.config import RULES, StreamConfig
+from gradguess_lab.streams.task import Task
+from gradguess_lab.streams.tasks import TASKS
+
+POINTS = 100  # of the curves
+TAIL = 0.1  # the part of the run over which the final error is taken
+# By start: the gain of orthogonal recurrent weights, and the size of the input's weights beside them. A critical
+# network forgets by its tanh alone, and small inputs hardly bend that.
+ORTHOGONAL = {"orthogonal": (0.9, 0.5), "critical": (1.0, 0.1)}
+
+
+def run(config: StreamConfig, on_point: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+    """The record of a run: `error` at the end, `step_ms`, `memory_mb`, and curves over time.
+
+    `memory_mb` is what is kept from step to step: influence, basis and state. `process_mb`, in the curve, is the
+    memory of the whole process.
+    """
+    check_device(config.device)
+    generator = torch.Generator().manual_seed(1000 + config.seed)
+    if config.task == "tmaze":
+        sizes = tmaze.SEES, tmaze.OUTPUTS
+    else:
+        task = TASKS[config.task](config.streams, config.delay, generator)
+        sizes = task.inputs, task.outputs
+    with torch.random.fork_rng(devices=[]):  # the global generator is left alone
+        torch.default_generator.manual_seed(config.seed)
+        model = build(config, *sizes).to(config.device)
+    online = Online(model, RULES[config.rule](config), config.seed)
+    optimiser = torch.optim.Adam(model.parameters(), lr=config.lr)
+    if config.task == "tmaze":
+        agent = tmaze.Agent(online, optimiser, tmaze.TMaze(config.streams, config.delay, generator), config.device)
+        step = lambda _: _episodes(*agent.step())  # noqa: E731
+        chance = 0.5
+    else:
+        step = _watcher(config, task, online, optimiser)
+        chance = task.chance
+    return _measured(config, online, step, chance, on_point)
+
+
+def build(config: StreamConfig, inputs: int, outputs: int) -> nn.Module:
+    """The model that a configuration names. An LRU reads out through a hidden layer, since it is linear itself."""
+    if config.task == "balancing":
+        return Balance()
+    width = config.width
+    if config.cell == "lru":
+        readout = nn.Sequential(nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, outputs))
+        return Recurrent(LRU(inputs, width, radius=(0.9, 0.999)), readout)
+    cell = {"rnn": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}[config.cell](inputs, width)
+    if config.cell == "rnn" and config.start in ORTHOGONAL:
+        gain, size = ORTHOGONAL[config.start]
+        with torch.no_grad():
+            nn.init.orthogonal_(cell.weight_hh, gain)
+            cell.weight_ih.normal_(0, size)
+            cell.bias_ih.zero_()
+            cell.bias_hh.zero_()
+    return Recurrent(cell, nn.Linear(width, outputs))
+
+
+def _watcher(
+    config: StreamConfig, task: Task, online: Online, optimiser: torch.optim.Optimizer
+) -> Callable[[int], list[float]]:
+    """A function that makes one step and returns the errors that were made in it."""
+
+    def step(count: int) -> list[float]:
+        moment = next(task.moments)
+        if moment.ended is not None and count:
+            online.reset(moment.ended.to(config.device))
+        target = None if moment.target is None else moment.target.to(config.device)
+        optimiser.zero_grad()
+        online(task.losses, moment.x.to(config.device), target)
+        if target is None:
+            return []
+        if not config.stop or count < config.stop:
+            optimiser.step()
+        return [task.error(online.output, target)]
+
+    return step
+
+
+def _episodes(ended: Tensor, found: Tensor) -> list[float]:
+    """1 for every episode that ended elsewhere than at the goal."""
+    return [0.0 if hit else 1.0 for hit in found[ended].tolist()]
+
+
+def _measured(
+    config: StreamConfig,
+    online: Online,
+    step: Callable[[int], list[float]],
+    chance: float,
+    on_point: Callable[[dict[str, Any]], None] | None,
+) -> dict[str, Any]:
+    curve: list[dict[str, Any]] = []
+    recent: list[float] = []
+    tail: list[float] = []
+    times: list[float] = []
+    last = config.steps - max(1, int(TAIL * config.steps))
+    every = max(1, config.steps // POINTS)
+    failed = ""
+    for count in range(config.steps):
+        began = time.perf_counter()
+        try:
+            errors = step(count)
+        except ArithmeticError as error:  # the gradient has left all bounds: that is a result, too
+            failed = str(error)
+            break
+        times.append(time.perf_counter() - began)
+        recent += errors
+        tail += errors if count >= last else []
+        if (count + 1) % every == 0:
+            point = {
+                "step": count + 1,
+                "error": _mean(recent),
+                "process_mb": resident(),
+                "step_ms": 1000 * sum(times) / len(times),
+            }
+            curve.append(point)
+            recent, times = [], []
+            if on_point is not None:
+                on_point(point)
+    return {
+        "key": config.key,
+        "config": config.as_dict(),
+        "error": None if failed else _mean(tail),
+        "chance": chance,
+        "step_ms": _mean([point["step_ms"] for point in curve[1:]] or [point["step_ms"] for point in curve]),
+        "memory_mb": online.kept_bytes / 1e6,
+        "skipped": online.skipped,
+        "failed": failed,
+        "curve": curve,
+        "environment": describe(config.device),
+    }
+
+
+def _mean(values: list[float]) -> float | None:
+    """None where there is nothing to average, or no finite number: JSON knows no NaN."""
+    mean = sum(values) / len(values) if values else math.nan
+    return mean if math.isfinite(mean) else None
+
+
+def resident() -> float | None:
+    """Megabytes of this process that are in memory now; None where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None

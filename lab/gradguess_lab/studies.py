@@ -1,0 +1,107 @@
+"""Ways of teaching feedback that exist to be compared with the library's own: controls, ceilings and rival rules.
+
+`learn` says what teaches the feedback matrices `B`:
+
+- "weighted": the tangents of the outputs, weighted. This is what `gg.Feedback` does by itself.
+- "outputs": the same tangents without the weights.
+- "loss": the derivative of the loss alone, one number per sample.
+- "momentum": a running mean of raw estimates, the rule of FDFA (Bacho and Chu 2024).
+- "truth": the true gradient, which shows the ceiling of a form.
+- "never": nothing. `B` stays as it started, unless `bootstrap` draws it to the chained estimate.
+
+`start` is "zero", or "random"; random matrices that never learn are direct feedback alignment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+import gradguess as gg
+from gradguess.baselines.dfa import random_start
+from gradguess.baselines.fdfa import Momentum
+from gradguess.errors import InputError
+from gradguess.methods.base import Draws
+from gradguess.methods.feedback.forward import Forward
+from gradguess.methods.feedback.lesson import Lesson
+from gradguess.methods.feedback.predictor import Predictor, Start, zeros
+from gradguess.methods.feedback.rules import WEIGHTED, LeastMeanSquares, Rule, Weighted
+from gradguess.methods.output_error import OutputError
+from gradguess.model.site import Site
+from gradguess.step.base import State, Step
+from gradguess_lab.config import LEARN, STARTS
+
+
+class Outputs(LeastMeanSquares):
+    """All samples weigh the same."""
+
+    def samples(self, lesson: Lesson) -> float:
+        return float(lesson.fewest)
+
+    def wrong(self, lesson: Lesson, residual: Tensor, rows: int) -> Tensor:
+        return residual.reshape(rows, -1)
+
+    def weight(self, lesson: Lesson, site: Site) -> float:
+        return 1 / lesson.rows[site.name]
+
+
+class FromLoss(Weighted):
+    """Of the outputs' tangents only their product with the error is known: the derivative of the loss."""
+
+    def wrong(self, lesson: Lesson, residual: Tensor, rows: int) -> Tensor:
+        e = lesson.error.flat
+        return ((residual * e).sum(1, keepdim=True) * e).reshape(rows, -1)
+
+
+RULES: dict[str, Rule] = {"weighted": WEIGHTED, "outputs": Outputs(), "loss": FromLoss(), "momentum": Momentum()}
+
+
+@dataclass(frozen=True)
+class StudiedFeedback(gg.Feedback):
+    """`gg.Feedback` with another teacher, or another start, as a study asks."""
+
+    learn: str = "weighted"
+    first: str = "zero"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.learn not in LEARN:
+            raise InputError(f"learn: expected one of {', '.join(map(repr, LEARN))}, found {self.learn!r}.")
+        if self.first not in STARTS:
+            raise InputError(f"start: expected 'zero' or 'random', found {self.first!r}.")
+
+    @property
+    def rule(self) -> Rule:  # type: ignore[override]
+        return RULES.get(self.learn, WEIGHTED)
+
+    def start(self) -> Start:
+        return random_start(self.seed) if self.first == "random" else zeros
+
+    def draws(self, count: int) -> Draws | None:
+        return None if self.learn in ("truth", "never") else super().draws(count)
+
+    def run(self, step: Step) -> tuple[gg.Estimate, State]:
+        if self.learn == "truth":  # it needs a pass that is kept
+            step = replace(step, options=replace(step.options, memory="store"))
+        return super().run(step)
+
+    def before_lesson(self, step: Step, forward: Forward, predictor: Predictor, error: OutputError) -> None:
+        """With "truth", `B` is drawn to the true gradients by regression."""
+        if self.learn != "truth":
+            return
+        found, _ = gg.Backprop().run(replace(step, detail=True))
+        for site in step.layout.guessed:
+            g = site.flat(found.site_grads[site.name])
+            predictor.regress(site, forward.gate(site), error, g, self.rate)
+
+
+def studied_feedback(
+    guess: gg.Guess, *, learn: str = "weighted", start: str = "zero", seed: int = 0, **options: Any
+) -> gg.Feedback:
+    """Feedback around `guess` that learns as a study asks; `options` are the other arguments of `gg.Feedback`."""
+    if learn == "weighted" and start == "zero":
+        return gg.Feedback(guess, **options)
+    return StudiedFeedback(guess, **options, learn=learn, first=start, seed=seed)

@@ -1,0 +1,135 @@
+"""Ours against the paper's: the statistics, and the one rule by which a number holds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradguess_lab.paper_numbers import Published
+from gradguess_lab.tables.student import quantile
+
+HOLDS = "holds"
+DIFFERS = "differs"
+UNCLEAR = "unclear"  # claims only: the test decides neither way
+ZERO = "zero to rounding"
+SINGLE = "one run, not judged"
+NOT_COMPARED = "not compared"
+NOT_RUN = "not run"
+
+LEVEL = 0.05  # of every test, and the share of true numbers that a prediction interval leaves outside
+EPSILON = 2.0**-23  # of float32, in which the runs and the paper compute
+
+RULES = (
+    "The paper gives one run per number. With n ≥ 2 seeds a number holds if the paper's lies in Student's prediction "
+    "interval of a single run: |ours − paper| ≤ t s √(1 + 1/n) + r. Here s is the standard deviation of our runs over "
+    "the seeds, t the 97.5 % quantile of Student's distribution with n − 1 degrees of freedom (2.26 for ten seeds), "
+    "and r half a unit of the paper's last digit. There is no other tolerance, for any quantity.",
+    "One number in twenty lies outside such an interval by chance. With one seed there is no standard deviation, and "
+    "nothing is judged.",
+    "A bias that is zero by construction (Wᴾ) is rounding, in the paper and here. It is called zero to rounding if "
+    "both are at most d ε ‖g‖/√B: an orthonormal d × d matrix in float32 is accurate to d ε (ε = 1.2e−7), and ‖g‖/√B "
+    "is the gradient of a sample in a batch of B.",
+    "Training times come from different machines: they are shown and not compared. Claims about speed and memory "
+    "compare our own benchmarks on one device.",
+    "A claim that one side exceeds another holds if a one-sided Welch test at 5 % says so, differs if it says the "
+    "opposite, and is unclear otherwise. A claim of several comparisons is as strong as its weakest; since all have to "
+    "hold, its level stays at 5 %.",
+    "A claim that two sides are the same differs if a two-sided Welch test at 5 % rejects it. It holds if that test "
+    "does not reject and the two are equivalent: two one-sided tests at 5 % (the 90 % interval of the difference) lie "
+    "within the margin that the claim names. Else it is unclear.",
+    "A claim of a gap holds if the paper's gap lies in the prediction interval of ours, with the seeds paired where "
+    "both sides have the same. A claim of growth holds if every step and the slope over log₂ of the width are larger "
+    "than zero by one-sided tests at 5 %.",
+)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and standard deviation over seeds; no deviation from one seed.
+
+    >>> Summary.of([1.0, 2.0, 3.0])
+    Summary(mean=2.0, sd=1.0, n=3)
+    """
+
+    mean: float
+    sd: float | None
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Summary | None:
+        if not values:
+            return None
+        if not all(math.isfinite(value) for value in values):
+            return cls(math.nan, None, len(values))  # a diverged seed is not averaged away
+        sd = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(values), sd, len(values))
+
+    @property
+    def reach(self) -> float | None:
+        """Half of the interval in which one more run lies with 95 %; None from one seed.
+
+        >>> round(Summary(0.3, 0.01, 10).reach, 4)
+        0.0237
+        """
+        if self.sd is None:
+            return None
+        return quantile(1 - LEVEL / 2, self.n - 1) * self.sd * math.sqrt(1 + 1 / self.n)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a quantity is named and set in type, and whether it is compared at all."""
+
+    name: str
+    form: str
+    compared: bool = True
+
+
+_KINDS = {
+    "train_accuracy": Kind("Train accuracy", ".3f"),
+    "test_accuracy": Kind("Test accuracy", ".3f"),
+    "variance": Kind("Variance", ".2e"),
+    "bias": Kind("Bias", ".2e"),
+    "covariance_norm": Kind("Covariance norm", ".3f"),
+    "rank": Kind("Rank", ".0f"),
+    "seconds": Kind("Training time", "duration", compared=False),
+}
+
+
+def kind_of(quantity: str) -> Kind:
+    return _KINDS[quantity]
+
+
+def within(value: float, rounding: float, ours: Summary) -> bool | None:
+    """Whether a published value lies in our prediction interval; None if there is no interval."""
+    if ours.reach is None:
+        return None
+    return abs(ours.mean - value) <= (ours.reach + rounding) * (1 + 1e-9)
+
+
+def verdict(entry: Published, ours: Summary | None, noise_floor: float | None = None) -> str:
+    """Whether ours agrees with the published number, by `RULES`.
+
+    `noise_floor` is what rounding alone may make of a quantity that is zero by construction; None for all others.
+    """
+    if ours is None:
+        return NOT_RUN
+    if not kind_of(entry.quantity).compared:
+        return NOT_COMPARED
+    if math.isnan(ours.mean):
+        return DIFFERS  # the paper's runs ended
+    if noise_floor is not None and max(abs(entry.value), abs(ours.mean)) <= noise_floor:
+        return ZERO
+    holds = within(entry.value, entry.rounding, ours)
+    return SINGLE if holds is None else HOLDS if holds else DIFFERS
+
+
+def rounding_floor(width: int, gradient_norm: float, batch: int) -> float:
+    """The bias that float32 leaves of one that is zero: `d ε ‖g‖/√B`.
+
+    >>> f"{rounding_floor(256, 0.03, 512):.1e}"
+    '4.0e-08'
+    """
+    return width * EPSILON * gradient_norm / math.sqrt(batch)

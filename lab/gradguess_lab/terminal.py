@@ -1,0 +1,149 @@
+"""What a person sees in the terminal: progress bars and tables. Needs the packages rich and typer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from gradguess_lab import interrupts
+
+if TYPE_CHECKING:
+    from gradguess_lab.config import TrainConfig
+    from gradguess_lab.progress import Progress as RunsProgress
+    from gradguess_lab.tables.table import Table
+
+notes = Console(stderr=True)  # results alone go to standard output
+
+
+def emit(record: dict[str, Any], as_json: bool, lines: list[str]) -> None:
+    """Print the result: one JSON object for a program, `lines` for a person."""
+    print(json.dumps(record) if as_json else "\n".join(lines), flush=True)
+
+
+def say(line: str) -> None:
+    """A note to a person, as it is."""
+    notes.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def interruptible(*, keeps: bool = True) -> Iterator[None]:
+    """Let Ctrl-C end the command, and say what is kept, if it keeps anything."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = " What is in the --out directory is kept: the same command continues from there." if keeps else ""
+        notes.print(f"Interrupted.{kept}")
+        raise typer.Exit(interrupts.INTERRUPTED) from None
+
+
+@contextlib.contextmanager
+def _plain_warnings(visible: bool) -> Iterator[None]:
+    """Warnings in one sentence each, without the line of code that they come from."""
+    with warnings.catch_warnings():
+        if visible:
+            warnings.showwarning = lambda message, *where: notes.print(f"warning: {message}", highlight=False)
+        else:
+            warnings.simplefilter("ignore")
+        yield
+
+
+def loss_curve(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The loss over the epochs, as lines for standard output; none where that is no terminal."""
+    return _curve(rows, Console()) if sys.stdout.isatty() else []
+
+
+def _curve(rows: Sequence[dict[str, Any]], console: Console) -> list[str]:
+    from gradguess_lab.terminal_plot import plot  # help needs no NumPy
+
+    points = [(row["epoch"], row["loss"]) for row in rows]
+    return plot(points, "loss over epochs", min(console.width, 72), encoding=console.encoding)
+
+
+class _Watched(Progress):
+    """A bar, with the curve of the loss below it as long as there are rows."""
+
+    rows: Sequence[dict[str, Any]] = ()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield from (Text(line) for line in _curve(self.rows, notes))
+
+
+@contextlib.contextmanager
+def epoch_bar(config: TrainConfig, visible: bool, rows: list[dict[str, Any]]) -> Iterator[Callable[..., None]]:
+    """A bar over the epochs with loss, accuracy, step time and time left; the block calls it with each of its `rows`.
+
+    The curve of the loss stands below it as long as the block runs.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[scores]}"),
+        TimeRemainingColumn(),
+    )
+    with _plain_warnings(visible), _Watched(*columns, console=notes, disable=not visible) as bar:
+        task = bar.add_task(config.key, total=config.epochs, scores="")
+        bar.rows = rows
+        accuracy = "  …"
+
+        def show(row: dict[str, Any]) -> None:
+            nonlocal accuracy
+            if "test_accuracy" in row:
+                accuracy = f"{row['train_accuracy']:.3f}/{row['test_accuracy']:.3f}"
+            scores = f"loss {row['loss']:.3f}  acc {accuracy}  {row['step_ms']:.2f} ms/step"
+            bar.update(task, completed=row["epoch"], scores=scores)
+
+        yield show
+        bar.rows = ()
+
+
+@contextlib.contextmanager
+def runs_bar() -> Iterator[Callable[[RunsProgress], None]]:
+    """One bar over many runs: what runs now, how much is done, when it will end."""
+    columns = (
+        BarColumn(),
+        TextColumn("{task.percentage:.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=notes) as bar:
+        task = bar.add_task("starting", total=1.0)
+
+        def show(progress: RunsProgress) -> None:
+            left = progress.seconds_left
+            eta = "…" if left is None else f"{int(left) // 60}:{int(left) % 60:02d}"
+            now = ", ".join(f"{key} {done}/{total}" for key, done, total in progress.running)
+            counted = f"{progress.finished}/{len(progress.configs)} runs, {eta} left  {now}"
+            bar.update(task, completed=progress.fraction, description=counted)
+
+        yield show
+
+
+def print_tables(tables: Sequence[Table]) -> None:
+    """The columns that are shown of each table."""
+    for table in tables:
+        shown = RichTable(*(table.columns[i] for i in table.shown), title=table.title, caption=table.caption)
+        for row in table.rows:
+            shown.add_row(*(row[i].text for i in table.shown))
+        Console().print(shown)
+
+
+def print_sites(record: dict[str, Any]) -> None:
+    """The numbers of a diagnosis, one line for each site."""
+    from gradguess_lab.inspection import NUMBERS
+
+    table = RichTable("site", *NUMBERS, title=f"{record['key']}, epoch {record['epoch']}")
+    for site, row in record["sites"].items():
+        table.add_row(site, *(f"{row[name]:.3g}" if row.get(name) is not None else "–" for name in NUMBERS))
+    Console().print(table)

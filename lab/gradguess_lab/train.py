@@ -1,0 +1,291 @@
+"""One training loop for every method, resumable at any epoch and bit-equal after any kill.
+
+Compiled runs are equal up to rounding: in each process the first step of each kind runs uncompiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import gradguess as gg
+from gradguess.errors import GradguessError
+from gradguess_lab import checkpoint, environment, interrupts, watch
+from gradguess_lab.augment import check_augment, draw_moves, moved
+from gradguess_lab.compiled_backprop import CompiledBackprop
+from gradguess_lab.config import TrainConfig, differences
+from gradguess_lab.data import Dataset, load
+from gradguess_lab.evaluation import batch_accuracy, evaluate
+from gradguess_lab.files import exclusive, read_json, write_json
+from gradguess_lab.inspection import inspect_epoch
+from gradguess_lab.loss import smoothed_loss
+from gradguess_lab.methods import guess_for
+from gradguess_lab.metrics import MetricsLog
+from gradguess_lab.models import MODELS
+from gradguess_lab.optimiser import as_weights, build_optimiser, set_rate
+from gradguess_lab.scripts import prepare_model, scripted
+from gradguess_lab.stored import stored_result
+from gradguess_lab.world import ONE, World, world
+
+Row = dict[str, Any]
+EVALUATED = (  # what the history of a result holds of an epoch
+    *("epoch", "train_loss", "test_loss", "train_accuracy", "test_accuracy", "train_bits", "test_bits", "seconds"),
+)
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path | None = None,
+    on_epoch: Callable[[Row], None] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Row:
+    """Run `config` and return its result record (see `result`).
+
+    With `out`, the run lives in that directory: a finished one is read back, an interrupted one goes on from its last
+    epoch, one of another configuration is refused. Without, nothing is written. `on_epoch` sees each row of the log,
+    `say` gets a line where it goes wrong. Under torchrun the processes share each batch, and rank 0 alone writes.
+    """
+    directory = None if out is None else Path(out)
+    with world(config.device) as ranks, contextlib.ExitStack() as held:
+
+        def take() -> Row | None:
+            if directory is None:
+                return None
+            held.enter_context(exclusive(directory))
+            return claim(directory, config)
+
+        finished = ranks.from_first(take)
+        return finished if finished is not None else _Run(config, directory, ranks).go(on_epoch, say)
+
+
+def claim(directory: Path, config: TrainConfig) -> Row | None:
+    """Make `directory` the home of `config`, or refuse if it is another's. The result, if the run is finished."""
+    path = directory / "config.json"
+    if not path.exists():
+        if strangers := [item.name for item in directory.iterdir() if item.name in ("result.json", checkpoint.INDEX)]:
+            raise GradguessError(f"{directory} holds {strangers[0]} but no config.json; choose another --out.")
+        write_json(path, config.as_dict())
+    found = differences(config, read_json(path, "configuration"))
+    if found:
+        raise GradguessError(
+            f"{directory} belongs to another configuration ({'; '.join(found)}). Choose another --out."
+        )
+    return stored_result(directory, config)
+
+
+def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
+    """The network of `config`, drawn on the CPU so that every device starts from the same weights."""
+    generator = torch.Generator().manual_seed(config.seed)
+    model = MODELS[config.model](data.shape, config.width, config.depth, config.bias, config.activation, generator)
+    model = prepare_model(config.script, model).to(config.device, getattr(torch, config.dtype))
+    return model.to(memory_format=torch.channels_last) if config.channels_last else model  # type: ignore[call-overload]
+
+
+def build_method(config: TrainConfig, model: nn.Module) -> Any:
+    """The method of `config`, for this network."""
+    return scripted(config.script, guess_for(config), model)
+
+
+def build_forward(config: TrainConfig, model: nn.Module) -> gg.ForwardGradient:
+    """What estimates the gradients of `config`."""
+    differentiates = config.method == "backprop"  # it is compiled as anyone would, so that comparisons are fair
+    return gg.ForwardGradient(
+        model,
+        CompiledBackprop() if config.compile and differentiates else build_method(config, model),
+        tangents=config.tangents,
+        memory=config.memory,
+        sites=int(config.sites) if config.sites.isdecimal() else config.sites,
+        seed=config.seed,
+        isolate=config.isolate,
+        balance=config.balance,
+        top=config.top,
+        compile=config.compile and not differentiates,
+        derivative=config.derivative,
+    )
+
+
+def autocast(config: TrainConfig) -> torch.autocast:
+    """The precision in which the network of `config` computes."""
+    return torch.autocast(torch.device(config.device).type, torch.bfloat16, enabled=config.autocast)
+
+
+class _Run:
+    """The state of a run: all that a checkpoint must hold, and nothing else that changes."""
+
+    def __init__(self, config: TrainConfig, directory: Path | None, ranks: World = ONE) -> None:
+        self.config, self.ranks = config, ranks
+        self.directory = directory if ranks.rank == 0 else None
+        environment.check_device(config.device)
+        environment.source()  # now: the code may change while the run goes on
+        torch.set_float32_matmul_precision(config.matmul)
+        if config.compile:
+            torch.compiler.reset()  # what earlier runs of this process compiled counts against a limit
+        self.data = load(config.data).first(config.samples).to(config.device, getattr(torch, config.dtype))
+        if config.augment:
+            check_augment(self.data.shape)
+        ranks.check_batches(len(self.data.x_train), config.batch)
+        self.place: tuple[int, int] | None = None  # where this rank's samples lie in the batch
+        self.model = build_model(config, self.data)
+        self.guess = build_method(config, self.model)
+        self.forward = build_forward(config, self.model)
+        self.loss, self.optimiser = smoothed_loss(config.smoothing), build_optimiser(config, self.model)
+        self.step: Callable[[Tensor, Tensor], Tensor] = self.plain_step
+        if config.device.startswith("cuda") and config.memory == "store" and ranks.size == 1:
+            self.step = gg.CapturedStep(self.forward, self.optimiser, self.loss)
+        self.shuffle = torch.Generator().manual_seed(config.seed)
+        self.log = MetricsLog(self.directory / "metrics.jsonl" if self.directory else None)
+        self.epoch, self.peak_mb = 0, 0.0
+
+    def go(self, on_epoch: Callable[[Row], None] | None, say: Callable[[str], None]) -> Row:
+        self.resume()
+        watching = watch.watching(self.config, self.data.y_train, self.log.rows, say)
+        memory = environment.PeakMemory(self.config.device)
+        with interrupts.asked_between_steps(), watching as look:
+            while self.epoch < self.config.epochs:
+                row = self.run_epoch()
+                self.peak_mb = max(self.peak_mb, memory.megabytes())
+                self.log.append(row)
+                self.save()
+                look(row)
+                if on_epoch and self.ranks.rank == 0:
+                    on_epoch(row)
+        return self.ranks.from_first(self.finish)
+
+    def finish(self) -> Row:
+        record = result(self.config, self.log.rows, self.peak_mb)
+        if self.directory:
+            write_json(self.directory / "result.json", record)
+        return record
+
+    def run_epoch(self) -> Row:
+        """All steps of one epoch, then what is measured after it."""
+        config, x, y = self.config, self.data.x_train, self.data.y_train
+        order = torch.randperm(len(x), generator=self.shuffle).to(x.device)
+        batches = order.split(config.batch)
+        moves = draw_moves(len(x), self.shuffle).to(x.device) if config.augment else None
+        total = torch.zeros((), dtype=torch.float64, device=x.device)
+        before = self.before_epoch()
+        start = time.perf_counter()
+        for step, batch in enumerate(batches):
+            interrupts.check()
+            set_rate(self.optimiser, config, (self.epoch + step / len(batches)) / config.epochs)
+            own, self.place = self.ranks.own(batch)
+            inputs = x[own] if moves is None else moved(x, own, moves[own])
+            with autocast(config):
+                loss = self.step(inputs, y[own])
+            total += loss.detach() * len(own)
+        loss_sum = self.ranks.total(total.item())  # waits for the device, so the clock is right
+        seconds = time.perf_counter() - start
+        self.epoch += 1
+        row = {"epoch": self.epoch, "loss": loss_sum / len(x), "step_ms": 1e3 * seconds / len(batches)}
+        row.update(before | self.measurements())
+        so_far = self.log.rows[-1]["seconds"] if self.log.rows else 0.0
+        return {**row, "seconds": so_far + time.perf_counter() - start}
+
+    def plain_step(self, x: Tensor, y: Tensor) -> Tensor:
+        self.optimiser.zero_grad()
+        loss = self.forward(self.loss, x, y, place=self.place)
+        self.optimiser.step()
+        return loss
+
+    def before_epoch(self) -> Row:
+        """The diagnosis of the fresh network, and the accuracy before the last epoch, as the authors measure it."""
+        row: Row = {}
+        if self.ranks.rank > 0:
+            return row
+        if self.epoch == 0 and self.config.diagnosed(0):
+            row["diagnostics_at_start"] = self.diagnosis()
+        if self.epoch == self.config.epochs - 1:
+            with autocast(self.config):
+                row["train_accuracy_before_last"] = batch_accuracy(self.model, self.data, self.config.batch)
+        return row
+
+    def diagnosis(self) -> Row:
+        return inspect_epoch(self.model, self.guess, self.data, self.config, self.epoch, self.forward)
+
+    def measurements(self) -> Row:
+        last = self.epoch == self.config.epochs
+        row: Row = {}
+        if self.ranks.rank > 0:
+            return row
+        if last or self.epoch % self.config.eval_every == 0:
+            with autocast(self.config):
+                row.update(evaluate(self.model, self.data))
+        if self.config.diagnosed(self.epoch):
+            row["diagnostics"] = self.diagnosis()
+        return row
+
+    def save(self) -> None:
+        if self.directory is None:
+            return
+        state = {"metrics": self.log.position, "peak_mb": self.peak_mb}
+        checkpoint.save(self.directory, self.tensors(), state, self.epoch)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on, as one flat dictionary."""
+        tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
+        for number, slots in self.optimiser.state_dict()["state"].items():
+            tensors.update({f"optimiser/{number}/{name}": value for name, value in slots.items()})
+        tensors.update({f"forward/{name}": value for name, value in self.forward.state_dict().items()})
+        tensors["generator/shuffle"] = self.shuffle.get_state()
+        return tensors
+
+    def resume(self) -> None:
+        """Continue from the last checkpoint, if the directory has one."""
+        stored = self.ranks.from_first(lambda: checkpoint.load(self.directory) if self.directory else None)
+        if stored is None:
+            self.log.restore(None)
+            return
+        tensors, state = stored
+        self.log.restore(state["metrics"])
+        if self.directory and len(self.log.rows) != state["epoch"]:
+            raise GradguessError(
+                f"{self.directory}: checkpoint and log are of different epochs; delete it to start afresh."
+            )
+        try:
+            self.restore(tensors)
+        except (KeyError, ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
+            reason = str(error).splitlines()[0][:160]
+            raise GradguessError(f"the checkpoint in {self.directory} does not fit this run: {reason}") from error
+        self.epoch, self.peak_mb = state["epoch"], state["peak_mb"]
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Take up the state that `tensors` returned."""
+        parts = checkpoint.by_part(tensors)
+        if unknown := parts.keys() - {"model", "optimiser", "forward", "generator"}:
+            raise KeyError(f"it holds tensors of {sorted(unknown)[0]!r}, which no run has")
+        slots = {int(number): values for number, values in checkpoint.by_part(parts.get("optimiser", {})).items()}
+        self.model.load_state_dict(parts["model"])
+        self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": slots})
+        as_weights(self.optimiser)
+        self.forward.load_state_dict(parts.get("forward", {}))
+        self.shuffle.set_state(parts["generator"]["shuffle"])
+
+
+def result(config: TrainConfig, rows: list[Row], peak_mb: float) -> Row:
+    """The record of a finished run: schema 1, which the report reads."""
+    history = [{name: row[name] for name in EVALUATED if name in row} for row in rows if "test_loss" in row]
+    metrics = {name: value for name, value in history[-1].items() if name not in ("epoch", "seconds")}
+    metrics["step_ms"] = statistics.median(row["step_ms"] for row in rows)
+    metrics["epochs"] = len(rows)
+    metrics["seconds"] = rows[-1]["seconds"]
+    metrics["peak_memory_mb"] = peak_mb
+    metrics["train_accuracy_before_last"] = rows[-1]["train_accuracy_before_last"]
+    found = [{"epoch": 0, **rows[0]["diagnostics_at_start"]}] if "diagnostics_at_start" in rows[0] else []
+    found += [{"epoch": row["epoch"], **row["diagnostics"]} for row in rows if "diagnostics" in row]
+    return {
+        "schema": 1,
+        "key": config.key,
+        "config": config.as_dict(),
+        "metrics": metrics,
+        "history": history,
+        "diagnostics": found,
+        "environment": environment.describe(config.device),
+    }

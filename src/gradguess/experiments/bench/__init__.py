@@ -1,6 +1,0 @@
-"""What a step costs: time and memory of every method against backpropagation, measured and written as JSON."""
-
-from gradguess.experiments.bench.real_networks import bench_starts, bench_tasks
-from gradguess.experiments.bench.run import bench_memory, bench_time
-
-__all__ = ["bench_memory", "bench_starts", "bench_tasks", "bench_time"]
