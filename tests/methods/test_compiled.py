@@ -267,16 +267,6 @@ def test_another_loss_is_another_graph(graphs_alone):
     torch.testing.assert_close(loss, 5 * LOSS(model(x), t).mean())
 
 
-def test_a_loss_that_is_new_at_every_step_runs_uncompiled(graphs_alone, monkeypatch):
-    monkeypatch.setattr(compiled, "MOST", 3)
-    model, x, t = networks()["chain"]
-    forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
-    for _ in range(3):
-        forward(lambda outputs, targets: LOSS(outputs, targets), x, t)
-    with pytest.warns(UserWarning, match="loss_fn"):
-        forward(lambda outputs, targets: LOSS(outputs, targets), x, t)
-
-
 def test_a_loss_with_tensors_of_its_own_runs_uncompiled(graphs_alone):
     model, x, t = networks()["chain"]
     loss_fn = nn.CrossEntropyLoss(weight=torch.rand(5, dtype=torch.float64), reduction="none")
