@@ -259,6 +259,7 @@ def test_skip_counts_and_writes_nothing():
 
 
 @pytest.mark.parametrize("guess", [*GUESSES, "backprop"])
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_statistics_survive_a_bad_step(guess):
     """Batch norm's running mean would stay NaN for ever."""
     case = make("batch-norm")

@@ -14,6 +14,7 @@ from gradguess.errors import InputError, NonFiniteError, check_choice, check_cou
 from gradguess.guesses.base import Guess
 from gradguess.methods import Estimate, Guessed, Method
 from gradguess.methods.compiled import Compiler
+from gradguess.methods.mixing import warn_of_mixing
 from gradguess.methods.nonfinite import check_finite, is_finite
 from gradguess.methods.run import Plan, Runner, find_layout, run_step
 from gradguess.model.assumptions import Members
@@ -60,9 +61,9 @@ def estimate(
         generator: source of the directions. None makes a new one with a fresh seed.
         isolate: use one tangent per site, so that sites cause each other no noise. `jvp` then has one row per tangent
             and site, tangent by tangent.
-        coupling: "sample" where samples do not depend on each other. "batch" where a layer mixes them (batch norm in
-            training mode): every sample's estimate then uses the directional derivative of the whole batch. See
-            `docs/sites.md`.
+        coupling: "sample" where samples do not depend on each other; a warning says if they do. "batch" where a layer
+            mixes them (batch norm in training mode): every sample's estimate then uses the directional derivative of
+            the whole batch. See `docs/sites.md`.
         balance: scale each site's directions to the tangent that arrives from below, and divide its estimate by the
             same factor, so that the noise of some sites does not drown the others. The mean of the estimate stays
             the same. `Feedback` balances whatever is passed here. See `docs/feedback.md`, "Balanced sites".
@@ -88,6 +89,7 @@ def estimate(
     plan = Plan(as_method(guess), sites, options, detail=True)
     with opened(model, loss_fn, inputs, targets, finite=options.finite) as task:
         layout = find_layout(plan, task)
+        warn_of_mixing(plan, task, layout, stacklevel=4)
         with untouched(model) if layout.leaves_traces else nullcontext():
             result, _, _ = run_step(plan, task, layout, generator or fresh_generator(), State())
     check_finite(result, "this batch")
@@ -184,6 +186,7 @@ class ForwardGradient:
         self.skipped = 0
         self.layout: Layout | None = None
         self._layouts: dict[Hashable, Layout] = {}  # of all states that the model was in: compiled steps ask for them
+        self.mixes = False  # whether the samples are known to mix: then there is no warning of it
         self.plan.pool.agree([t.data for t in (*model.parameters(), *model.buffers())])
 
     @property
@@ -241,6 +244,7 @@ class ForwardGradient:
                 if len(self._layouts) == LAYOUTS:
                     self._layouts.clear()
                 self._layouts[key] = find_layout(self.plan, task)
+                self.mixes = self.mixes or warn_of_mixing(self.plan, task, self._layouts[key], stacklevel=6)
             self.layout = self._layouts[key]
         buffers = Snapshot(self.model, random=False) if self.layout.mutates and nonfinite != "ignore" else None
         into = Written(self.layout.members.parameters, nonfinite != "ignore")

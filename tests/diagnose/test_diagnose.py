@@ -533,7 +533,7 @@ def test_a_bias_that_the_report_does_not_have_is_named():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
     task = (nn.CrossEntropyLoss(reduction="none"), torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0]))
-    with pytest.warns(UserWarning, match="batch norm in training mode mixes the samples"):
+    with pytest.warns(UserWarning, match="Samples mix.*a bias, which gg.diagnose does not see"):
         gg.diagnose(model, gg.ActivationPerturbation(), *task)
     gg.diagnose(model, gg.ActivationPerturbation(), *task, coupling="batch")
     gg.diagnose(model.eval(), gg.ActivationPerturbation(), *task)

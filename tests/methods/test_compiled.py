@@ -202,6 +202,7 @@ def test_options(method, options, graphs_alone):
 
 
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_the_zoo(name, graphs_alone):
     """Every model of the zoo is traced, and gives the same gradients."""
     case = make(name)

@@ -23,6 +23,8 @@ class Guessed(Method):
 
     guess: Guess
 
+    apart = True
+
     def draws(self, count: int) -> Draws:
         return Draws(self.guess, count)
 

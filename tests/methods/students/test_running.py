@@ -214,6 +214,7 @@ def test_one_pass_over_batch_norm_may_be_recorded(method, recorded, monkeypatch)
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_batch_norm_writes_its_buffers_as_under_backpropagation(name):
     model, other = images_model(), images_model()
     x, t = images()
