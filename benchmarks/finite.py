@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.estimate import as_method
 from gradguess.experiments import environment
 from gradguess.experiments.config import TrainConfig
 from gradguess.experiments.data import Dataset, load
 from gradguess.experiments.files import write_json
 from gradguess.experiments.loss import per_sample_loss
 from gradguess.experiments.train import build_model, train
+from gradguess.methods.guessed import as_method
 from gradguess.methods.run import Plan, find_layout, refreshed
 from gradguess.model.site import Site
 from gradguess.model.task import Task

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import gradguess as gg
 import twin
 from asserts import assert_same
-from gradguess.estimate import as_method
+from gradguess.methods.guessed import as_method
 from gradguess.methods.run import Plan, find_layout, run_step
 from gradguess.model.task import Task
 from gradguess.noise import Noise

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from gradguess.backends.policy import one_at_a_time
 from gradguess.errors import InputError, NonFiniteError, check_choice, check_count
 from gradguess.guesses.base import Guess
-from gradguess.methods import Estimate, Guessed, Method
+from gradguess.methods import Estimate, Method
 from gradguess.methods.compiled import Compiler
+from gradguess.methods.guessed import as_method
 from gradguess.methods.mixing import warn_of_mixing
 from gradguess.methods.nonfinite import check_finite, is_finite
 from gradguess.methods.run import Plan, Runner, find_layout, run_step
@@ -285,16 +286,6 @@ class ForwardGradient:
         self.generator.set_state(state["generator"].cpu().to(torch.uint8))
         self.skipped = int(state["skipped"])
         self.state = unflattened(state, self.generator.device)
-
-
-def as_method(guess: Any) -> Method:
-    """A guess, or a method that needs none, as a method."""
-    if isinstance(guess, Guess):
-        return Guessed(guess)
-    if isinstance(guess, Method):
-        return guess
-    hint = " Write WPerp(), with parentheses." if isinstance(guess, type) else ""
-    raise InputError(f"guess: expected one of gradguess's methods, gg.WPerp() for instance, found {guess!r}.{hint}")
 
 
 def fresh_generator() -> torch.Generator:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from asserts import assert_same
-from gradguess.estimate import as_method
 from gradguess.methods import Estimate
+from gradguess.methods.guessed import as_method
 from gradguess.methods.run import Plan, find_layout, run_step
 from gradguess.model.site import Layout
 from gradguess.model.task import Task

@@ -12,9 +12,10 @@ from gradguess.backends.policy import one_at_a_time
 from gradguess.diagnose.bench import Bench
 from gradguess.diagnose.report import Report
 from gradguess.errors import InputError, check_count
-from gradguess.estimate import ForwardGradient, as_method, fresh_generator
+from gradguess.estimate import ForwardGradient, fresh_generator
 from gradguess.guesses.base import Guess
 from gradguess.methods import Method, WeightPerturbation
+from gradguess.methods.guessed import as_method
 from gradguess.methods.mixing import warn_of_mixing
 from gradguess.methods.run import Plan
 from gradguess.model.side_effects import untouched
