@@ -198,6 +198,39 @@ def test_whatever_fails_in_a_trace_leaves_the_step_uncompiled(graphs_alone, monk
     assert forward.plan.runner.refused
 
 
+@pytest.mark.parametrize("error", [ValueError, torch.OutOfMemoryError, KeyboardInterrupt])
+def test_an_error_of_the_loss_is_the_callers_and_refuses_nothing(error, graphs_alone, monkeypatch):
+    def fails(*args, **options):
+        raise error("no")
+
+    model, x, t = networks()["chain"]
+    forward = gg.ForwardGradient(model, gg.WPerp(k=3), compile=True)
+    forward(LOSS, x, t)
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.functional, "cross_entropy", fails)
+        with pytest.raises(error, match="no"):
+            forward(LOSS, x, t)  # a warning would be an error
+    assert tracing._Made.now is None
+    forward(LOSS, x, t)
+    assert forward.plan.runner._graphs
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_memory_that_runs_out_in_the_compiler_is_no_reason_to_refuse(error, monkeypatch):
+    from torch._inductor.exc import InductorError
+
+    def fails(graph, arguments):
+        raise InductorError(error("out of memory"), None)
+
+    monkeypatch.setattr("torch._inductor.compile", fails)
+    model, x, t = networks()["chain"]
+    forward = gg.ForwardGradient(model, gg.WPerp(k=3), compile=True)
+    forward(LOSS, x, t)
+    with pytest.raises(error, match=r"^out of memory"):
+        forward(LOSS, x, t)
+    assert not forward.plan.runner.refused
+
+
 def test_a_large_alphabet_goes_through_a_projection_that_the_graph_holds(graphs_alone):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(300, 6), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 300)).double()

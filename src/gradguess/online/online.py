@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from gradguess.backends.tracing import reason_of
 from gradguess.errors import GradguessError, InputError
 from gradguess.model.task import LossFn, check_trainable
 from gradguess.online.one_step import OneStep
@@ -230,11 +231,11 @@ class Online:
         try:
             with torch.no_grad():
                 return tree_map_only(Tensor, torch.zeros_like, run(self.model, {}, x, None)[1])
-        except (GradguessError, torch.OutOfMemoryError):
+        except GradguessError:
             raise
         except Exception as error:
             raise InputError(
-                f"model: forward(x, None) failed ({type(error).__name__}: {error}). It must start a stream, or the "
+                f"model: forward(x, None) failed ({reason_of(error)}). It must start a stream, or the "
                 "model must have a method initial_state(streams) that returns the first state."
             ) from error
 
