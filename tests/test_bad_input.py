@@ -245,6 +245,52 @@ def test_an_infinite_derivative_of_a_finite_loss():
         forward(lambda o, t: o[:, 0].abs().sqrt(), torch.ones(BATCH, 6).double(), None)
 
 
+class Root(nn.Module):
+    """√ where a ReLU is off: its derivative is infinite, its value is not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.relu().sqrt()
+
+
+class Zero(nn.Module):
+    """0 · √: a Jacobian of NaN."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + (0 * x).sqrt()
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 3, "isolate": True}], ids=["whole", "chunks"])
+@pytest.mark.parametrize(
+    ("middle", "method"),
+    [
+        (Root(), gg.WPerp(k=2, solver="subspace")),
+        *((Zero(), gg.WPerp(k=2, solver=solver)) for solver in ("shared", "svd", "subspace")),
+        (Zero(), gg.WPerpNS(k=2)),
+    ],
+    ids=repr,
+)
+def test_a_factorisation_that_fails_on_a_derivative(middle, method, options):
+    case = make("relu-bias")
+    linear, _, *rest = case.model
+    model = nn.Sequential(linear, middle, *rest)
+    with refused(model, gg.NonFiniteError, "directional derivative of .* at step 0 is NaN or infinite"):
+        gg.ForwardGradient(model, method, **options)(*case.args)
+    for nonfinite, skipped in (("skip", 1), ("ignore", 0)):
+        forward = gg.ForwardGradient(model, method, nonfinite=nonfinite, **options)
+        assert forward(case.loss_fn, case.inputs, case.targets).isfinite()
+        assert (forward.steps, forward.skipped) == (1, skipped)
+
+
+def test_an_error_of_the_models_own_is_raised_as_it_is():
+    class Singular(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.linalg.inv(torch.zeros(2, 2)).sum()
+
+    case = make("relu-bias")
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        gg.estimate(nn.Sequential(case.model, Singular()), gg.ActivationPerturbation(), *case.args)
+
+
 def test_skip_counts_and_writes_nothing():
     case = make("relu-bias")
     forward = gg.ForwardGradient(case.model, gg.WPerp(k=3), nonfinite="skip")
