@@ -18,6 +18,7 @@ from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition
 from gradguess.online.state_tree import StateTree, batch_of
 from gradguess.online.step import Later, Place, Step, trained, write
 from gradguess.online.transition import run
+from gradguess.step.saved import random_state
 
 
 class Online:
@@ -176,7 +177,7 @@ class Online:
             others = under(f"{when}/others/")
             return Place(state[f"{when}/h"].clone().to(device), tuple(others[str(i)] for i in range(len(others))), kept)
 
-        self.generator.set_state(state["generator"].cpu().to(torch.uint8))
+        self.generator.set_state(random_state(state["generator"], device))
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
         self._tree = self._held = self.output = self._place = self._start = None
         if "now/h" in state:
