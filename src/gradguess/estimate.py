@@ -25,7 +25,7 @@ from gradguess.model.task import LossFn, Task, check_model, opened
 from gradguess.step.base import Kept, Options, State
 from gradguess.step.gradients import Written
 from gradguess.step.processes import pool_of
-from gradguess.step.saved import flattened, unflattened
+from gradguess.step.saved import flattened, made_by, random_state, unflattened
 
 LAYOUTS = 16  # so many are remembered
 
@@ -276,16 +276,20 @@ class ForwardGradient:
     def state_dict(self) -> dict[str, Tensor]:
         """All that lives from step to step, as a flat dict of tensors (safetensors can hold it)."""
         numbers = {"generator": self.generator.get_state(), "skipped": torch.tensor(self.skipped)}
-        return numbers | flattened(self.state)
+        return {**numbers, "method": made_by(self.guess, self.plan.sites), **flattened(self.state)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state_dict` gave."""
+        """Take over what `state_dict` gave, of the same method and sites, and of this model or one like it.
+
+        What a layer that has another size now had kept or learned is found or learned anew.
+        """
         missing = {"generator", "steps", "skipped"} - set(state)
         if missing:
             raise InputError(f"state: expected the keys of ForwardGradient.state_dict(), missing {sorted(missing)}.")
-        self.generator.set_state(state["generator"].cpu().to(torch.uint8))
-        self.skipped = int(state["skipped"])
-        self.state = unflattened(state, self.generator.device)
+        device = self.generator.device
+        new = unflattened(state, device, self.model, made_by(self.guess, self.plan.sites))
+        self.generator.set_state(random_state(state["generator"], device))
+        self.skipped, self.state = int(state["skipped"]), new
 
 
 def fresh_generator() -> torch.Generator:
