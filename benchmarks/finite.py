@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.estimate import as_method
+from gradguess.methods.guessed import as_method
 from gradguess.methods.run import Plan, find_layout, refreshed
 from gradguess.model.site import Site
 from gradguess.model.task import Task

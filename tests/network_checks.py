@@ -570,6 +570,9 @@ class Cubature(Noise):
             return super().normal(shape, dtype, device)
         return (size**0.5 * torch.eye(size, dtype=dtype))[:, None].expand(size, batch, size).clone()
 
+    def batched(self, count: int, batch: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.normal((count, batch, size), dtype, device)
+
 
 def frames(reference: Reference, est: gg.Estimate) -> None:
     """The frame at each small site: its covariance is the method's closed form, and `E ĝ = Cov(y) g`."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import gradguess as gg
-from gradguess.estimate import as_method
 from gradguess.methods import Method
+from gradguess.methods.guessed import as_method
 from gradguess.methods.run import Plan, refreshed
 from gradguess.model.find_sites import lay_out
 from gradguess.model.site import Layout, Sites

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import gradguess as gg
+from asserts import assert_same
 from models import BATCH, GUESSES, SITE_GUESSES, Case, cross_entropy, generator, make
 from test_estimate import assert_same_photograph, photograph
 
@@ -245,6 +246,52 @@ def test_an_infinite_derivative_of_a_finite_loss():
         forward(lambda o, t: o[:, 0].abs().sqrt(), torch.ones(BATCH, 6).double(), None)
 
 
+class Root(nn.Module):
+    """√ where a ReLU is off: its derivative is infinite, its value is not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.relu().sqrt()
+
+
+class Zero(nn.Module):
+    """0 · √: a Jacobian of NaN."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + (0 * x).sqrt()
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 3, "isolate": True}], ids=["whole", "chunks"])
+@pytest.mark.parametrize(
+    ("middle", "method"),
+    [
+        (Root(), gg.WPerp(k=2, solver="subspace")),
+        *((Zero(), gg.WPerp(k=2, solver=solver)) for solver in ("shared", "svd", "subspace")),
+        (Zero(), gg.WPerpNS(k=2)),
+    ],
+    ids=repr,
+)
+def test_a_factorisation_that_fails_on_a_derivative(middle, method, options):
+    case = make("relu-bias")
+    linear, _, *rest = case.model
+    model = nn.Sequential(linear, middle, *rest)
+    with refused(model, gg.NonFiniteError, "directional derivative of .* at step 0 is NaN or infinite"):
+        gg.ForwardGradient(model, method, **options)(*case.args)
+    for nonfinite, skipped in (("skip", 1), ("ignore", 0)):
+        forward = gg.ForwardGradient(model, method, nonfinite=nonfinite, **options)
+        assert forward(case.loss_fn, case.inputs, case.targets).isfinite()
+        assert (forward.steps, forward.skipped) == (1, skipped)
+
+
+def test_an_error_of_the_models_own_is_raised_as_it_is():
+    class Singular(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.linalg.inv(torch.zeros(2, 2)).sum()
+
+    case = make("relu-bias")
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        gg.estimate(nn.Sequential(case.model, Singular()), gg.ActivationPerturbation(), *case.args)
+
+
 def test_skip_counts_and_writes_nothing():
     case = make("relu-bias")
     forward = gg.ForwardGradient(case.model, gg.WPerp(k=3), nonfinite="skip")
@@ -259,6 +306,7 @@ def test_skip_counts_and_writes_nothing():
 
 
 @pytest.mark.parametrize("guess", [*GUESSES, "backprop"])
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_statistics_survive_a_bad_step(guess):
     """Batch norm's running mean would stay NaN for ever."""
     case = make("batch-norm")
@@ -424,6 +472,52 @@ def test_a_function_instead_of_a_model():
         gg.ForwardGradient(lambda x: x, gg.WPerp())
 
 
+SAVED = {  # the method and the model that a state is of, and what is said where W⊥-NS of a chain takes it
+    "another method": (gg.WPerp(k=2), "relu-bias", {}, r"expected one of WPerpNS, sites='auto', found one of WPerp, "),
+    "a method around it": (gg.Feedback(gg.WPerpNS(k=2)), "relu-bias", {}, r"found one of Feedback\(WPerpNS\), "),
+    "other sites": (gg.WPerpNS(k=2), "relu-bias", {"sites": ["2", "0"]}, r"found one of WPerpNS, sites=\['0', '2'\]"),
+    "another model": (gg.WPerpNS(k=2), "branching", {}, r"expected sites that are modules of Sequential, found "),
+}
+
+
+@pytest.mark.parametrize("saved", SAVED)
+def test_a_state_of_another_method_or_model(saved):
+    method, name, options, match = SAVED[saved]
+    case, other = make("relu-bias"), make(name)
+    forward = gg.ForwardGradient(other.model, method, **options)
+    forward(*other.args)
+    state = forward.state_dict()
+    forward = gg.ForwardGradient(case.model, gg.WPerpNS(k=2), seed=3)
+    forward(*case.args)
+    before = forward.state_dict()
+    with pytest.raises(gg.InputError, match=match):
+        forward.load_state_dict(state)
+    assert_same(forward.state_dict(), before)
+
+
+@pytest.mark.parametrize("generator", [torch.zeros(16, dtype=torch.uint8), torch.zeros(5056, dtype=torch.uint8)])
+def test_a_state_of_another_generator(generator):
+    case = make("relu-bias")
+    forward = gg.ForwardGradient(case.model, gg.WPerp(k=2))
+    forward(*case.args)
+    before = forward.state_dict()
+    with pytest.raises(gg.InputError, match=r"expected that of a generator on cpu, 5056 bytes, found \d+ \(RuntimeE"):
+        forward.load_state_dict(before | {"generator": generator, "skipped": torch.tensor(7)})
+    assert_same(forward.state_dict(), before)
+
+
+def test_a_state_without_the_name_of_its_method():
+    """That of an earlier version: what does not fit is found anew."""
+    case = make("relu-bias")
+    forward, other = gg.ForwardGradient(case.model, gg.WPerp(k=2)), gg.ForwardGradient(case.model, gg.WPerpNS(k=2))
+    forward(*case.args)
+    state = forward.state_dict()
+    del state["method"]
+    other.load_state_dict(state)
+    other(*case.args)
+    assert "scale" in other.kept["0"]
+
+
 def test_a_state_of_something_else():
     forward = gg.ForwardGradient(nn.Linear(2, 2), gg.WPerp())
     with pytest.raises(gg.InputError, match=r"expected the keys of ForwardGradient\.state_dict\(\), missing"):
@@ -460,3 +554,6 @@ def test_a_loss_without_a_derivative(method):
     forward = gg.ForwardGradient(model, method, sites=2 if isinstance(method, gg.Students) else "auto")
     with pytest.raises(gg.InputError, match="expected losses with a derivative"):
         forward(lambda out, t: (out.detach() - t).square().mean(1), torch.randn(5, 3), torch.randn(5, 2))
+    state = forward.state_dict() | {"rows/P/weight": torch.zeros(2)}
+    with pytest.raises(gg.InputError, match=r"ForwardGradient\.state_dict\(\) returns, found the key 'rows/P/weight'"):
+        forward.load_state_dict(state)

@@ -233,6 +233,7 @@ SOFTMAX = nn.Sequential(nn.Linear(6, 8), nn.Softmax(-1), nn.Linear(8, 4))
     [(PLAIN, [0, 1, 1]), (SOFTMAX, [0, 1, 1]), (DROPOUT, [0, 0, 0]), (BATCH_NORM, [0, 0, 0])],
     ids=["plain", "sketched", "dropout", "batch norm"],
 )
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_what_would_not_be_the_same_again_is_not_recorded(model, recorded, monkeypatch):
     """Nor is the first step, which finds the sites. The third one searches for a basis."""
 
@@ -256,6 +257,7 @@ def test_what_would_not_be_the_same_again_is_not_recorded(model, recorded, monke
 
 
 @pytest.mark.parametrize("model", [DROPOUT, BATCH_NORM], ids=["dropout", "batch norm"])
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_a_compiled_step_may_be_recorded(model, monkeypatch):
     """Its random numbers and buffers enter and leave a graph. Where compiling was refused, nothing is recorded."""
     forward = gg.ForwardGradient(model, gg.WPerp(k=3), compile=True)

@@ -224,6 +224,7 @@ def assert_same_photograph(a, b):
 
 @pytest.mark.parametrize("guess", [*GUESSES, "backprop"])
 @pytest.mark.parametrize("name", ["relu-bias", "transformer", "lstm", "dropout", "batch-norm", "frozen", "bare"])
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_estimate_writes_nothing(name, guess):
     case = make(name)
     for p in case.model.parameters():
@@ -255,6 +256,7 @@ def test_buffers_that_are_replaced_are_put_back():
 
 @pytest.mark.parametrize("name", ["relu-bias", "dropout", "batch-norm", "transformer"])
 @pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_the_generator_alone_decides(name, guess):
     case = make(name)
     state = torch.get_rng_state()
@@ -310,6 +312,7 @@ def test_low_precision(name, guess, dtype):
 
 @pytest.mark.parametrize("guess", GUESSES)
 @pytest.mark.parametrize("name", ["relu-bias", "residual", "batch-norm", "gru"])
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_autocast(name, guess):
     """Under autocast: the same sites and parameters, float32 gradients near those of full precision."""
     case = make(name, dtype=torch.float32)

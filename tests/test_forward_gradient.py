@@ -39,6 +39,7 @@ def train(case: Case, forward: gg.ForwardGradient, steps: int = 3, lr: float = 0
 
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize("guess", ["activation", "wt", "shared", "weight"])
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_a_step_is_the_estimate(name, guess):
     case = make(name)
     state = torch.get_rng_state()
@@ -261,6 +262,7 @@ REPLAYED = [
     ("guess", "name"),
     [(g, n) for g in GUESSES for n in (*REPLAYED, "attention") if g not in PER_SAMPLE or n != "transformer"],
 )
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_replay_is_store_bit_for_bit(guess, name):
     results = []
     for memory in ("store", "replay"):
@@ -278,6 +280,7 @@ def test_replay_is_store_bit_for_bit(guess, name):
 @pytest.mark.parametrize(
     ("guess", "memory"), [*((name, "store") for name in METHODS), *((name, "replay") for name in GUESSES)]
 )
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_a_step_is_one_pass_to_the_model(guess, memory):
     """Statistics are updated once, dropout draws once, whatever number of passes the method takes."""
     torch.manual_seed(0)
@@ -363,6 +366,7 @@ def test_no_reverse_graph_in_closed_form(name, guess, memory):
         if name not in ("bare", "lstm", "gru", "gru-time-first", "transformer", "residual", "branching")
     ],
 )
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_no_reverse_graph_wherever_the_chain_rule_is_closed(name):
     """Activation perturbation needs no Jacobian: without a general pull-back, nothing is recorded on any model."""
     case = make(name)

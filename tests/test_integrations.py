@@ -255,7 +255,7 @@ def test_attention_of_transformers_holds_no_matrix_of_all_pairs(monkeypatch: pyt
     mask[0, 7:] = 0
     args = (per_sequence, {"input_ids": tokens, "attention_mask": mask}, tokens)
     est = gg.estimate(model, gg.WPerp(k=3), *args, generator=generator())
-    assert len(calls) == config.num_hidden_layers
+    assert len(calls) == 2 * config.num_hidden_layers  # in the step, and before it to see whether samples mix
     truth = gg.estimate(model, gg.Backprop(), *args)
     expected = sum((est.directions[name] * g).sum() for name, g in truth.site_grads.items() if name in est.directions)
     torch.testing.assert_close(est.jvp.sum(), expected, rtol=1e-6, atol=0)  # its norms work in float32

@@ -211,6 +211,7 @@ def test_chunks_of_a_subspace_on_a_graph() -> None:
     torch.testing.assert_close(*grads, rtol=0, atol=1e-7)
 
 
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_the_global_random_state_is_left_alone() -> None:
     """By an estimate; a step draws as one pass of the model does."""
     for seed in range(40):

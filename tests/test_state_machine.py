@@ -21,9 +21,10 @@ from torch import Tensor, nn
 import gradguess as gg
 import twin
 from asserts import assert_same
-from gradguess.estimate import as_method
+from gradguess.methods.guessed import as_method
 from gradguess.methods.run import Plan, find_layout, run_step
 from gradguess.model.task import Task
+from gradguess.noise import Noise
 from gradguess.step.base import Options, State
 from models import Block
 
@@ -547,7 +548,7 @@ class Training(RuleBasedStateMachine):
         """White noise in call order, mapped as the definition says; the generator is where it should be."""
         if self.name not in ("activation", "wt", "shared", "bottom"):
             return
-        tangents = self.options["tangents"]
+        tangents, noise = self.options["tangents"], Noise(source)
         for site in sites:
             s = cut.above[site.name].detach()
             v = twin.flat(site, s)
@@ -563,7 +564,7 @@ class Training(RuleBasedStateMachine):
                 V = self.forward.kept[site.name]["basis"].double()
                 whole = V.shape[1] == V.shape[0] and gate is not None and self.name == "shared"
                 latent = V.shape[1]
-            z = torch.randn(tangents, len(v), latent + signs, generator=source, dtype=torch.float64)
+            z = noise.batched(tangents, len(v), latent + signs, torch.float64, torch.device("cpu"))
             z, sign = z[..., :latent], torch.where(z[..., latent:] < 0, -1.0, 1.0)
             if signs:  # undo the random sign of every token
                 y = (y.unflatten(-1, (signs, -1)) * sign[..., None]).flatten(-2)

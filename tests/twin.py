@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gradguess as gg
 from gradguess.model.site import Site
+from gradguess.noise import SketchNoise
 
 Entries = Mapping[str, Mapping[str, Tensor]]
 SEED = 0x5EED  # of the noise of searches
@@ -183,12 +184,12 @@ def expected_sketch(
     each of 32 samples, or as many in all for more samples, unless samples mix.
     """
     least = 8 if mixes else -(-8 * min(32, cut.batch) // cut.batch)
-    noise = torch.Generator().manual_seed(SEED + count)
+    noise = SketchNoise(torch.device("cpu"), SEED + count)
     for group in _groups(cut, [other for other in searched if other.linear is None]):
         ends = [cut.below[name] for name in dict.fromkeys(name for other in group for name in other.above)]
         ends += [cut.outputs] if any(other.reaches_output for other in group) else []
         vectors = max(least, -(-2 * _rank(cut, group[0], k) // cut.batch))
-        eps = [[torch.randn(end.shape, generator=noise, dtype=end.dtype) for end in ends] for _ in range(vectors)]
+        eps = [[noise.normal(end.shape, end.dtype, end.device) for end in ends] for _ in range(vectors)]
         if site in group:
             leaf = cut.above[site.name]
             rows = [torch.autograd.grad(ends, leaf, each, retain_graph=True)[0] for each in eps]

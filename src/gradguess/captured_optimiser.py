@@ -30,7 +30,8 @@ class CapturedOptimiser:
         for number, group in enumerate(self.optimiser.param_groups if isinstance(self.optimiser, READS_RATES) else ()):
             rate, own = group["lr"], self._rates.get(number)
             if own is None:
-                own = self._rates[number] = torch.as_tensor(rate, dtype=torch.float32, device=self._device)
+                dtype = rate.dtype if isinstance(rate, Tensor) else torch.float32
+                own = self._rates[number] = torch.as_tensor(rate, dtype=dtype, device=self._device)
             if rate is not own:
                 own.copy_(torch.as_tensor(rate))
                 group["lr"] = own

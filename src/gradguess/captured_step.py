@@ -153,7 +153,7 @@ class CapturedStep:
             warnings.warn(
                 f"CapturedStep: {MOST} steps were each of another kind, and none was replayed since. What changed last "
                 f"is {last}. Other kinds run by themselves, with the same result.",
-                stacklevel=3,
+                stacklevel=4,
             )
         if key not in self.seen and len(self.seen) > MOST:
             return None

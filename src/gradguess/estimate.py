@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from gradguess.backends.policy import one_at_a_time
 from gradguess.errors import InputError, NonFiniteError, check_choice, check_count
 from gradguess.guesses.base import Guess
-from gradguess.methods import Estimate, Guessed, Method
+from gradguess.methods import Estimate, Method
 from gradguess.methods.compiled import Compiler
+from gradguess.methods.guessed import as_method
+from gradguess.methods.mixing import warn_of_mixing
 from gradguess.methods.nonfinite import check_finite, is_finite
 from gradguess.methods.run import Plan, Runner, find_layout, run_step
 from gradguess.model.assumptions import Members
@@ -23,7 +25,7 @@ from gradguess.model.task import LossFn, Task, check_model, opened
 from gradguess.step.base import Kept, Options, State
 from gradguess.step.gradients import Written
 from gradguess.step.processes import pool_of
-from gradguess.step.saved import flattened, unflattened
+from gradguess.step.saved import flattened, made_by, random_state, unflattened
 
 LAYOUTS = 16  # so many are remembered
 
@@ -60,9 +62,9 @@ def estimate(
         generator: source of the directions. None makes a new one with a fresh seed.
         isolate: use one tangent per site, so that sites cause each other no noise. `jvp` then has one row per tangent
             and site, tangent by tangent.
-        coupling: "sample" where samples do not depend on each other. "batch" where a layer mixes them (batch norm in
-            training mode): every sample's estimate then uses the directional derivative of the whole batch. See
-            `docs/sites.md`.
+        coupling: "sample" where samples do not depend on each other; a warning says if they do. "batch" where a layer
+            mixes them (batch norm in training mode): every sample's estimate then uses the directional derivative of
+            the whole batch. See `docs/sites.md`.
         balance: scale each site's directions to the tangent that arrives from below, and divide its estimate by the
             same factor, so that the noise of some sites does not drown the others. The mean of the estimate stays
             the same. `Feedback` balances whatever is passed here. See `docs/feedback.md`, "Balanced sites".
@@ -88,6 +90,7 @@ def estimate(
     plan = Plan(as_method(guess), sites, options, detail=True)
     with opened(model, loss_fn, inputs, targets, finite=options.finite) as task:
         layout = find_layout(plan, task)
+        warn_of_mixing(plan, task, layout, stacklevel=4)
         with untouched(model) if layout.leaves_traces else nullcontext():
             result, _, _ = run_step(plan, task, layout, generator or fresh_generator(), State())
     check_finite(result, "this batch")
@@ -184,6 +187,7 @@ class ForwardGradient:
         self.skipped = 0
         self.layout: Layout | None = None
         self._layouts: dict[Hashable, Layout] = {}  # of all states that the model was in: compiled steps ask for them
+        self.mixes = False  # whether the samples are known to mix: then there is no warning of it
         self.plan.pool.agree([t.data for t in (*model.parameters(), *model.buffers())])
 
     @property
@@ -241,6 +245,7 @@ class ForwardGradient:
                 if len(self._layouts) == LAYOUTS:
                     self._layouts.clear()
                 self._layouts[key] = find_layout(self.plan, task)
+                self.mixes = self.mixes or warn_of_mixing(self.plan, task, self._layouts[key], stacklevel=6)
             self.layout = self._layouts[key]
         buffers = Snapshot(self.model, random=False) if self.layout.mutates and nonfinite != "ignore" else None
         into = Written(self.layout.members.parameters, nonfinite != "ignore")
@@ -271,26 +276,20 @@ class ForwardGradient:
     def state_dict(self) -> dict[str, Tensor]:
         """All that lives from step to step, as a flat dict of tensors (safetensors can hold it)."""
         numbers = {"generator": self.generator.get_state(), "skipped": torch.tensor(self.skipped)}
-        return numbers | flattened(self.state)
+        return {**numbers, "method": made_by(self.guess, self.plan.sites), **flattened(self.state)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state_dict` gave."""
+        """Take over what `state_dict` gave, of the same method and sites, and of this model or one like it.
+
+        What a layer that has another size now had kept or learned is found or learned anew.
+        """
         missing = {"generator", "steps", "skipped"} - set(state)
         if missing:
             raise InputError(f"state: expected the keys of ForwardGradient.state_dict(), missing {sorted(missing)}.")
-        self.generator.set_state(state["generator"].cpu().to(torch.uint8))
-        self.skipped = int(state["skipped"])
-        self.state = unflattened(state, self.generator.device)
-
-
-def as_method(guess: Any) -> Method:
-    """A guess, or a method that needs none, as a method."""
-    if isinstance(guess, Guess):
-        return Guessed(guess)
-    if isinstance(guess, Method):
-        return guess
-    hint = " Write WPerp(), with parentheses." if isinstance(guess, type) else ""
-    raise InputError(f"guess: expected one of gradguess's methods, gg.WPerp() for instance, found {guess!r}.{hint}")
+        device = self.generator.device
+        new = unflattened(state, device, self.model, made_by(self.guess, self.plan.sites))
+        self.generator.set_state(random_state(state["generator"], device))
+        self.skipped, self.state = int(state["skipped"]), new
 
 
 def fresh_generator() -> torch.Generator:

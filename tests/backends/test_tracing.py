@@ -64,6 +64,16 @@ def test_what_depends_on_the_arguments_is_not_looked_at_where_steady_numbers_lay
         tracing.trace(step, [torch.randn(100, dtype=torch.float64)])
 
 
+def test_an_error_of_the_compiler_has_its_type_and_its_words(monkeypatch: pytest.MonkeyPatch):
+    def broken(graph: object, arguments: object) -> None:
+        raise FileNotFoundError("no compiler\nand more")
+
+    monkeypatch.setattr("torch._inductor.compile", broken)
+    x = torch.randn(7)
+    with pytest.raises(tracing.NotTraceable, match=r"^TorchInductor: FileNotFoundError: no compiler$"):
+        inductor.compiled(tracing.trace(long_twin, [x]), [x])
+
+
 def test_an_error_without_words_has_a_name(monkeypatch: pytest.MonkeyPatch):
     def broken(graph: object, arguments: object) -> None:
         raise AssertionError

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from asserts import assert_unbiased
+from gradguess.noise import Noise
 from models import Case, generator, make
 
 DRAWS = 400  # of the statistical test
@@ -76,7 +77,7 @@ def test_fdfa_learns_a_running_mean_of_raw_estimates():
     for _ in range(3):
         source = torch.Generator().manual_seed(0)
         source.set_state(forward.generator.get_state())
-        y = torch.randn(1, 5, 5, generator=source, dtype=torch.float64)[0]
+        y = Noise(source).batched(1, 5, 5, torch.float64, torch.device("cpu"))[0]
         phi = open_units * y
         B = 0.7 * B + 0.3 * phi.t() @ (phi @ case.model[2].weight.detach().t()) / 5
         forward(*case.args)

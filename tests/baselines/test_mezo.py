@@ -113,7 +113,7 @@ def test_nothing_is_kept_but_a_copy_of_the_weights():
     forward(*case.args)
     assert seen
     assert not any(seen)
-    assert forward.state_dict().keys() == {"generator", "steps", "skipped"}
+    assert forward.state_dict().keys() == {"generator", "steps", "skipped", "method"}
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan")])

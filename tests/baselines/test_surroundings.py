@@ -31,6 +31,7 @@ def gradients(case: Case, method: gg.methods.Method, steps: int = 1, **options) 
 
 @pytest.mark.parametrize("name", RIVALS)
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_gradients_need_not_be_enabled(model, name):
     case = make(model)
     expected = gradients(case, RIVALS[name], steps=2)
@@ -42,6 +43,7 @@ def test_gradients_need_not_be_enabled(model, name):
 
 @pytest.mark.parametrize("name", RIVALS)
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_compiled_steps_are_the_same(model, name, monkeypatch):
     monkeypatch.setattr(compiled, "compiled", as_compiled)  # the trace alone, without a compiler
     case = make(model)

@@ -58,6 +58,7 @@ def norm_net() -> nn.Module:
     return nn.Sequential(nn.Linear(INPUTS, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
 
 
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_batch_norm_is_unbiased_with_the_derivative_of_the_whole_batch():
     torch.manual_seed(0)
     model, x = norm_net(), torch.randn(BATCH, INPUTS, dtype=torch.float64)

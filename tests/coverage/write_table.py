@@ -34,7 +34,7 @@ Batch norm mixes the samples: the directional derivative of one sample's loss th
 others did to it. Two ways:
 
 - `coupling="sample"` (the default) weighs each direction with its own sample's derivative. It measures the derivative
-  through the sample itself and misses the part through the batch's statistics: a bias.
+  through the sample itself and misses the part through the batch's statistics: a bias, of which the first step warns.
 - `coupling="batch"` weighs each direction with the sum over the batch. For white noise it is unbiased; its variance is
   larger by about the number of samples (5.5, 31 and 141 times at 5, 32 and 128 samples on a small network).
 

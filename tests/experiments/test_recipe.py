@@ -212,6 +212,11 @@ def test_a_long_key_is_cut_and_stays_unique():
     assert len(ends) == 2
 
 
+def test_a_run_does_not_warn_of_its_batch_norm(tiny: TrainConfig):
+    run = _Run(dataclasses.replace(tiny, method="wperp", autocast=False), None)
+    run.step(run.data.x_train[:5], run.data.y_train[:5])  # a warning would be an error
+
+
 def test_a_run_learns_from_smoothed_targets(tiny: TrainConfig):
     outputs, targets = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
     expected = F.cross_entropy(outputs, targets, reduction="none", label_smoothing=0.1)
@@ -343,6 +348,7 @@ def test_resnet18_has_its_known_size():
         ("vit-cifar10", 8, [0, 1, 2, 3, 4, 5, 6]),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_pieces_end_with_blocks(name: str, pieces: int, expected: list[int]):
     model, path = build(name), "{}" if "resnet" in name else "blocks.{}"
     forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=1), form="direct"), sites=pieces)

@@ -289,7 +289,7 @@ def end_of(out: Numbers, case: str, model: nn.Module, forward: gg.ForwardGradien
         if p.grad is not None:
             describe(out, case, f"grad {name}", p.grad)
     for name, value in forward.state_dict().items():
-        if name != "generator":
+        if name not in ("generator", "method"):
             describe(out, case, f"state {name}", value)
     for name, buffer in model.named_buffers():
         describe(out, case, f"buffer {name}", buffer)

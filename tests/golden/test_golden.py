@@ -12,6 +12,7 @@ from golden.compare import golden, worst
 
 
 @pytest.mark.parametrize("name", golden())
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_golden(name: str) -> None:
     (expected, tolerance), found = golden()[name], compute(name)
     difference, label = worst(expected, found)

@@ -132,6 +132,7 @@ NOISY = {
 
 
 @pytest.mark.parametrize("network", NOISY)
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_a_compiled_step_of_a_noisy_model_is_recorded(network: str):
     """Eager, the same compiled, and replayed: the losses agree to rounding, as do the buffers."""
     found = []

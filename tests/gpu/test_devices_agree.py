@@ -7,7 +7,7 @@ import torch
 
 import gradguess as gg
 from gpu_networks import CASES, METHODS, batch, loss_fn, make
-from gradguess.estimate import as_method
+from gradguess.methods.guessed import as_method
 from gradguess.methods.run import Plan, find_layout, run_step
 from gradguess.model.task import Task
 from gradguess.step.base import Options, State

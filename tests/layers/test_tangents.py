@@ -89,6 +89,9 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
 }
 
 
+HALF = [nn.RMSNorm((8, 7, 6)), nn.LayerNorm((8, 7, 6)), nn.GroupNorm(4, 8), nn.BatchNorm2d(8)]
+
+
 def dual(function: Callable[[Tensor], Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     with torch.no_grad(), fwAD.dual_level():
         primal, tangent = fwAD.unpack_dual(function(fwAD.make_dual(x, t)))
@@ -150,6 +153,20 @@ def test_half_precision_far_from_zero(norm, dtype):
     with TangentRules():
         found = dual(norm, x, t)[1].double()
     expected = dual(norm.double(), x.double(), t.double())[1]
+    assert (found - expected).norm() < 0.5 * torch.finfo(dtype).eps * expected.norm()
+
+
+@pytest.mark.parametrize("size", [400, 1, 1e-3])
+@pytest.mark.parametrize("norm", HALF, ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_at_every_size(norm, dtype, size):
+    """Squares of 400, and the sum over a tangent that points along its own values, are too large for float16."""
+    norm = norm.to(dtype)
+    x, t = (size * IMAGES).to(dtype), (size * (IMAGES + 0.1 * torch.randn(IMAGES.shape))).to(dtype)
+    with TangentRules():
+        found = dual(norm, x, t)[1]
+    expected = dual(norm.float(), x.float(), t.float())[1]
+    assert found.dtype == dtype
     assert (found - expected).norm() < 0.5 * torch.finfo(dtype).eps * expected.norm()
 
 

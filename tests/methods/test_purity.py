@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from asserts import assert_same
-from gradguess.estimate import as_method
 from gradguess.methods import Estimate
+from gradguess.methods.guessed import as_method
 from gradguess.methods.run import Plan, find_layout, run_step
 from gradguess.model.site import Layout
 from gradguess.model.task import Task
@@ -189,6 +189,7 @@ def forward_of(case: Case, method: str, **options) -> gg.ForwardGradient:
 @pytest.mark.parametrize("memory", ["store", "replay"])
 @pytest.mark.parametrize("name", ["relu-bias", "gelu-bias", "batch-norm"])
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_a_step_that_raises_leaves_everything_as_it_was(method, name, memory):
     case = make(name)
     loss_fn = case.loss_fn = Fails(case.loss_fn)
@@ -213,6 +214,7 @@ def test_a_step_that_raises_leaves_everything_as_it_was(method, name, memory):
 @pytest.mark.parametrize("nonfinite", ["skip", "raise"])
 @pytest.mark.parametrize("name", ["relu-bias", "gelu-bias", "residual", "batch-norm"])
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_a_step_on_nan_leaves_the_state_as_it_was_and_counts(method, name, nonfinite):
     case = make(name)
     forward = forward_of(case, method, nonfinite=nonfinite)
@@ -234,6 +236,7 @@ def test_a_step_on_nan_leaves_the_state_as_it_was_and_counts(method, name, nonfi
     assert all(torch.equal(a, b) for a, b in zip(buffers, case.model.buffers(), strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_a_step_that_is_made_does_write_the_buffers():
     """Else the tests above would show nothing."""
     case = make("batch-norm")

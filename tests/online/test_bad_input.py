@@ -275,6 +275,12 @@ def test_a_state_of_another_rule():
             other(loss_fn, *data[1])
 
 
+def test_a_state_of_another_generator():
+    learner = ol.Online(model("rnn"), ol.RTRL())
+    with pytest.raises(gg.InputError, match="expected that of a generator on cpu, 5056 bytes, found 16"):
+        learner.load_state_dict(learner.state_dict() | {"generator": torch.zeros(16, dtype=torch.uint8)})
+
+
 def test_a_state_that_is_none():
     with pytest.raises(gg.InputError, match=r"missing \['generator', 'skipped', 'steps'\]"):
         ol.Online(model("rnn"), ol.RTRL()).load_state_dict({})

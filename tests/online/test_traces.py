@@ -110,7 +110,28 @@ PRODUCTS = {
     "einsum": lambda W, h: torch.einsum("ij,bj->bi", W, h),
     "addmm": lambda W, h: torch.addmm(torch.zeros(4).to(h), h, W.T),
     "method": lambda W, h: h.mm(W.t()),
+    "a column": lambda W, h: (W @ h.unsqueeze(-1)).squeeze(-1),
+    "vecdot": lambda W, h: torch.linalg.vecdot(h[:, None], W),
+    "multiplied and summed": lambda W, h: (h[:, None] * W).sum(-1),
+    "weights first, summed": lambda W, h: torch.sum(W.mul(h[:, None]), dim=2),
+    "a mean": lambda W, h: torch.mean(h[:, None] * W, -1) * W.shape[1],
+    "a state that is repeated": lambda W, h: (h[:, None].expand(-1, len(W), -1) * W).sum(-1),
+    "turned on the way": lambda W, h: (h[:, None] * W + 1).mT.sum(-2) - W.shape[1],
+    "row by row": lambda W, h: torch.stack([(h * row).sum(-1) for row in W], -1),
+    "sample by sample": lambda W, h: torch.stack([(row * W).sum(-1) for row in h]),
+    "in place": lambda W, h: torch.ones_like(W).mul(h[:, None]).mul_(W).add_(1).sum(-1) - W.shape[1],
+    "divided": lambda W, h: (h[:, None] / W.reciprocal()).sum(-1),
+    "summed by einsum": lambda W, h: torch.einsum("bij->bi", h[:, None] * W),
+    "einsum without a sum": lambda W, h: torch.einsum("bj,ij->bij", h, W).sum(-1),
+    "the last of running sums": lambda W, h: (h[:, None] * W).cumsum(-1)[..., -1],
+    "a table that is filled": lambda W, h: filled(torch.zeros(1, *W.shape).to(h), h[:, None] * W).sum(-1),
 }
+
+
+def filled(table: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    table = table + 0 * values
+    table[:, :] = values
+    return table
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
@@ -138,6 +159,37 @@ def test_eprop_carries_the_leak():
             network.get_parameter(name).grad += (leaf.grad[:, :, None] * T[name]).sum(0)
             T[name] = 0.7 * T[name] + gate[:, :, None] * seen[:, None, :]
     assert_same(found, grads(network))
+
+
+class OwnLeak(Leaky):
+    """With a leak that is learned, and that `times` multiplies by."""
+
+    def __init__(self, times):
+        super().__init__(lambda W, h: (h[:, None] * W).sum(-1))
+        self.times = times
+        self.leak = nn.Parameter(torch.full((4,), 0.7, dtype=torch.float64))
+
+    def forward(self, x, h):
+        h = self.times(self.leak, h) + (1 - self.leak) * torch.tanh(self.how(self.W, h) + self.how(self.U, x))
+        return self.out(h), h
+
+
+TIMES = [torch.mul, lambda leak, h: torch.einsum("i,bi->bi", leak, h), lambda leak, h: h.clone().mul_(leak)]
+
+
+@pytest.mark.parametrize("times", TIMES, ids=["mul", "einsum", "in place"])
+def test_what_multiplies_each_unit_by_itself_is_no_product(times):
+    torch.manual_seed(0)
+    network, plain, data = OwnLeak(times).double(), Leaky(lambda W, h: h @ W.T).double(), stream(5)
+    plain.load_state_dict(network.state_dict(), strict=False)
+    learner = ol.Online(network, ol.EProp())
+    for step in data:
+        learner(loss_fn, *step)
+    found = grads(network)
+    assert found.pop("leak").abs().min() > 0
+    assert_same(found, online(plain, ol.EProp(), data))
+    shapes = {name: slots.shape for name, slots in learner.state_dict().items() if name.startswith("shared/slots")}
+    assert set(shapes.values()) == {(4, 1)}
 
 
 @pytest.mark.parametrize("rule", [ol.EProp(), ol.RFLO(0.7)], ids=str)
@@ -168,6 +220,20 @@ def test_a_fused_cell_hides_its_products():
             h = self.cell(x, h)
             return self.out(h), h
 
+    class Attends(Fused):
+        """Python code, whose products are not seen either."""
+
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+            self.initial_state = lambda streams: torch.zeros(streams, 5, 4).double()
+
+        def forward(self, x, h=None):
+            h = self.attention(h, h, h, need_weights=False)[0]
+            return self.out(h.mean(1)), h
+
+    with pytest.raises(gg.InputError, match="multi_head_attention_forward hides its products"):
+        online(Attends().double(), ol.EProp(), stream(1))
     network, data = Fused().double(), stream(1)
     online(network, ol.SnAp(1), data)
     with pytest.raises(gg.InputError, match=r"gru_cell hides its products .* gg.online.Recurrent"):

@@ -170,6 +170,7 @@ class TimeFirst(nn.Module):
         return self.head(self.second(self.first(x))[0])
 
 
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_as_many_times_as_samples():
     """Nothing tells time from batch: one step serves all."""
     source = generator()

@@ -19,6 +19,7 @@ from models import BATCH, GUESSES, SITE_GUESSES, ZOO, Case, cross_entropy, gener
 
 @pytest.mark.parametrize("guess", GUESSES)
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_derivative_is_reverse_modes(name, guess):
     case = make(name)
     state = torch.get_rng_state()
@@ -29,6 +30,7 @@ def test_derivative_is_reverse_modes(name, guess):
 
 @pytest.mark.parametrize("name", ["relu-bias", "branching", "transformer", "lstm", "batch-norm", "bare"])
 @pytest.mark.parametrize("guess", SITE_GUESSES)
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_isolated_derivatives_are_tangent_major(name, guess):
     case = make(name)
     est = gg.estimate(case.model, GUESSES[guess], *case.args, tangents=2, isolate=True, generator=generator(1))

@@ -29,6 +29,7 @@ def step(case, memory: str, guess=None, **options) -> tuple[int, dict[str, torch
 
 
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_one_call_of_the_model(name):
     """The gradients are those of `memory="replay"`, which calls it twice."""
     case = make(name)

@@ -16,6 +16,7 @@ from gradguess.advise.candidates import candidates_for
 from gradguess.advise.recommend import recommend
 from gradguess.advise.trial import Names, Trial
 from gradguess.backends import RandomState
+from gradguess.backends.tracing import reason_of
 from gradguess.errors import InputError, check_count
 from gradguess.model.find_sites import lay_out
 from gradguess.model.site import Layout, Sites
@@ -104,7 +105,7 @@ def _copied(task: Task) -> Task:
     try:
         model, loss_fn = copy.deepcopy((task.model, task.loss_fn))  # at once: the loss may be a method of the model
     except Exception as error:
-        raise InputError(f"The model or the loss cannot be copied by copy.deepcopy: {error}") from error
+        raise InputError(f"The model or the loss cannot be copied by copy.deepcopy: {reason_of(error)}.") from error
     own = lambda t: t.detach().clone().requires_grad_(t.requires_grad)  # noqa: E731
     return Task(model, loss_fn, *tree_map_only(Tensor, own, (task.inputs, task.targets)))
 

@@ -58,6 +58,7 @@ class Trial:
         if self.candidate.method is not None:
             model, method, top = self.task.model, self.candidate.method, self.candidate.top
             self.forward = ForwardGradient(model, method, sites=self.sites, top=top, seed=self.seed)
+            self.forward.mixes = True  # no candidate warns of it: the cosines show what comes of it
         self.step()
         self._rewind(search=True)
         kept = self._kept()

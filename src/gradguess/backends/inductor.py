@@ -13,10 +13,12 @@ from torch import Tensor, fx
 
 from gradguess.backends.policy import full_precision
 from gradguess.backends.rewriting import turns_channels
-from gradguess.backends.tracing import Graph, NotTraceable, first_line
+from gradguess.backends.tracing import Graph, NotTraceable, reason_of
 
 FEW = 2**20  # numbers that a kernel runs over: one with no more of them takes about as long as its start
 FUSED = 256  # operations in one kernel, where the compiler would stop at 64: the factors of small matrices have more
+# no compiler on this machine, a compiler that gives up, or an interface of PyTorch that has another form
+_FAILURES = (RuntimeError, OSError, ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError)
 
 
 def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
@@ -41,8 +43,8 @@ def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
             warnings.simplefilter("ignore")  # the compiler's own
             fused: Graph = _inductor.compile(graph, [shapes.from_tensor(t, static_shapes=True) for t in arguments])
             fused(*arguments)
-    except Exception as error:  # no compiler on this machine, for instance
-        raise NotTraceable(f"TorchInductor: {first_line(error)}") from error
+    except _FAILURES as error:
+        raise NotTraceable(f"TorchInductor: {reason_of(error)}") from error
     return fused
 
 

@@ -184,13 +184,17 @@ def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) ->
         return _merged(_checked(_graph_of(watched, arguments)), arguments)
     except NotTraceable:
         raise
-    except Exception as error:  # whatever a model does that cannot be traced
-        raise NotTraceable(f"{type(error).__name__}: {first_line(error)}") from error
+    except Exception as error:  # a model may do anything; what it does untraced as well, the caller will see
+        raise NotTraceable(reason_of(error)) from error
 
 
-def first_line(error: Exception) -> str:
-    """What an error says, in one line."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+def reason_of(error: Exception) -> str:
+    """The type of an error of others and what it says, in one line. That memory is out is no reason: it is raised."""
+    cause = getattr(error, "inner_exception", error)  # the compiler wraps what it meets
+    text = str(cause)
+    if isinstance(cause, torch.OutOfMemoryError | MemoryError) or "out of memory" in text or "allocate memory" in text:
+        raise cause
+    return ": ".join([type(cause).__name__, *text.splitlines()[:1]])[:200]
 
 
 def _checked(graph: fx.GraphModule) -> fx.GraphModule:

@@ -58,6 +58,8 @@ class FDFA(Method):
 
     momentum: float = 0.01
 
+    apart = True
+
     def __post_init__(self) -> None:
         if not 0 < self.momentum <= 1:
             raise InputError(f"FDFA(momentum): expected 0 < momentum <= 1, found {self.momentum!r}.")

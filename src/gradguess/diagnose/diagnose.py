@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradguess.backends.policy import one_at_a_time
 from gradguess.diagnose.bench import Bench
 from gradguess.diagnose.report import Report
 from gradguess.errors import InputError, check_count
-from gradguess.estimate import ForwardGradient, as_method, fresh_generator
+from gradguess.estimate import ForwardGradient, fresh_generator
 from gradguess.guesses.base import Guess
 from gradguess.methods import Method, WeightPerturbation
+from gradguess.methods.guessed import as_method
+from gradguess.methods.mixing import warn_of_mixing
 from gradguess.methods.run import Plan
 from gradguess.model.side_effects import untouched
 from gradguess.model.site import Sites
@@ -82,16 +82,10 @@ def diagnose(
         )
     plan = Plan(as_method(guess), sites, Options(isolate=isolate, coupling=coupling, top=top), detail=True)
     task = Task(model, loss_fn, inputs, targets)
-    if coupling == "sample" and any(isinstance(m, _BatchNorm) and m.training for m in model.modules()):
-        warnings.warn(
-            "diagnose: batch norm in training mode mixes the samples. With coupling='sample' the estimate misses what "
-            "passes through the statistics of the batch, and this bias is not in the report. Pass coupling='batch', or "
-            "call model.eval() first.",
-            stacklevel=2,
-        )
     with untouched(model), torch.no_grad():
         state = State() if forward is None else forward.state
         bench = Bench(plan, task, Noise(generator or fresh_generator()), state, draws)
+        warn_of_mixing(plan, task, bench.layout, stacklevel=4)
         if isinstance(guess, WeightPerturbation):
             return Report(bench.by_parameter())
         if not plan.method.uses_sites:

@@ -108,12 +108,12 @@ class WPerpNS(Guess):
         fixed, s = torch.Generator(view.output.device).manual_seed(0), view.output
         start = torch.randn(*s.shape, 1, generator=fixed, dtype=s.dtype, device=s.device)  # the same in a replay
         own = batched_top_subspace(W.gram_columns, start, 1, LANCZOS)[1][:, 0].sqrt() * MARGIN
-        scale = view.kept["scale"]
+        scale = view.found("scale")
         if self.threshold == "placed":
             ratio = (_sizes(W) / view.found("size")).clamp_min(0.1)  # a sample may have no open unit
             scale = scale * ratio ** view.found("slope")
         # a sample above the probe's norm is scaled by its own, lest the iteration diverge
-        return torch.maximum(own, scale), tuple(view.kept["coefficients"].tolist())
+        return torch.maximum(own, scale), tuple(view.found("coefficients").tolist())
 
 
 def _jacobian(view: SiteView) -> GatedLinear | Dense:

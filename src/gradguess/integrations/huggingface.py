@@ -126,7 +126,7 @@ class ForwardGradientTrainer(Trainer):
             data = path.read_bytes()
         try:
             state = _safetensors().load(data)
-        except Exception as error:  # the package has errors of its own
+        except require("safetensors", "hf", "A checkpoint").SafetensorError as error:
             raise gg.GradguessError(f"{path} is truncated or no file of tensors. Delete it to start afresh.") from error
         self.estimator.load_state_dict(state)
 

@@ -70,7 +70,7 @@ def layer_norm_tangent(
         return None
     runs = -1, math.prod(shape)
     moved = _through_normal(p.reshape(runs), t.reshape(runs), eps).reshape(p.shape)
-    return fwAD.make_dual(function(p, shape, weight, bias, eps), moved if weight is None else moved * weight)
+    return _dual(function(p, shape, weight, bias, eps), moved, weight)
 
 
 def group_norm_tangent(
@@ -80,16 +80,15 @@ def group_norm_tangent(
     if t is None or not is_constant(weight, bias):
         return None
     out, mean, inverse = _group_norm(p, groups, weight, bias, eps)
-    wide = torch.promote_types(p.dtype, torch.float32)
-    p, t = p.to(wide), t.to(wide)
-    if out.dtype != wide:  # what PyTorch returns is rounded
+    p, t = _wide(p), _wide(t)
+    if out.dtype != p.dtype:  # what PyTorch returns is rounded
         mean = _mean_of_groups(p, groups)
         inverse = (_mean_of_groups((p - _of_groups(mean, p)).square(), groups) + eps).rsqrt()
     mean, inverse = _of_groups(mean, p), _of_groups(inverse, p)
     normal = (p - mean) * inverse
     moved, along = (_of_groups(_mean_of_groups(values, groups), p) for values in (t, normal * t))
     moved = (t - moved).addcmul(normal, along, value=-1) * inverse
-    return fwAD.make_dual(out, (moved if weight is None else moved * _of_channels(weight, p)).to(out.dtype))
+    return _dual(out, moved, weight if weight is None else _of_channels(weight, p))
 
 
 def batch_norm_tangent(
@@ -112,8 +111,8 @@ def batch_norm_tangent(
         moved = _through_normal(rows.flatten(1), t.transpose(0, 1).flatten(1), eps).reshape(rows.shape).transpose(0, 1)
     else:
         assert running_var is not None
-        moved = t * _of_channels((running_var + eps).rsqrt().to(t.dtype), p)
-    return fwAD.make_dual(out, moved if weight is None else moved * _of_channels(weight, p))
+        moved = _wide(t) * _of_channels((_wide(running_var) + eps).rsqrt().to(_wide(t).dtype), p)
+    return _dual(out, moved, weight if weight is None else _of_channels(weight, p))
 
 
 def rms_norm_tangent(
@@ -122,14 +121,25 @@ def rms_norm_tangent(
     p, t = unpack(x)
     if t is None or not is_constant(weight):
         return None
-    dims = list(range(-len(shape), 0))
+    out, dims = function(p, shape, weight, eps), list(range(-len(shape), 0))
+    p, t = _wide(p), _wide(t)
     scale = (p.square().mean(dims, keepdim=True) + (torch.finfo(p.dtype).eps if eps is None else eps)).rsqrt()
-    moved = scale * (t - p * scale.square() * (p * t).mean(dims, keepdim=True))
-    return fwAD.make_dual(function(p, shape, weight, eps), moved if weight is None else moved * weight)
+    return _dual(out, scale * (t - p * scale.square() * (p * t).mean(dims, keepdim=True)), weight)
+
+
+def _wide(t: Tensor) -> Tensor:
+    """In float32 at least: squares and sums of float16 overflow where their means do not."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+def _dual(out: Tensor, moved: Tensor, weight: Tensor | None) -> Tensor:
+    """The output with the tangent of `n`, scaled by `weight` and rounded once."""
+    return fwAD.make_dual(out, (moved if weight is None else moved * weight).to(out.dtype))
 
 
 def _through_normal(p: Tensor, t: Tensor, eps: float) -> Tensor:
-    """The tangent of `n`, normalised over the last dimension."""
+    """The tangent of `n`, normalised over the last dimension, in float32 at least."""
+    p, t = _wide(p), _wide(t)
     normal, _, inverse = torch.native_layer_norm(p, p.shape[1:], None, None, eps)
     along = torch.linalg.vecdot(normal, t)[:, None] / p.shape[1]
     return torch.addcmul(t - t.mean(1, keepdim=True), normal, along, value=-1).mul_(inverse)

@@ -56,6 +56,7 @@ class Method(ABC):
     """Anything that estimates a gradient: a guess, weight perturbation, learned feedback, backpropagation."""
 
     uses_sites: ClassVar[bool] = True
+    apart: ClassVar[bool] = False  # does it take a sample's activations to move that sample's own loss alone?
     one_pass: bool = False  # does a step run the model once, where what the pass saw is kept?
 
     def draws(self, count: int) -> Draws | None:

@@ -82,8 +82,9 @@ class Compiler(Runner):
             try:
                 self._graphs[key] = _CompiledStep(method, step, self._seen[key])
             except NotTraceable as reason:
+                result = method.run(step)  # an error of the model or of the loss comes again, and is the caller's
                 self._refuse(f"This model cannot be compiled: {reason}")
-                return method.run(step)
+                return result
         return self._graphs[key](step)
 
     def aside(self, task: Task, layout: Layout) -> Pass:

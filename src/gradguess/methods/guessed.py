@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gradguess.errors import InputError
 from gradguess.guesses.base import Guess
 from gradguess.methods.base import Draws, Estimate, Method
 from gradguess.methods.output_error import OutputError
@@ -22,6 +24,8 @@ class Guessed(Method):
     """Directions of `guess` at every site, one tangent pass for each, and the layers' own chain rule."""
 
     guess: Guess
+
+    apart = True
 
     def draws(self, count: int) -> Draws:
         return Draws(self.guess, count)
@@ -73,3 +77,13 @@ def spend(drawing: Drawing) -> Estimate:
             result.directions[site.name] = injected
             result.site_grads[site.name] = seen.weigh(step, site, record.y)
     return result
+
+
+def as_method(guess: Any) -> Method:
+    """A guess, or a method that needs none, as a method."""
+    if isinstance(guess, Guess):
+        return Guessed(guess)
+    if isinstance(guess, Method):
+        return guess
+    hint = " Write WPerp(), with parentheses." if isinstance(guess, type) else ""
+    raise InputError(f"guess: expected one of gradguess's methods, gg.WPerp() for instance, found {guess!r}.{hint}")

@@ -45,6 +45,8 @@ def _bad(result: Estimate) -> str | None:
         bad = int((~numbers.isfinite()).sum())
         if bad:
             return f"{name} of {bad} sample(s)"
+    if result.all_finite is not None and not bool(result.all_finite):
+        return None  # another process knows
     for name, grad in result.grads.items():
         if not (grad._values() if grad.is_sparse else grad).isfinite().all():
             return f"gradient of {name!r}, though no loss and no derivative is,"

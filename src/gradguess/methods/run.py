@@ -159,11 +159,13 @@ class _Walk:
             return Estimate(found.losses.mean(), {}, found.jvp, losses=found.losses)
         except torch.linalg.LinAlgError:  # a factorisation that failed on NaN gives an estimate that says so
             run = partial(choose_pass, layout=layout, finite=plan.options.finite, mixes=mixes)
-            every = [run(each.task).aside().graph()[1].detach() for each in parts]
-            if torch.isfinite(torch.cat(every)).all():
+            along = {name: torch.ones_like(p) for name, p in layout.members.parameters.items() if p.requires_grad}
+            every = [run(each.task).aside().parameter_tangent(along) for each in parts]
+            if torch.isfinite(torch.cat([torch.cat(found) for found in every])).all():
                 raise
-            losses = next(found for found, each in zip(every, parts, strict=True) if each is part)
-            return Estimate(losses.mean(), {}, losses.new_zeros(0, len(losses)), losses=losses)
+            losses, jvp = next(found for found, each in zip(every, parts, strict=True) if each is part)
+            rows = plan.options.tangents * (len(layout.sites) if plan.options.isolate else 1)
+            return Estimate(losses.mean(), {}, jvp.expand(rows, -1), losses=losses)
         return result
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,22 +15,45 @@ from gradguess.errors import InputError
 
 def _functions(names: str) -> set[Any]:
     """Functions and methods of PyTorch with these names."""
-    return {
-        getattr(place, name) for place in (torch, Tensor, functional) for name in names.split() if hasattr(place, name)
-    }
+    places = (torch, Tensor, functional, torch.linalg)
+    return {getattr(place, name) for place in places for name in names.split() if hasattr(place, name)}
 
 
-_SUMS = _functions("addmm baddbmm addmv")  # a + b c
-_PRODUCTS = _SUMS | _functions(
-    "linear bilinear matmul __matmul__ __rmatmul__ mm bmm mv inner einsum tensordot conv1d conv2d conv3d"
+_ADDING = _functions("addmm baddbmm addmv addbmm")  # a + b c
+_PRODUCTS = _ADDING | _functions(
+    "linear bilinear matmul __matmul__ __rmatmul__ mm bmm mv inner dot vdot vecdot tensordot multi_dot chain_matmul "
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d cosine_similarity cdist "
+    "scaled_dot_product_attention"
 )
-_FUSED = _functions("rnn_tanh rnn_relu gru lstm rnn_tanh_cell rnn_relu_cell gru_cell lstm_cell")
+_TIMES = _functions(
+    "mul multiply __mul__ __rmul__ mul_ multiply_ __imul__ div divide true_divide __truediv__ __rtruediv__ div_ "
+    "divide_ true_divide_ __itruediv__ addcmul addcmul_ addcdiv addcdiv_ lerp lerp_"
+)
+_SUMS = _functions("sum nansum mean nanmean cumsum sum_to_size logsumexp prod norm vector_norm var std")
+_WRITE = _functions("__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ipow__")  # besides names with an underscore
+_FUSED = _functions(
+    "rnn_tanh rnn_relu gru lstm rnn_tanh_cell rnn_relu_cell gru_cell lstm_cell multi_head_attention_forward"
+)
+
+
+def _kind(func: Any, args: Any) -> Literal["product", "times", "sum", "other"]:
+    """Does a function multiply and sum, multiply number by number, sum, or do anything else?"""
+    if func is torch.einsum and isinstance(args[0], str) and "->" in args[0]:
+        terms, _, left = args[0].partition("->")
+        summed = set(terms) - set(left) - set(", .")
+        return "times" if not summed else "product" if "," in terms else "sum"
+    if func in _PRODUCTS or func is torch.einsum:
+        return "product"
+    return "times" if func in _TIMES else "sum" if func in _SUMS else "other"
 
 
 class CutProducts(TorchFunctionMode):
     """While open, what enters a product with weights is taken as a constant.
 
-    What depends on the state or the input is followed from call to call. All else is a weight.
+    What depends on the state or the input is followed from call to call. All else is a weight. A product may also be
+    written as a multiplication by weights, number by number, and a sum of what came of it. So what is multiplied has a
+    twin, in which it was a constant, and so has what is computed from that; sums take the twins. A sum that is written
+    as additions, term by term, is not seen.
 
     Args:
         start: the state and the input, a tree.
@@ -39,23 +62,53 @@ class CutProducts(TorchFunctionMode):
     def __init__(self, start: Any) -> None:
         super().__init__()
         self._moving = {id(leaf): leaf for leaf in tree_leaves(start) if isinstance(leaf, Tensor)}
+        self._twins: dict[int, Tensor] = {}  # of some that move
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not any(id(leaf) in self._moving for leaf in tree_leaves((args, kwargs))):
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if not any(id(leaf) in self._moving for leaf in given):
             return func(*args, **kwargs)
+        if func is Tensor.__iter__:  # `for row in state`
+            return iter(self.__torch_function__(Tensor.unbind, types, args))
         if func in _FUSED:
             raise InputError(
                 f"{func.__name__} hides its products with weights, which EProp and RFLO must see. Put the cell into "
                 "gg.online.Recurrent, or write its formula out."
             )
-        if func in _PRODUCTS:
-            added = args[:1] if func in _SUMS else ()
+        kind, twin = _kind(func, args), None
+        if kind == "product":
+            added = args[:1] if func in _ADDING else ()
             args, kwargs = tree_map_only(Tensor, self._held, (args[len(added) :], kwargs))
             args = (*added, *args)
+        elif kind == "sum":
+            args, kwargs = tree_map_only(Tensor, self._twin, (args, kwargs))
+        elif kind == "times" and any(leaf.dim() and id(leaf) not in self._moving for leaf in given):
+            twin = self._made(func, *tree_map_only(Tensor, self._held, (args, kwargs)))
+        elif any(id(leaf) in self._twins for leaf in given):
+            twin = self._made(func, *tree_map_only(Tensor, self._twin, (args, kwargs)))
         result = func(*args, **kwargs)
-        self._moving |= {id(leaf): leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)}
+        leaves = _tensors(result, args)
+        self._moving |= {id(leaf): leaf for leaf in leaves}
+        if twin is not None:
+            self._twins |= {id(leaf): other for leaf, other in zip(leaves, twin, strict=True)}
         return result
+
+    def _made(self, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+        """The twins of what a call makes. A call that writes to its first argument gets a copy, or the twin itself."""
+        name = getattr(func, "__name__", "")
+        writes = func in _WRITE or (name.endswith("_") and not name.endswith("__"))
+        if writes and all(args[0] is not twin for twin in self._twins.values()):
+            args = (args[0].clone(), *args[1:])
+        return _tensors(func(*args, **kwargs), args)
 
     def _held(self, value: Tensor) -> Tensor:
         return value.detach() if id(value) in self._moving else value
+
+    def _twin(self, value: Tensor) -> Tensor:
+        return self._twins.get(id(value), value)
+
+
+def _tensors(result: Any, args: Any) -> list[Tensor]:
+    """What a call made, or wrote to."""
+    return [leaf for leaf in tree_leaves(args[0] if result is None else result) if isinstance(leaf, Tensor)]

@@ -19,7 +19,8 @@ class EProp(Rule):
     also offers random feedback in its place.) In a plain `RNNCell` `D` is zero, and this is `TBPTT(2)`.
 
     Bias: credit that passes through products with weights more than once, between cells of a stack included. Memory and
-    time: p for each stream, 2 p for an `LSTMCell`. A fused cell hides its products: put it into `Recurrent`.
+    time: p for each stream, 2 p for an `LSTMCell`. A fused cell hides its products: put it into `Recurrent`. A sum
+    that is written as additions, term by term, hides one, too: use `sum`, `matmul` or `einsum`.
 
     Reference: Bellec et al. 2020.
     """

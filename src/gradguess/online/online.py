@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from gradguess.backends.policy import one_at_a_time
+from gradguess.backends.tracing import reason_of
 from gradguess.errors import GradguessError, InputError
 from gradguess.model.task import LossFn, check_trainable
 from gradguess.online.one_step import OneStep
@@ -18,6 +19,7 @@ from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition
 from gradguess.online.state_tree import StateTree, batch_of
 from gradguess.online.step import Later, Place, Step, trained, write
 from gradguess.online.transition import run
+from gradguess.step.saved import random_state
 
 
 class Online:
@@ -177,7 +179,7 @@ class Online:
             others = under(f"{when}/others/")
             return Place(state[f"{when}/h"].clone().to(device), tuple(others[str(i)] for i in range(len(others))), kept)
 
-        self.generator.set_state(state["generator"].cpu().to(torch.uint8))
+        self.generator.set_state(random_state(state["generator"], device))
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
         self._tree = self._held = self.output = self._place = self._start = None
         if "now/h" in state:
@@ -232,11 +234,11 @@ class Online:
         try:
             with torch.no_grad():
                 return tree_map_only(Tensor, torch.zeros_like, run(self.model, {}, x, None)[1])
-        except (GradguessError, torch.OutOfMemoryError):
+        except GradguessError:
             raise
         except Exception as error:
             raise InputError(
-                f"model: forward(x, None) failed ({type(error).__name__}: {error}). It must start a stream, or the "
+                f"model: forward(x, None) failed ({reason_of(error)}). It must start a stream, or the "
                 "model must have a method initial_state(streams) that returns the first state."
             ) from error
 

@@ -199,6 +199,6 @@ def _culprit(task: Task) -> str:
             outputs = task.outputs(duals)
             running.append("loss_fn")
             task.losses(outputs)
-    except Exception:
-        return running[-1] if running else "the model"
+    except Exception as error:  # memory that runs out here names no module, and hides no error
+        return running[-1] if running and is_missing_formula(error) else "the model"
     return "the model"

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_map_only
 
@@ -20,22 +19,6 @@ from gradguess.model.task import Task, tensors
 from gradguess.passes.base import Carried, Draw, Piece, Scale
 from gradguess.passes.forward_mode import formula_kernels, named_failures, quiet_jvp, tangent_rules
 from gradguess.passes.module_pass import ModulePass
-
-
-@contextmanager
-def _counted_apart(model: nn.Module) -> Iterator[None]:
-    """Batch norms count their batches outside: a transform refuses to write to whole numbers."""
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training and m.momentum is not None]
-    counts = {norm: norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None}
-    for norm in counts:
-        norm.num_batches_tracked = None
-    try:
-        yield
-    finally:
-        for norm, count in counts.items():
-            norm.num_batches_tracked = count
-    for count in counts.values():
-        count.add_(1)
 
 
 def _written(model: nn.Module) -> dict[str, Tensor]:
@@ -125,6 +108,7 @@ class FunctionalPass(ModulePass):
 
         def function(open_level: Tensor, *values: Tensor) -> Any:
             own = dict(zip(buffers, values, strict=True))
+            own |= {name: count.clone() for name, count in counts.items()}  # a transform writes to its own alone
             nonlocal outputs
             with _reparametrize_module(model, own):
                 outputs = run()
@@ -136,18 +120,18 @@ class FunctionalPass(ModulePass):
         zero = next(model.parameters()).new_zeros(())
         with (
             self._one_pass(),
-            _counted_apart(model),
             named_failures(self.task),
             torch.no_grad(),
             formula_kernels(model),
             tangent_rules(model),
         ):
             buffers = _written(model)
+            counts = {name: b for name, b in model.named_buffers() if not (b.is_floating_point() or b.is_complex())}
             primals = (zero, *buffers.values())
             tangents = (torch.ones_like(zero), *(torch.zeros_like(b) for b in buffers.values()))
             made: Any = quiet_jvp(function, primals, tangents)
             (losses, floating, written), (jvp, output_tangents, _) = made
-            for buffer, value in zip(buffers.values(), written, strict=True):
+            for buffer, value in zip((buffers | counts).values(), written, strict=True):
                 buffer.copy_(value)
         found = iter(floating)
         values = tree_map_only(Tensor, lambda t: next(found) if t.is_floating_point() else t, outputs)

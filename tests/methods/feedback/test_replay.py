@@ -60,6 +60,7 @@ def test_replay_is_store_bit_for_bit(name, form):
 
 @pytest.mark.parametrize("name", GENERAL)
 @pytest.mark.parametrize("form", ["direct", "corrected"])
+@pytest.mark.filterwarnings("ignore:Samples mix")
 def test_replay_is_store_on_any_graph(name, form):
     store, replay = (train(name, gg.Feedback(gg.WPerp(k=3), form=form), m) for m in ("store", "replay"))
     for a, b in zip(store, replay, strict=True):

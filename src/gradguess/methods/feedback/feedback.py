@@ -57,6 +57,7 @@ class Feedback(Method):
     sweeps: int = 1
     bootstrap: float = 0.0
 
+    apart = True
     rule: ClassVar[Rule] = WEIGHTED  # how a lesson changes the matrices
 
     def __post_init__(self) -> None:

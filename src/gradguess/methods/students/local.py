@@ -45,6 +45,8 @@ class LocalGuess(Method):
     lr: float = 1e-3
     _built: Built = field(default_factory=dict, init=False, repr=False, compare=False)  # what `make` returned
 
+    apart = True
+
     def __post_init__(self) -> None:
         check_students("LocalGuess", self.make, self.lr)
 

@@ -1,0 +1,206 @@
+"""Samples that mix are noticed at the first step, and the warning names the way out."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradguess as gg
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+class Sequences(nn.Module):
+    """A recurrent layer or attention, then a linear layer on the last position."""
+
+    def __init__(self, layer: nn.Module, time_first: bool = False) -> None:
+        super().__init__()
+        self.stem, self.layer, self.head = nn.Linear(4, 6), layer, nn.Linear(6, 3)
+        self.time_first = time_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        h = self.layer(h, h, h) if isinstance(self.layer, nn.MultiheadAttention) else self.layer(h)
+        h = h[0] if isinstance(h, tuple) else h
+        return self.head(h[-1] if self.time_first else h[:, -1])
+
+
+class Towers(nn.Module):
+    """Two networks whose outputs are compared sample by sample with those of all samples: a contrastive loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 5), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) @ self.right(x).t()
+
+
+class Function(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class WithoutFormulas(torch.autograd.Function):
+    """The mean over the batch is taken off; no tangent passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def own_numbers() -> nn.Module:
+    """Noise from a generator of its own, which nobody puts back."""
+    source = torch.Generator()
+    return Function(lambda x: x + torch.randn(x.shape, generator=source))
+
+
+def mlp(*middle: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 6), *middle, nn.ReLU(), nn.Linear(6, 3))
+
+
+vectors, sequences = (5, 4), (5, 7, 4)
+MIXING: dict[str, tuple[Any, tuple[int, ...], str]] = {  # how it is made, its inputs, where the others move first
+    "batch norm": (lambda: mlp(nn.BatchNorm1d(6)), vectors, "at '1'"),
+    "time first": (lambda: Sequences(nn.LSTM(6, 6)), sequences, "at 'layer'"),
+    "attention, time first": (lambda: Sequences(nn.MultiheadAttention(6, 2)), sequences, "at 'layer'"),
+    "softmax over the batch": (lambda: mlp(nn.Softmax(0)), vectors, "at '3'"),
+    "contrastive": (Towers, vectors, "in the loss or right below it"),
+}
+APART = {
+    "mlp": (mlp, vectors),
+    "evaluation": (lambda: mlp(nn.BatchNorm1d(6)).eval(), vectors),
+    "layer norm and dropout": (lambda: mlp(nn.LayerNorm(6), nn.Dropout(0.5)), vectors),
+    "noise of its own": (lambda: mlp(own_numbers()), vectors),
+    "batch first": (lambda: Sequences(nn.GRU(6, 6, batch_first=True)), sequences),
+    "attention": (lambda: Sequences(nn.MultiheadAttention(6, 2, batch_first=True, dropout=0.3)), sequences),
+    "the batch is dimension 1": (lambda: Sequences(nn.LSTM(6, 6), time_first=True), (7, 5, 4)),
+    "a statistic that is detached": (lambda: mlp(Function(lambda x: x - x.mean(0).detach())), vectors),
+}
+
+
+def batch(model: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    return torch.randn(shape), torch.arange(5) if isinstance(model, Towers) else torch.randint(3, (5,))
+
+
+def warned(model: nn.Module, shape: tuple[int, ...], guess: Any = None, steps: int = 2, **options: Any) -> list[str]:
+    """What some steps warn of."""
+    forward, (x, t) = gg.ForwardGradient(model, guess or gg.WPerp(k=2), **options), batch(model, shape)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            forward(LOSS, x, t)
+    assert all(warning.filename == __file__ for warning in seen), "it points at the caller"
+    return [str(warning.message) for warning in seen]
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_samples_that_mix_are_noticed_once(name: str) -> None:
+    make, shape, where = MIXING[name]
+    (found,) = warned(make(), shape)
+    assert found.startswith("Samples mix: the loss of sample")
+    assert where in found
+    assert all(way in found for way in ("coupling='batch'", "model.eval()", "batch_first=True"))
+    assert not warned(make(), shape, coupling="batch")
+
+
+@pytest.mark.parametrize("name", APART)
+def test_samples_that_do_not_mix_are_not_accused(name: str) -> None:
+    make, shape = APART[name]
+    assert not warned(make(), shape)
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_an_estimate_warns_as_well(name: str) -> None:
+    make, shape, _ = MIXING[name]
+    model = make()
+    task = (LOSS, *batch(model, shape))
+    with pytest.warns(UserWarning, match="Samples mix"):
+        gg.estimate(model, gg.WTranspose(), *task)
+    gg.estimate(model, gg.WTranspose(), *task, coupling="batch")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memory": "replay"},
+        {"chunk": 3},
+        {"compile": True},
+        {"derivative": "finite"},
+        {"derivative": "finite", "memory": "replay"},
+        {"isolate": True, "tangents": 2},
+        {"sites": 2},
+    ],
+    ids=str,
+)
+def test_with_other_options(options: dict[str, Any]) -> None:
+    assert len(warned(mlp(nn.BatchNorm1d(6)), vectors, **options)) == 1
+    assert not warned(mlp(nn.Dropout(0.5)), vectors, **options)
+
+
+def test_differences_see_what_has_no_formula() -> None:
+    model = mlp(Function(WithoutFormulas.apply))
+    assert len(warned(model, vectors, derivative="finite")) == 1
+
+
+def test_where_the_batch_cannot_be_cut() -> None:
+    """Time comes first, and the batch is dimension 1: the whole batch is looked at."""
+    model = Sequences(nn.LSTM(6, 6), time_first=True)
+    model.head = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    (found,) = warned(model, (7, 5, 4))
+    assert "at 'head.1'" in found
+
+
+@pytest.mark.parametrize(
+    "method",
+    [gg.Backprop(), gg.WeightPerturbation(), gg.baselines.MeZO(), gg.baselines.DFA(), gg.baselines.Frozen()],
+    ids=repr,
+)
+def test_methods_that_do_not_look_at_one_sample_do_not_warn(method: gg.methods.Method) -> None:
+    assert not warned(mlp(nn.BatchNorm1d(6)), vectors, method)
+
+
+@pytest.mark.parametrize(
+    "method", [gg.LocalGuess(), gg.Feedback(gg.WPerp(k=2), form="corrected"), gg.baselines.FDFA()], ids=repr
+)
+def test_methods_that_do_warn(method: gg.methods.Method) -> None:
+    assert len(warned(mlp(nn.BatchNorm1d(6)), vectors, method)) == 1
+
+
+def test_one_sample_mixes_with_none() -> None:
+    model = mlp(nn.Softmax(0))
+    gg.ForwardGradient(model, gg.WPerp(k=2))(LOSS, torch.randn(1, 4), torch.tensor([1]))
+
+
+def test_once_even_if_the_sites_are_found_again() -> None:
+    model = mlp(nn.BatchNorm1d(6)).eval()
+    forward, (x, t) = gg.ForwardGradient(model, gg.WPerp(k=2)), batch(model, vectors)
+    forward(LOSS, x, t)  # samples do not mix yet
+    model.train()
+    with pytest.warns(UserWarning, match="Samples mix"):
+        forward(LOSS, x, t)
+    model[0].bias.requires_grad_(False)
+    forward(LOSS, x, t)
+
+
+def test_the_check_leaves_no_trace() -> None:
+    """The same numbers come out, random state and buffers included, where the check is not made."""
+
+    def run(known: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = mlp(nn.BatchNorm1d(6), nn.Dropout(0.5))
+        forward, (x, t) = gg.ForwardGradient(model, gg.WPerp(k=2)), batch(model, vectors)
+        forward.mixes = known
+        with warnings.catch_warnings(action="ignore"):
+            forward(LOSS, x, t)
+        return [*(p.grad for p in model.parameters()), *model.buffers(), torch.get_rng_state()]
+
+    assert all(map(torch.equal, run(False), run(True)))
