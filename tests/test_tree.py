@@ -180,9 +180,9 @@ def test_few_places_run_the_users_model():
         ("step", "import gradguess as gg", ["gradguess"]),
         ("estimate", "from gradguess.captured_step import CapturedStep", ["gradguess.captured_step"]),
         ("experiments", "from gradguess.task import Task", ["gradguess.task"]),  # there is no such module
-        ("experiments", "import gradguess as gg", []),
+        ("integrations", "import gradguess as gg", []),
         ("methods", "from gradguess.extras import require", ["gradguess.extras"]),
-        ("report", "from gradguess.extras import require", []),
+        ("integrations", "from gradguess.extras import require", []),
         ("step", "from gradguess.step.base import Step\nfrom gradguess.errors import InputError", []),
         ("passes", "from gradguess.jacobian import CutGraph\nimport torch", []),
     ],
