@@ -10,7 +10,7 @@ ALL := $(VENV)/.installed
 SITE := $(VENV)/.installed-site
 JOBS ?= 2
 
-.PHONY: setup test test-gpu lint format docs docs-serve reproduce bench mutants mutants-list coverage-map dist smoke clean
+.PHONY: setup test test-slow test-gpu lint format docs docs-serve reproduce bench mutants mutants-list coverage-map dist smoke clean
 
 setup: $(ALL)
 
@@ -43,6 +43,9 @@ format: $(ALL)
 
 test: lint docs
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --durations 20
+
+test-slow: $(ALL)  # every module of PyTorch's list, and families of Hugging Face's models
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m sweep tests/sweeps
 
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs: $(SITE)  # the site, in build/site; a warning is an error, unless mkdocs is told to be quiet
