@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from gradguess_lab.tables.bench import bench_figures, bench_tables
+from gradguess_lab.tables.beside_stored import beside_stored_figure, beside_stored_table
 from gradguess_lab.tables.claims import claims_table
 from gradguess_lab.tables.curves import overlap_figures, scaling_figure, training_figures
 from gradguess_lab.tables.exact_top import exact_top_table
@@ -75,6 +76,12 @@ class Section:
 
 
 SECTIONS: tuple[SectionEntry, ...] = (
+    SectionEntry(
+        "beside-stored",
+        "This run beside the paper and our seeds",
+        tables=(beside_stored_table,),
+        figures=(beside_stored_figure,),
+    ),
     SectionEntry(
         "claims",
         "What the paper concludes",
