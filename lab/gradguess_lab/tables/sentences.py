@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.methods import method_label
-from gradguess_lab.paper_numbers import DISTINCT, SCALING
+from gradguess_lab.paper_numbers import SCALING
 from gradguess_lab.tables.compare import DIFFERS, HOLDS, LEVEL, Summary, kind_of
 from gradguess_lab.tables.costs import place_of
 from gradguess_lab.tables.feedback_results import results_of
@@ -34,15 +33,6 @@ def tally_sentence(runs: Sequence[Run]) -> str:
         f"well. Of those that differ, {len(closing)} are met when we do as the authors' scripts do and the paper does "
         f"not say{made}; {found[DIFFERS] - len(closing)} remain unexplained."
     )
-
-
-def seeds_sentence(runs: Sequence[Run]) -> str:
-    """How many seeds stand behind the main lines."""
-    counts = Counter(line.ours.n for line in compare(DISTINCT, runs) if line.main and line.ours)
-    parts = [
-        f"{seeds} {'seed' if seeds == 1 else 'seeds'} for {count}" for seeds, count in sorted(counts.items())[::-1]
-    ]
-    return f"Behind the {sum(counts.values())} numbers stand " + ", ".join(parts) + "."
 
 
 def differing_list(runs: Sequence[Run]) -> str:
