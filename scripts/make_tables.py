@@ -26,7 +26,6 @@ from gradguess_lab.paper_numbers import (
     CHOICE_OF_K,
     NEWTON_SCHULZ,
     PRECONDITIONING,
-    RANKS,
     SCALING,
     WIDTHS,
     Published,
@@ -80,10 +79,10 @@ OPTIONAL = ("exact-top", "real", "claims-cost")
 PROJECTED = ("Guess", "Layer", "First weights", "Trained weights", "Directions")
 ACCURACIES = ("Train accuracy", "Test accuracy", "Seeds")
 FEEDBACK = {  # the columns that are shown of a table on learned feedback, and the rows: what they say in a column
-    "feedback-width": (("Method", "Width", *ACCURACIES), ("Width", "64", "256", "512")),
+    "feedback-width": (("Method", "Width", *ACCURACIES), ("Width", "64", "512")),
     "feedback-depth": (("Method", "Depth", "Learning rate", *ACCURACIES), ("Depth", "12")),
     "feedback-residual": (("Method", "Depth", *ACCURACIES), ("Depth", "24")),
-    "feedback-quality": ((), ("Epoch", "1", "25", "300")),
+    "feedback-quality": (("Method", "Layer 1", "Layer 2", "Layer 3"), ("Epoch", "300")),
     "feedback-ablations": (("Method", *ACCURACIES), ("Width", "256")),
 }
 DEEP = {  # the tables that are shown on deep networks
@@ -99,7 +98,6 @@ REACHED = ("rule", "error: mean (least to most)", "MB kept")
 STREAMS = {  # the columns that are shown of a group of streams
     "recall12": REACHED,
     "recall40": REACHED,
-    "chaos": ("task", *REACHED),
     "copy40": REACHED,
     "tmaze40": REACHED,
     "characters": REACHED,
@@ -299,7 +297,7 @@ def comparison_block() -> str:
     parts = []
     for one in comparison():
         drawn = f"![{one.figures[0].title}](figures/{one.figures[0].slug}.png)"
-        table = markdown(one.table, "Method", "Test", "Time", "Memory", "Sent back", "Seeds")
+        table = markdown(one.table, "Method", "Test", "Time", "Memory", "Sent back")
         parts.append("\n\n".join([f"### {one.title}", one.setting, table, drawn]))
     return "\n\n".join(parts) or "Not run yet: there are no results in `results/compare`."
 
@@ -407,15 +405,10 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "scaling": markdown(scaling_matrix(runs)),
         "tally-sentence": sentences.tally_sentence(runs),
         "differing": sentences.differing_list(runs),
-        "best-guess": sentences.best_guess_sentence(runs),
         "tangents": sentences.tangents_sentence(runs),
-        "speed-bullet": sentences.speed_bullet(
-            *map(bench_record, ("time-cpu.json", "compiled-cpu.json", "compiled-cuda.json"))
-        ),
         "claims": markdown(claims_table(runs), "The paper says", "Verdict"),
         "choice-of-k": published_table(runs, *CHOICE_OF_K),
         "bias-variance": published_table(runs, *BIAS_VARIANCE),
-        "ranks": published_table(runs, *RANKS),
         "newton-schulz": published_table(runs, *NEWTON_SCHULZ),
         "preconditioning": published_table(runs, *PRECONDITIONING),
         "projector": markdown(of_rows(projector_table(benchmarks), "Width", "512"), *PROJECTED),

@@ -66,9 +66,10 @@ def setting(task: dict[str, Any]) -> str:
     chosen = f"chosen by the test set after {task['short']} epochs with another seed, for all methods alike"
     rates = f"Learning rates out of {tried}, {chosen}. {_edge(task)}" if len(task["grid"]) > 1 else f"Rate {tried}."
     part = f", {config['samples']} samples" if config["samples"] else ""
+    seeds = max(len(row["test"]) for row in task["rows"])
     return (
         f"{what}. Width {config['width']}, depth {config['depth']}, {config['epochs']} epochs{part}, batches of "
-        f"{config['batch']}, on {task['environment']['device']}. {rates}"
+        f"{config['batch']}, {seeds} seeds, on {task['environment']['device']}. {rates}"
     )
 
 
