@@ -56,23 +56,7 @@ from gradguess_lab.tables.speed import speed_claims_table
 from gradguess_lab.tables.table import Cell, Curve, Figure, Table, mean_text
 
 ROOT = Path(__file__).parents[1]
-PAGES = (
-    "README.md",
-    "docs/reproduce.md",
-    "docs/guesses.md",
-    "docs/feedback.md",
-    "docs/speed.md",
-    "docs/scale.md",
-    "docs/real.md",
-    "docs/gpu.md",
-    "docs/finite.md",
-    "docs/compare.md",
-    "docs/deep.md",
-    "docs/streams.md",
-    "docs/when.md",
-    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs" / "methods").glob("*.md"))),
-    "docs/bridges.md",
-)
+PAGES = ("README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))))
 COSTS = ("time-cpu.json", "time-cuda.json", "memory-cpu.json")
 # tables that may have no run
 OPTIONAL = ("exact-top", "real", "claims-cost")
