@@ -28,11 +28,10 @@ from gradguess_lab.streams.page import table as streams_table
 from gradguess_lab.streams.plan import GROUPS
 from gradguess_lab.tables import sentences
 from gradguess_lab.tables.averages import curve_of_means
-from gradguess_lab.tables.bench import bench_tables
 from gradguess_lab.tables.claims import claims_table
 from gradguess_lab.tables.compare import DIFFERS, HOLDS, RULES
-from gradguess_lab.tables.compiled import memory_matrix, times_matrix
-from gradguess_lab.tables.costs import cost_tables, method_cell, ratio_cell
+from gradguess_lab.tables.compiled import compiled_matrix
+from gradguess_lab.tables.costs import method_cell, ratio_cell, students_table
 from gradguess_lab.tables.curves import overlap_figures, scaling_figure
 from gradguess_lab.tables.deep import deep_tables
 from gradguess_lab.tables.exact_top import exact_top_table
@@ -49,7 +48,7 @@ from gradguess_lab.tables.paper import (
     scaling_matrix,
 )
 from gradguess_lab.tables.projector import projector_table
-from gradguess_lab.tables.real import real_table
+from gradguess_lab.tables.real import real_matrix
 from gradguess_lab.tables.runs import Run
 from gradguess_lab.tables.solvers import solvers_table
 from gradguess_lab.tables.speed import speed_claims_table
@@ -66,16 +65,12 @@ PAGES = (
     "docs/speed.md",
     "docs/scale.md",
     "docs/real.md",
-    "docs/gpu.md",
     "docs/finite.md",
     "docs/compare.md",
     "docs/deep.md",
     "docs/streams.md",
-    "docs/when.md",
-    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs" / "methods").glob("*.md"))),
     "docs/bridges.md",
 )
-COSTS = ("time-cpu.json", "time-cuda.json", "memory-cpu.json")
 # tables that may have no run
 OPTIONAL = ("overlap-squared", "over-training", "solvers", "exact-top", "real", "claims-cost", "projector")
 GLANCE = ("backprop", "students", "students-chained", "feedback-chained", "wperp-exact", "wperp", "activation")
@@ -199,17 +194,15 @@ def attention_table() -> str:
 
 
 def gpt2_table() -> str:
-    """A network of GPT-2's shape: each way to train it."""
+    """A network of GPT-2's shape: each way to train it, of 400 steps that learn and of 60 whose memory is measured."""
     head = ("", "steps", "step", "median", "peak", "loss, first and last")
     lines = [line(head), "|---" * len(head) + "|"]
     for row in bench_record("gpt2-cuda.json")["rows"]:
-        if "failed" in row:
-            lines.append(line([row["way"], str(row["steps"]), row["failed"].partition(":")[0], "", "", ""]))
-            continue
-        times = [f"{row[key]:.1f} ms" for key in ("step_ms", "median_ms")]
-        losses = f"{row['losses'][0]:.2f}, {row['losses'][-1]:.2f}"
-        peak = "–" if row["peak_mb"] is None else f"{row['peak_mb'] / 1024:.1f} GiB"
-        lines.append(line([row["way"], str(row["steps"]), *times, peak, losses]))
+        if row["steps"] in (60, 400):
+            times = [f"{row[key]:.1f} ms" for key in ("step_ms", "median_ms")]
+            losses = f"{row['losses'][0]:.2f}, {row['losses'][-1]:.2f}"
+            peak = "–" if row["peak_mb"] is None else f"{row['peak_mb'] / 1024:.1f} GiB"
+            lines.append(line([row["way"], str(row["steps"]), *times, peak, losses]))
     return "\n".join(lines)
 
 
@@ -223,21 +216,6 @@ def tasks_table() -> str:
         ratios = [f"{found[method, task]['ratio']:.2f}" for method in methods]
         lines.append(line([task, f"{found['backprop', task]['step_ms']:.3g} ms", *ratios]))
     return "\n".join(lines)
-
-
-def compiled_tables() -> dict[str, str]:
-    """Compiled steps on real networks, and their start, for each device on which they were measured."""
-    made = {}
-    for device in ("cpu", "cuda"):
-        for name, kind, make in (
-            ("compiled", "compiled", times_matrix),
-            ("compiled-memory", "compiled", memory_matrix),
-            ("starts", "starts", lambda record: bench_tables([record])[0]),
-        ):
-            stored = ROOT / "results" / "bench" / f"{kind}-{device}.json"
-            found = markdown(make(bench_record(stored.name))) if stored.exists() else "Not measured yet."
-            made[f"bench-{name}-{device}"] = found
-    return made
 
 
 def comparison() -> list[Compared]:
@@ -299,16 +277,17 @@ def trainer_table() -> str:
 
 
 def finite_table() -> str:
-    """Errors of the directional derivative, finite differences and dual numbers, by network and dtype."""
+    """Errors of the derivative along W⊥'s directions on trained networks, finite and dual, by network and dtype."""
     rows = bench_record("accuracy.json", "finite")["derivatives"]
+    rows = [row for row in rows if row["guess"] == "wperp" and row["epochs"]]
     dtypes = dict.fromkeys(row["dtype"] for row in rows)
-    found = {(row["network"], row["epochs"], row["guess"], row["dtype"]): row for row in rows}
+    found = {(row["network"], row["dtype"]): row for row in rows}
     head = [f"{kind}, {dtype}" for dtype in dtypes for kind in ("finite", "dual")]
-    lines = [line(["network", "epochs", "guess", *head]), "|---" * (3 + len(head)) + "|"]
-    for network, epochs, guess in dict.fromkeys(key[:3] for key in found):
-        records = [found[network, epochs, guess, dtype] for dtype in dtypes]
+    lines = [line(["network", *head]), "|---" * (1 + len(head)) + "|"]
+    for network in dict.fromkeys(row["network"] for row in rows):
+        records = [found[network, dtype] for dtype in dtypes]
         cells = [" / ".join(f"{v:.0e}" for v in one[kind]) for one in records for kind in ("finite", "dual")]
-        lines.append(line([network, str(epochs), method_label(guess), *cells]))
+        lines.append(line([network, *cells]))
     return "\n".join(lines)
 
 
@@ -344,11 +323,11 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         variants_table(runs),
         solvers_table(runs),
         exact_top_table(runs),
-        real_table(runs),
+        real_matrix(runs),
         speed_claims_table(benchmarks),
         projector_table(benchmarks),
         *feedback_tables(runs),
-        *cost_tables(*map(bench_record, COSTS), bench_record("steps.json", "deep")),
+        students_table(bench_record("steps.json", "deep")),
     ]
     found = {
         "bench-times": times_table("cpu"),
@@ -360,7 +339,10 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "compare": comparison_block(),
         "deep": deep_block(),
         "streams": streams_block(),
-        **compiled_tables(),
+        **{
+            f"bench-compiled-{d}": markdown(compiled_matrix(bench_record(f"compiled-{d}.json")))
+            for d in ("cpu", "cuda")
+        },
         "trainer": trainer_table(),
         "finite": finite_table(),
         "finite-runs": finite_runs_table(),
