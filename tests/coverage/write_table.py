@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -11,11 +13,13 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from coverage_layers import LAYERS  # noqa: E402
 from coverage_outcome import COLUMNS, REFUSED, RIGHT, outcome  # noqa: E402
 
+PLAIN = "Right with all of them: "
+ALL = "all but pull back"
 PAGE = HERE.parents[1] / "docs" / "coverage.md"
 HEAD = """\
 # Coverage
 
-Every layer and loss below works with every guess and with learned feedback, but for what its line refuses (`weight` is
+Every layer and loss below works with every guess and with learned feedback, but for what the table refuses (`weight` is
 weight perturbation). Each layer stands between a stem and a head, all are sites, and `tests/coverage` compares with
 autograd in float64:
 
@@ -48,22 +52,25 @@ adapter is a branch beside the frozen layer: with `sites="auto"` its last layer 
 
 
 def table() -> str:
-    rows = [["layer", "refused", "note"], ["---"] * 3]
+    plain, rows = [], ["| layer | refused | note |", "| --- | --- | --- |"]
     for layer, row in LAYERS.items():
         found = {column: outcome(layer, column) for column in COLUMNS}
         assert set(found.values()) <= {RIGHT, REFUSED}, (layer, found)
-        refused = [column for column in COLUMNS if found[column] == REFUSED]
-        rows.append([layer, "all but pull back" if len(refused) == len(COLUMNS) - 1 else ", ".join(refused), row.note])
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+        refused = ", ".join(column for column in COLUMNS if found[column] == REFUSED)
+        if refused or row.note:
+            rows.append(f"| {layer} | {refused.replace(', '.join(COLUMNS[:-1]), ALL)} | {row.note} |")
+        else:
+            plain.append(layer)
+    return textwrap.fill(f"{PLAIN}{'; '.join(plain)}.", 120, break_on_hyphens=False) + "\n\n" + "\n".join(rows) + "\n"
 
 
 def read(page: str) -> dict[str, tuple[set[str], str]]:
     """layer -> columns that are refused, note."""
+    (plain,) = re.findall(rf"^{PLAIN}(.*?)\.\n\n", page, flags=re.DOTALL | re.MULTILINE)
+    found: dict[str, tuple[set[str], str]] = {layer: (set(), "") for layer in " ".join(plain.split()).split("; ")}
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
-    found = {}
     for layer, refused, note in lines[2:]:
-        columns = COLUMNS[:-1] if refused == "all but pull back" else filter(None, refused.split(", "))
-        found[layer] = (set(columns), note)
+        found[layer] = (set(COLUMNS[:-1] if refused == ALL else filter(None, refused.split(", "))), note)
     return found
 
 
