@@ -71,17 +71,15 @@ def compiled_matrix(record: Record) -> Table:
     """By task and method, in the last mode that each has: time over backpropagation's in its last mode, peak memory."""
     modes, rows = _modes(record), record["rows"]
     last = {(row["task"], row["method"]): row for mode in modes for row in rows if row["mode"] == mode}
-    eager = {row["task"]: row for row in rows if row["method"] == "backprop" and row["mode"] == modes[0]}
+    tasks = dict.fromkeys(row["task"] for row in rows)
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    columns = ("", "Backpropagation", *(_title(method, modes) for method in methods))
+    columns = ("", *(_title(method, modes) for method in methods))
 
     def cell(row: Record) -> Cell:
         time = f"{row['step_ms']:.3g} ms" if row["method"] == "backprop" else f"{row['ratios'][modes[-1]]:.2f}"
         return text(f"{time}, {row['peak_mb']:.0f} MB")
 
-    body = tuple(
-        (text(task), cell(row), *(cell(last[task, method]) for method in methods)) for task, row in eager.items()
-    )
+    body = tuple((text(task), *(cell(last[task, method]) for method in methods)) for task in tasks)
     return Table("compiled", "", columns, body)
 
 
