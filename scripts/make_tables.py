@@ -6,6 +6,7 @@ Run after new results: `python scripts/make_tables.py`. Text between `<!-- NAME 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import statistics
@@ -37,11 +38,10 @@ from gradguess_lab.streams.page import table as streams_table
 from gradguess_lab.streams.plan import GROUPS
 from gradguess_lab.tables import sentences
 from gradguess_lab.tables.averages import curve_of_means
-from gradguess_lab.tables.bench import bench_tables
 from gradguess_lab.tables.claims import claims_table
 from gradguess_lab.tables.compare import DIFFERS, HOLDS, NOT_COMPARED
-from gradguess_lab.tables.compiled import memory_matrix, times_matrix
-from gradguess_lab.tables.costs import cost_tables, method_cell, ratio_cell
+from gradguess_lab.tables.compiled import compiled_matrix
+from gradguess_lab.tables.costs import method_cell, ratio_cell, students_table
 from gradguess_lab.tables.curves import scaling_figure
 from gradguess_lab.tables.deep import deep_tables
 from gradguess_lab.tables.exact_top import exact_top_table
@@ -50,14 +50,13 @@ from gradguess_lab.tables.feedback_results import results_of
 from gradguess_lab.tables.lines import compare, comparison_table
 from gradguess_lab.tables.paper import scaling_matrix
 from gradguess_lab.tables.projector import projector_table
-from gradguess_lab.tables.real import real_table
+from gradguess_lab.tables.real import real_matrix
 from gradguess_lab.tables.runs import Run
 from gradguess_lab.tables.speed import speed_claims_table
 from gradguess_lab.tables.table import Cell, Curve, Figure, Table, mean_text
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))))
-COSTS = ("time-cpu.json", "time-cuda.json", "memory-cpu.json")
 # tables that may have no run
 OPTIONAL = ("exact-top", "real", "claims-cost")
 PROJECTED = ("Guess", "Layer", "First weights", "Trained weights", "Directions")
@@ -223,17 +222,15 @@ def attention_table() -> str:
 
 
 def gpt2_table() -> str:
-    """A network of GPT-2's shape: each way to train it."""
+    """A network of GPT-2's shape: each way to train it, of 400 steps that learn and of 60 whose memory is measured."""
     head = ("", "steps", "step", "median", "peak", "loss, first and last")
     lines = [line(head), "|---" * len(head) + "|"]
     for row in bench_record("gpt2-cuda.json")["rows"]:
-        if "failed" in row:
-            lines.append(line([row["way"], str(row["steps"]), row["failed"].partition(":")[0], "", "", ""]))
-            continue
-        times = [f"{row[key]:.1f} ms" for key in ("step_ms", "median_ms")]
-        losses = f"{row['losses'][0]:.2f}, {row['losses'][-1]:.2f}"
-        peak = "–" if row["peak_mb"] is None else f"{row['peak_mb'] / 1024:.1f} GiB"
-        lines.append(line([row["way"], str(row["steps"]), *times, peak, losses]))
+        if row["steps"] in (60, 400):
+            times = [f"{row[key]:.1f} ms" for key in ("step_ms", "median_ms")]
+            losses = f"{row['losses'][0]:.2f}, {row['losses'][-1]:.2f}"
+            peak = "–" if row["peak_mb"] is None else f"{row['peak_mb'] / 1024:.1f} GiB"
+            lines.append(line([row["way"], str(row["steps"]), *times, peak, losses]))
     return "\n".join(lines)
 
 
@@ -247,21 +244,6 @@ def tasks_table() -> str:
         ratios = [f"{found[method, task]['ratio']:.2f}" for method in methods]
         lines.append(line([task, f"{found['backprop', task]['step_ms']:.3g} ms", *ratios]))
     return "\n".join(lines)
-
-
-def compiled_tables() -> dict[str, str]:
-    """Compiled steps on real networks, and their start, for each device on which they were measured."""
-    made = {}
-    for device in ("cpu", "cuda"):
-        for name, kind, make in (
-            ("compiled", "compiled", times_matrix),
-            ("compiled-memory", "compiled", memory_matrix),
-            ("starts", "starts", lambda record: bench_tables([record])[0]),
-        ):
-            stored = ROOT / "results" / "bench" / f"{kind}-{device}.json"
-            found = markdown(make(bench_record(stored.name))) if stored.exists() else "Not measured yet."
-            made[f"bench-{name}-{device}"] = found
-    return made
 
 
 def comparison() -> list[Compared]:
@@ -331,17 +313,26 @@ def trainer_table() -> str:
     return "\n".join([*lines, "", f"Over all steps, `gg.Backprop()` and Trainer differ by at most {gap:.0e}."])
 
 
+def narrow_and_wide(table: Table | None) -> Table | None:
+    """The rows of the smallest and of the largest width."""
+    if table is None:
+        return None
+    ends, column = (min(WIDTHS), max(WIDTHS)), table.columns.index("Width")
+    return dataclasses.replace(table, rows=tuple(row for row in table.rows if row[column].value in ends))
+
+
 def finite_table() -> str:
-    """Errors of the directional derivative, finite differences and dual numbers, by network and dtype."""
+    """Errors of the derivative along W⊥'s directions on trained networks, finite and dual, by network and dtype."""
     rows = bench_record("accuracy.json", "finite")["derivatives"]
+    rows = [row for row in rows if row["guess"] == "wperp" and row["epochs"]]
     dtypes = dict.fromkeys(row["dtype"] for row in rows)
-    found = {(row["network"], row["epochs"], row["guess"], row["dtype"]): row for row in rows}
+    found = {(row["network"], row["dtype"]): row for row in rows}
     head = [f"{kind}, {dtype}" for dtype in dtypes for kind in ("finite", "dual")]
-    lines = [line(["network", "epochs", "guess", *head]), "|---" * (3 + len(head)) + "|"]
-    for network, epochs, guess in dict.fromkeys(key[:3] for key in found):
-        records = [found[network, epochs, guess, dtype] for dtype in dtypes]
+    lines = [line(["network", *head]), "|---" * (1 + len(head)) + "|"]
+    for network in dict.fromkeys(row["network"] for row in rows):
+        records = [found[network, dtype] for dtype in dtypes]
         cells = [" / ".join(f"{v:.0e}" for v in one[kind]) for one in records for kind in ("finite", "dual")]
-        lines.append(line([network, str(epochs), method_label(guess), *cells]))
+        lines.append(line([network, *cells]))
     return "\n".join(lines)
 
 
@@ -365,10 +356,10 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
     """Every table and every sentence with numbers, by the name of its mark."""
     benchmarks = load_benchmarks(ROOT / "results" / "paper")
     made = [
-        exact_top_table(runs),
-        real_table(runs),
+        narrow_and_wide(exact_top_table(runs)),
+        real_matrix(runs),
         speed_claims_table(benchmarks),
-        *cost_tables(*map(bench_record, COSTS), bench_record("steps.json", "deep")),
+        students_table(bench_record("steps.json", "deep")),
     ]
     found = {
         "bench-times": times_table("cpu"),
@@ -380,7 +371,10 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "compare": comparison_block(),
         "deep": deep_block(),
         "streams": streams_block(),
-        **compiled_tables(),
+        **{
+            f"bench-compiled-{d}": markdown(compiled_matrix(bench_record(f"compiled-{d}.json")))
+            for d in ("cpu", "cuda")
+        },
         "trainer": trainer_table(),
         "finite": finite_table(),
         "finite-runs": finite_runs_table(),

@@ -16,12 +16,11 @@ from write_table import HEAD, PAGE, TAIL, read
 TABLE = read(PAGE.read_text())
 
 
-def test_the_page_has_every_layer_and_guess_and_nothing_else():
-    assert list(TABLE) == list(LAYERS)
-    for layer, cells in TABLE.items():
-        assert list(cells) == [*COLUMNS, "note"]
-        assert cells["note"] == LAYERS[layer].note
-        assert {cells[column] for column in COLUMNS} <= {RIGHT, REFUSED}
+def test_the_page_has_every_layer_and_nothing_else():
+    assert TABLE.keys() == LAYERS.keys()
+    for layer, (refused, note) in TABLE.items():
+        assert note == LAYERS[layer].note
+        assert refused <= set(COLUMNS)
     assert PAGE.read_text().startswith(HEAD)
     assert PAGE.read_text().endswith(TAIL)
 
@@ -29,7 +28,7 @@ def test_the_page_has_every_layer_and_guess_and_nothing_else():
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_cell(layer: str, column: str):
-    assert outcome(layer, column) == TABLE[layer][column]
+    assert outcome(layer, column) == (REFUSED if column in TABLE[layer][0] else RIGHT)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradguess_lab.methods import method_label
@@ -67,35 +67,20 @@ def starts_table(record: Record, device: str, place: str) -> Table:
     return Table(f"bench-starts-{device}", f"Start of a compiled run, {device}", columns, rows, caption, hidden=hidden)
 
 
-def times_matrix(record: Record) -> Table:
-    """By task and method: ratios to backpropagation in each mode. A method runs in the last mode that it has."""
-    modes = _modes(record)
-
-    def cell(row: Record) -> Cell:
-        return text(" / ".join(f"{row['ratios'][mode]:.2f}" for mode in modes))
-
-    return _matrix(record, "times", cell, lambda row: text(f"{row['step_ms']:.3g} ms"))
-
-
-def memory_matrix(record: Record) -> Table:
-    """By task and method: peak memory, in the same modes."""
-    return _matrix(record, "memory", _megabytes, _megabytes)
-
-
-def _megabytes(row: Record) -> Cell:
-    return number(row["peak_mb"], ".1f")
-
-
-def _matrix(record: Record, name: str, cell: Callable[[Record], Cell], first: Callable[[Record], Cell]) -> Table:
-    """Backpropagation, eager, in the first column; then every method in its last mode."""
+def compiled_matrix(record: Record) -> Table:
+    """By task and method, in the last mode that each has: time over backpropagation's in its last mode, peak memory."""
     modes, rows = _modes(record), record["rows"]
     last = {(row["task"], row["method"]): row for mode in modes for row in rows if row["mode"] == mode}
-    eager = {row["task"]: row for row in reversed(rows) if row["method"] == "backprop" and row["mode"] == modes[0]}
+    tasks = dict.fromkeys(row["task"] for row in rows)
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    columns = ("", "Backpropagation", *(_title(method, modes) for method in methods))
-    tasks: Sequence[str] = list(dict.fromkeys(row["task"] for row in rows))
-    body = tuple((text(task), first(eager[task]), *(cell(last[task, method]) for method in methods)) for task in tasks)
-    return Table(f"compiled-{name}", "", columns, body)
+    columns = ("", *(_title(method, modes) for method in methods))
+
+    def cell(row: Record) -> Cell:
+        time = f"{row['step_ms']:.3g} ms" if row["method"] == "backprop" else f"{row['ratios'][modes[-1]]:.2f}"
+        return text(f"{time}, {row['peak_mb']:.0f} MB")
+
+    body = tuple((text(task), *(cell(last[task, method]) for method in methods)) for task in tasks)
+    return Table("compiled", "", columns, body)
 
 
 def _title(method: str, modes: Sequence[str]) -> str:

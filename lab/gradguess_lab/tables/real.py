@@ -63,6 +63,18 @@ def real_table(runs: Sequence[Run]) -> Table | None:
     return Table("real", "Real networks, real data", columns, tuple(rows), _CAPTION)
 
 
+def real_matrix(runs: Sequence[Run]) -> Table | None:
+    """The same by task and method: the test column alone."""
+    if (table := real_table(runs)) is None:
+        return None
+    methods = [label for label in map(method_label, STUDIED) if any(row[3].text == label for row in table.rows)]
+    found: dict[tuple[str, str], dict[str, Cell]] = {}
+    for task, samples, _, method, _, _, test, *_ in table.rows:
+        found.setdefault((task.text, samples.text), {})[method.text] = test
+    rows = ((*map(text, task), *(cells.get(name, Cell("–")) for name in methods)) for task, cells in found.items())
+    return Table("real", "Real networks, real data", ("Task", "Samples", *methods), tuple(rows))
+
+
 def _setting(run: Run) -> tuple[Setting, str] | None:
     """What a run is compared with, and as which variant."""
     try:
