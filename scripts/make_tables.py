@@ -234,18 +234,6 @@ def gpt2_table() -> str:
     return "\n".join(lines)
 
 
-def tasks_table() -> str:
-    """Ratio of a step to backpropagation's, by real network and variant."""
-    rows = bench_record("tasks-cpu.json")["rows"]
-    methods = [method for method in dict.fromkeys(row["method"] for row in rows) if method != "backprop"]
-    found = {(row["method"], row["task"]): row for row in rows}
-    lines = [line(["", "Backpropagation", *map(method_label, methods)]), "|---" * (2 + len(methods)) + "|"]
-    for task in dict.fromkeys(row["task"] for row in rows):
-        ratios = [f"{found[method, task]['ratio']:.2f}" for method in methods]
-        lines.append(line([task, f"{found['backprop', task]['step_ms']:.3g} ms", *ratios]))
-    return "\n".join(lines)
-
-
 def comparison() -> list[Compared]:
     """The tasks that were compared; none before there are results."""
     stored = ROOT / "results" / "compare" / "compare.json"
@@ -365,7 +353,6 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "bench-times": times_table("cpu"),
         "bench-times-gpu": times_table("cuda"),
         "bench-memory": memory_table(),
-        "bench-tasks": tasks_table(),
         "attention": attention_table(),
         "gpt": gpt2_table(),
         "compare": comparison_block(),
