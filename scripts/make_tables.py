@@ -23,6 +23,7 @@ from gradguess_lab.methods import method_label, settings_of
 from gradguess_lab.paper_numbers import SCALING, WIDTHS
 from gradguess_lab.report.plot import draw
 from gradguess_lab.report.results import load_benchmarks, load_runs
+from gradguess_lab.store import find
 from gradguess_lab.streams.page import TITLES
 from gradguess_lab.streams.page import table as streams_table
 from gradguess_lab.streams.plan import GROUPS
@@ -75,7 +76,7 @@ PAGES = (
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs" / "methods").glob("*.md"))),
     "docs/bridges.md",
 )
-COSTS = ("time-cpu.json", "time-cuda.json", "memory-cpu.json")
+COSTS = ("time-cpu", "time-cuda", "memory-cpu")
 # tables that may have no run
 OPTIONAL = ("overlap-squared", "over-training", "solvers", "exact-top", "real", "claims-cost", "projector")
 GLANCE = ("backprop", "students", "students-chained", "feedback-chained", "wperp-exact", "wperp", "activation")
@@ -159,14 +160,15 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
     return [figure for figure in made if figure is not None] + [f for one in comparison() for f in one.figures]
 
 
-def bench_record(name: str, folder: str = "bench") -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((ROOT / "results" / folder / name).read_text(encoding="utf-8"))
-    return record
+def measured(key: str, study: str = "bench") -> dict[str, Any]:
+    found = find(ROOT / "results" / study, key)
+    assert found is not None, f"nothing is stored under {key!r} in results/{study}"
+    return found
 
 
 def times_table(device: str) -> str:
     """Ratio of a step to backpropagation's, by method and width."""
-    rows = bench_record(f"time-{device}.json")["rows"]
+    rows = measured(f"time-{device}")["rows"]
     widths = sorted({row["width"] for row in rows})
     found = {(row["method"], row["width"]): row for row in rows}
     lines = [line(["", *(f"width {width}" for width in widths)]), "|---" * (1 + len(widths)) + "|"]
@@ -187,7 +189,7 @@ def attention_table() -> str:
         "math kernel": "PyTorch's math kernel",
         "jvp_flash_attention": "jvp_flash_attention",
     }
-    record = bench_record("attention-cuda.json")
+    record = measured("attention-cuda")
     found = {(row["way"], row["dtype"], tuple(row["shape"])): row for row in record["rows"]}
     settings = list(dict.fromkeys((dtype, shape) for _, dtype, shape in found))
     heads = [f"{dtype}, {b} × {h} heads of {size}, {length} positions" for dtype, (b, h, length, size) in settings]
@@ -202,7 +204,7 @@ def gpt2_table() -> str:
     """A network of GPT-2's shape: each way to train it."""
     head = ("", "steps", "step", "median", "peak", "loss, first and last")
     lines = [line(head), "|---" * len(head) + "|"]
-    for row in bench_record("gpt2-cuda.json")["rows"]:
+    for row in measured("gpt2-cuda")["rows"]:
         if "failed" in row:
             lines.append(line([row["way"], str(row["steps"]), row["failed"].partition(":")[0], "", "", ""]))
             continue
@@ -215,7 +217,7 @@ def gpt2_table() -> str:
 
 def tasks_table() -> str:
     """Ratio of a step to backpropagation's, by real network and variant."""
-    rows = bench_record("tasks-cpu.json")["rows"]
+    rows = measured("tasks-cpu")["rows"]
     methods = [method for method in dict.fromkeys(row["method"] for row in rows) if method != "backprop"]
     found = {(row["method"], row["task"]): row for row in rows}
     lines = [line(["", "Backpropagation", *map(method_label, methods)]), "|---" * (2 + len(methods)) + "|"]
@@ -234,16 +236,15 @@ def compiled_tables() -> dict[str, str]:
             ("compiled-memory", "compiled", memory_matrix),
             ("starts", "starts", lambda record: bench_tables([record])[0]),
         ):
-            stored = ROOT / "results" / "bench" / f"{kind}-{device}.json"
-            found = markdown(make(bench_record(stored.name))) if stored.exists() else "Not measured yet."
-            made[f"bench-{name}-{device}"] = found
+            found = find(ROOT / "results" / "bench", f"{kind}-{device}")
+            made[f"bench-{name}-{device}"] = markdown(make(found)) if found else "Not measured yet."
     return made
 
 
 def comparison() -> list[Compared]:
     """The tasks that were compared; none before there are results."""
-    stored = ROOT / "results" / "compare" / "compare.json"
-    return compared(read_record(stored)) if stored.exists() else []
+    stored = ROOT / "results" / "compare"
+    return compared(read_record(stored)) if find(stored, "compare") else []
 
 
 def comparison_block() -> str:
@@ -270,7 +271,7 @@ def streams_block() -> str:
 
 def memory_table() -> str:
     """Peak memory without the parameters' gradients, and time over backpropagation's, by method and depth."""
-    rows = bench_record("memory-cpu.json")["rows"]
+    rows = measured("memory-cpu")["rows"]
     depths = sorted({row["depth"] for row in rows})
     found = {(row["method"], row["depth"]): row for row in rows}
     lines = [
@@ -287,7 +288,7 @@ def memory_table() -> str:
 
 def trainer_table() -> str:
     """The loss of Hugging Face's Trainer and of the bridge, early and late in a run."""
-    rows = bench_record("trainer.json", "bridges")["rows"]
+    rows = measured("trainer", "bridges")["rows"]
     steps = [1, 50, 100, rows[0]["steps"]]
     head = ["", *(f"step {step}" for step in steps), "mean of the last 20"]
     lines = [line(head), "|---" * len(head) + "|"]
@@ -300,7 +301,7 @@ def trainer_table() -> str:
 
 def finite_table() -> str:
     """Errors of the directional derivative, finite differences and dual numbers, by network and dtype."""
-    rows = bench_record("accuracy.json", "finite")["derivatives"]
+    rows = measured("accuracy", "finite")["derivatives"]
     dtypes = dict.fromkeys(row["dtype"] for row in rows)
     found = {(row["network"], row["epochs"], row["guess"], row["dtype"]): row for row in rows}
     head = [f"{kind}, {dtype}" for dtype in dtypes for kind in ("finite", "dual")]
@@ -315,7 +316,7 @@ def finite_table() -> str:
 def finite_runs_table() -> str:
     """Accuracies after training with finite differences and with dual numbers."""
     groups: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
-    for row in bench_record("accuracy.json", "finite")["runs"]:
+    for row in measured("accuracy", "finite")["runs"]:
         groups.setdefault((row["method"], row["dtype"]), {}).setdefault(row["derivative"], []).append(row)
     lines = [line(["method", "dtype", "derivative", "train", "test"]), "|---" * 5 + "|"]
     for (method, dtype), kinds in groups.items():
@@ -348,7 +349,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         speed_claims_table(benchmarks),
         projector_table(benchmarks),
         *feedback_tables(runs),
-        *cost_tables(*map(bench_record, COSTS), bench_record("steps.json", "deep")),
+        *cost_tables(*map(measured, COSTS), measured("steps", "deep")),
     ]
     found = {
         "bench-times": times_table("cpu"),
@@ -372,9 +373,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "differing": sentences.differing_list(runs),
         "best-guess": sentences.best_guess_sentence(runs),
         "tangents": sentences.tangents_sentence(runs),
-        "speed-bullet": sentences.speed_bullet(
-            *map(bench_record, ("time-cpu.json", "compiled-cpu.json", "compiled-cuda.json"))
-        ),
+        "speed-bullet": sentences.speed_bullet(*map(measured, ("time-cpu", "compiled-cpu", "compiled-cuda"))),
         "rules": "\n".join(f"- {rule}" for rule in RULES),
     }
     absent = dict.fromkeys(OPTIONAL, "Nothing of this table was run.")
