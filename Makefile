@@ -10,7 +10,7 @@ ALL := $(VENV)/.installed
 SITE := $(VENV)/.installed-site
 JOBS ?= 2
 
-.PHONY: setup test test-gpu lint format docs docs-serve reproduce bench mutants mutants-list coverage-map dist smoke clean
+.PHONY: setup test tests test-slow test-gpu lint format docs docs-serve reproduce bench mutants mutants-list coverage-map dist smoke clean
 
 setup: $(ALL)
 
@@ -41,8 +41,16 @@ format: $(ALL)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: lint docs
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --durations 20
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --durations 20
+
+test: $(ALL) $(SITE)  # lint, types and the site beside the tests
+	$(MAKE) --no-print-directory -j 3 lint docs tests
+
+tests: $(ALL)
+	$(PYTEST) -m "not slow and not sweep and not compiled"
+
+test-slow: $(ALL)  # what takes long, every module of PyTorch's list, and families of Hugging Face's models
+	$(PYTEST) -m "slow or sweep"
 
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs: $(SITE)  # the site, in build/site; a warning is an error, unless mkdocs is told to be quiet

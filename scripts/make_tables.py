@@ -11,6 +11,7 @@ import re
 import statistics
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,15 @@ from gradguess_lab.compare.run import read_record
 from gradguess_lab.compare.tables import Compared, compared
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.methods import method_label, settings_of
-from gradguess_lab.paper_numbers import SCALING, WIDTHS
+from gradguess_lab.paper_numbers import (
+    BIAS_VARIANCE,
+    CHOICE_OF_K,
+    NEWTON_SCHULZ,
+    PRECONDITIONING,
+    SCALING,
+    WIDTHS,
+    Published,
+)
 from gradguess_lab.report.plot import draw
 from gradguess_lab.report.results import load_benchmarks, load_runs
 from gradguess_lab.store import find
@@ -31,54 +40,54 @@ from gradguess_lab.tables import sentences
 from gradguess_lab.tables.averages import curve_of_means
 from gradguess_lab.tables.bench import bench_tables
 from gradguess_lab.tables.claims import claims_table
-from gradguess_lab.tables.compare import DIFFERS, HOLDS, RULES
+from gradguess_lab.tables.compare import DIFFERS, HOLDS, NOT_COMPARED
 from gradguess_lab.tables.compiled import memory_matrix, times_matrix
 from gradguess_lab.tables.costs import cost_tables, method_cell, ratio_cell
-from gradguess_lab.tables.curves import overlap_figures, scaling_figure
+from gradguess_lab.tables.curves import scaling_figure
 from gradguess_lab.tables.deep import deep_tables
 from gradguess_lab.tables.exact_top import exact_top_table
 from gradguess_lab.tables.feedback import feedback_tables
 from gradguess_lab.tables.feedback_results import results_of
-from gradguess_lab.tables.lines import compare
-from gradguess_lab.tables.over_training import over_training_figures, over_training_table
-from gradguess_lab.tables.paper import (
-    bias_variance_table,
-    choice_of_k_table,
-    newton_schulz_table,
-    preconditioning_table,
-    rank_table,
-    scaling_matrix,
-)
+from gradguess_lab.tables.lines import compare, comparison_table
+from gradguess_lab.tables.paper import scaling_matrix
 from gradguess_lab.tables.projector import projector_table
 from gradguess_lab.tables.real import real_table
 from gradguess_lab.tables.runs import Run
-from gradguess_lab.tables.solvers import solvers_table
 from gradguess_lab.tables.speed import speed_claims_table
 from gradguess_lab.tables.table import Cell, Curve, Figure, Table, mean_text
-from gradguess_lab.tables.tally import tally_table
-from gradguess_lab.tables.variants import overlap_table, variants_table
 
 ROOT = Path(__file__).parents[1]
-PAGES = (
-    "README.md",
-    "docs/reproduce.md",
-    "docs/guesses.md",
-    "docs/feedback.md",
-    "docs/speed.md",
-    "docs/scale.md",
-    "docs/real.md",
-    "docs/gpu.md",
-    "docs/finite.md",
-    "docs/compare.md",
-    "docs/deep.md",
-    "docs/streams.md",
-    "docs/when.md",
-    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs" / "methods").glob("*.md"))),
-    "docs/bridges.md",
-)
+PAGES = ("README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))))
 COSTS = ("time-cpu", "time-cuda", "memory-cpu")
 # tables that may have no run
-OPTIONAL = ("overlap-squared", "over-training", "solvers", "exact-top", "real", "claims-cost", "projector")
+OPTIONAL = ("exact-top", "real", "claims-cost")
+PROJECTED = ("Guess", "Layer", "First weights", "Trained weights", "Directions")
+ACCURACIES = ("Train accuracy", "Test accuracy", "Seeds")
+FEEDBACK = {  # the columns that are shown of a table on learned feedback, and the rows: what they say in a column
+    "feedback-width": (("Method", "Width", *ACCURACIES), ("Width", "64", "512")),
+    "feedback-depth": (("Method", "Depth", "Learning rate", *ACCURACIES), ("Depth", "12")),
+    "feedback-residual": (("Method", "Depth", *ACCURACIES), ("Depth", "24")),
+    "feedback-quality": (("Method", "Layer 1", "Layer 2", "Layer 3"), ("Epoch", "300")),
+    "feedback-ablations": (("Method", *ACCURACIES), ("Width", "256")),
+}
+DEEP = {  # the tables that are shown on deep networks
+    "deep-charformer-shakespeare-12-20",
+    "deep-charformer-shakespeare-4-20",
+    "deep-mlp-mnist1d-12-300",
+    "deep-residual-mnist1d-24-100",
+    "deep-resnet18-cifar10-3-50",
+    "deep-resnet18-cifar10-3-10",
+    "deep-vit-cifar10-8-20",
+}
+REACHED = ("rule", "error: mean (least to most)", "MB kept")
+STREAMS = {  # the columns that are shown of a group of streams
+    "recall12": REACHED,
+    "recall40": REACHED,
+    "copy40": REACHED,
+    "tmaze40": REACHED,
+    "characters": REACHED,
+    "price": ("task", "rule", "ms a step", "MB kept"),
+}
 GLANCE = ("backprop", "students", "students-chained", "feedback-chained", "wperp-exact", "wperp", "activation")
 
 
@@ -86,10 +95,11 @@ def line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def markdown(table: Table) -> str:
-    """The columns that are shown; a cell's mark and note follow it."""
-    head = [table.columns[i] for i in table.shown]
-    body = [[_shown(row[i]) for i in table.shown] for row in table.rows]
+def markdown(table: Table, *columns: str) -> str:
+    """The columns that are shown, or those of them that are named; a cell's mark and note follow it."""
+    shown = [i for i in table.shown if not columns or table.columns[i] in columns]
+    head = [table.columns[i] for i in shown]
+    body = [[_shown(row[i]) for i in shown] for row in table.rows]
     return "\n".join([line(head), line(["---"] * len(head)), *(line(cells) for cells in body)])
 
 
@@ -102,6 +112,20 @@ def _shown(cell: Cell) -> str:
 @cache
 def deep_networks() -> list[Table]:
     return deep_tables(load_runs(ROOT / "results" / "deep"))
+
+
+def of_rows(table: Table | None, column: str, *kept: str) -> Table:
+    """The table with those rows alone that say one of these in a column."""
+    assert table is not None
+    place = table.columns.index(column)
+    return replace(table, rows=tuple(row for row in table.rows if row[place].text in kept))
+
+
+def published_table(runs: Sequence[Run], *entries: Published) -> str:
+    """Published numbers beside ours by the paper's definition; times are not compared."""
+    lines = [one for one in compare(entries, runs) if one.main and one.verdict != NOT_COMPARED]
+    table = comparison_table("published", "", lines, "")
+    return markdown(table, "Method", "Width", "Quantity", "Paper", "Ours", "± sd", "Verdict")
 
 
 def glance_table(runs: Sequence[Run]) -> str:
@@ -156,8 +180,8 @@ def overview_figure(runs: Sequence[Run]) -> Figure:
 
 def figures(runs: Sequence[Run]) -> list[Figure]:
     """The figures of the docs."""
-    made = [overview_figure(runs), scaling_figure(runs), *overlap_figures(runs), *over_training_figures(runs)]
-    return [figure for figure in made if figure is not None] + [f for one in comparison() for f in one.figures]
+    made = [overview_figure(runs), scaling_figure(runs)]
+    return [figure for figure in made if figure is not None] + [one.figures[0] for one in comparison()]
 
 
 def measured(key: str, study: str = "bench") -> dict[str, Any]:
@@ -247,24 +271,33 @@ def comparison() -> list[Compared]:
     return compared(read_record(stored)) if find(stored, "compare") else []
 
 
+def feedback_blocks(runs: Sequence[Run]) -> dict[str, str]:
+    """Of the tables on learned feedback, what `FEEDBACK` names."""
+    made = {table.slug: table for table in feedback_tables(runs)}
+    return {slug: markdown(of_rows(made[slug], *rows), *columns) for slug, (columns, rows) in FEEDBACK.items()}
+
+
 def comparison_block() -> str:
-    """Every task with its table, its caption and its figures."""
+    """Every task with its table, its setting and a figure."""
     parts = []
     for one in comparison():
-        drawn = [f"![{figure.title}](figures/{figure.slug}.png)" for figure in one.figures]
-        parts.append("\n\n".join([f"### {one.title}", markdown(one.table), one.table.caption, *drawn]))
+        drawn = f"![{one.figures[0].title}](figures/{one.figures[0].slug}.png)"
+        table = markdown(one.table, "Method", "Test", "Time", "Memory", "Sent back")
+        parts.append("\n\n".join([f"### {one.title}", one.setting, table, drawn]))
     return "\n\n".join(parts) or "Not run yet: there are no results in `results/compare`."
 
 
 def deep_block() -> str:
-    """Deep networks: every table under its title, and what they have in common once."""
-    parts = [f"### {table.title}\n\n{markdown(table)}" for table in deep_networks()]
-    return "\n\n".join([*parts, *dict.fromkeys(table.caption for table in deep_networks())])
+    """Deep networks: the tables of `DEEP` under their titles."""
+    columns = ("Method", "Pieces", "Rate", "Test", "Best epoch", "Seeds")
+    shown = [table for table in deep_networks() if table.slug in DEEP]
+    return "\n\n".join(f"### {table.title}\n\n{markdown(table, *columns)}" for table in shown)
 
 
 def streams_block() -> str:
     """The tables of the groups of streams that were run."""
-    made = {name: streams_table(ROOT / "results" / "streams", group()) for name, group in GROUPS.items()}
+    stored = ROOT / "results" / "streams"
+    made = {name: streams_table(stored, GROUPS[name](), *columns) for name, columns in STREAMS.items()}
     parts = ["\n".join([f"### {TITLES[name]}", "", *lines]) for name, lines in made.items() if lines]
     return "\n\n".join(parts) or "Not run yet: there are no results in `results/streams`."
 
@@ -333,22 +366,9 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
     """Every table and every sentence with numbers, by the name of its mark."""
     benchmarks = load_benchmarks(ROOT / "results" / "paper")
     made = [
-        tally_table(runs),
-        claims_table(runs),
-        choice_of_k_table(runs),
-        rank_table(runs),
-        overlap_table(runs),
-        bias_variance_table(runs),
-        over_training_table(runs),
-        newton_schulz_table(runs),
-        preconditioning_table(runs),
-        variants_table(runs),
-        solvers_table(runs),
         exact_top_table(runs),
         real_table(runs),
         speed_claims_table(benchmarks),
-        projector_table(benchmarks),
-        *feedback_tables(runs),
         *cost_tables(*map(measured, COSTS), measured("steps", "deep")),
     ]
     found = {
@@ -369,12 +389,15 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "students-sentence": sentences.students_sentence(deep_networks()),
         "scaling": markdown(scaling_matrix(runs)),
         "tally-sentence": sentences.tally_sentence(runs),
-        "seeds-sentence": sentences.seeds_sentence(runs),
         "differing": sentences.differing_list(runs),
-        "best-guess": sentences.best_guess_sentence(runs),
         "tangents": sentences.tangents_sentence(runs),
-        "speed-bullet": sentences.speed_bullet(*map(measured, ("time-cpu", "compiled-cpu", "compiled-cuda"))),
-        "rules": "\n".join(f"- {rule}" for rule in RULES),
+        "claims": markdown(claims_table(runs), "The paper says", "Verdict"),
+        "choice-of-k": published_table(runs, *CHOICE_OF_K),
+        "bias-variance": published_table(runs, *BIAS_VARIANCE),
+        "newton-schulz": published_table(runs, *NEWTON_SCHULZ),
+        "preconditioning": published_table(runs, *PRECONDITIONING),
+        "projector": markdown(of_rows(projector_table(benchmarks), "Width", "512"), *PROJECTED),
+        **feedback_blocks(runs),
     }
     absent = dict.fromkeys(OPTIONAL, "Nothing of this table was run.")
     return absent | found | {table.slug: markdown(table) for table in made if table is not None}

@@ -100,7 +100,7 @@ def test_every_file_that_is_named_exists(page: Path):
     """A path in backticks with a slash is a file or a folder of the package, or of the repository."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     for path in re.findall(r"`([\w.]+(?:/[\w.]+)*/(?:\w+\.(?:py|json|md))?)`", text):
-        places = [ROOT / path, ROOT / "src" / "gradguess" / path, ROOT / "src" / "gradguess" / "experiments" / path]
+        places = [ROOT / path, ROOT / "src" / "gradguess" / path, ROOT / "lab" / "gradguess_lab" / path]
         made = path.startswith("build/")  # by a command
         assert made or any(place.exists() for place in places), f"{name(page)} names {path}"
 

@@ -132,6 +132,7 @@ def reproduce(
     from gradguess_lab.report import write_report
     from gradguess_lab.reproduce import read_configs
     from gradguess_lab.reproduce import reproduce as run
+    from gradguess_lab.tables.beside_stored import said
     from gradguess_lab.terminal import runs_bar
 
     runs = read_configs(configs) if configs else plan.plan(preset, only or (), seeds, solver, device)
@@ -145,7 +146,7 @@ def reproduce(
         records, failures = run(runs, out, jobs, show, backend, address)  # type: ignore[arg-type]
     page = write_report(out)
     results = {record["key"]: record["metrics"] for record in records}
-    emit({"report": str(page), "runs": results}, json, [f"{len(records)} runs", str(page)])
+    emit({"report": str(page), "runs": results}, json, [said(records), str(page)])
     if failures:
         listed = "; ".join(f"{key}: {message}" for key, message in failures.items())
         raise GradguessError(f"{len(failures)} of {len(records) + len(failures)} runs failed: {listed}")

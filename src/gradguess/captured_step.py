@@ -22,6 +22,7 @@ from gradguess.errors import InputError, check_count
 from gradguess.estimate import ForwardGradient
 from gradguess.methods.compiled import Compiler
 from gradguess.methods.signature import Signatures
+from gradguess.model.assumptions import Members
 from gradguess.model.task import LossFn, Task
 from gradguess.step.base import Kept, State
 from gradguess.step.refresh import sketch_seed
@@ -100,7 +101,7 @@ class CapturedStep:
         self.seen: dict[Hashable, int] = {}
         self.alone: set[Hashable] = set()  # what could not be recorded
         self._signatures = Signatures()
-        self._memory: Hashable = None  # where the tensors lie that the recordings read and write
+        self._memory: list[int] = []  # where the tensors lie that the recordings read and write
         self._calls = 0
         self._full: _Full | None = None  # which bases have no empty column; None where that must be looked up
         self.state = forward.state  # its tensors are those that the recordings read and write
@@ -139,7 +140,7 @@ class CapturedStep:
         layout = self.forward.layout
         if layout is None or not layout.members.current():  # the step finds its sites anew
             return None
-        if (memory := self._addresses()) != self._memory:
+        if (memory := self._addresses(layout.members)) != self._memory:
             self.captured.clear()
             self._memory = memory
         task = Task(self.forward.model, self.loss_fn, inputs, targets)
@@ -171,12 +172,11 @@ class CapturedStep:
         """Whether this call is the first, and the last, before an update."""
         return self._calls % self.accumulate == 0, self._calls % self.accumulate == self.accumulate - 1
 
-    def _addresses(self) -> Hashable:
+    def _addresses(self, members: Members) -> list[int]:
         """Where parameters, buffers, gradients that wait and the state of the optimiser lie."""
-        own = list(self.forward.model.parameters())
+        own = members.parameters.values()
         waiting = [p.grad for p in own if p.grad is not None] if self.accumulate > 1 else []
-        tensors = (*own, *self.forward.model.buffers(), *waiting, *self._optimiser.state())
-        return tuple(t.data_ptr() for t in tensors)
+        return [t.data_ptr() for t in (*own, *members.buffers().values(), *waiting, *self._optimiser.state())]
 
     def _lacks(self, search: bool) -> bool:
         """Does a basis lack directions? A recording takes each to be full, where a step by itself looks: a search at

@@ -69,6 +69,8 @@ def test_a_compiled_run_goes_on_where_it_was_interrupted(
         assert other is not None
         assert found[0].keys() == other[0].keys()
         for name, value in found[0].items():
+            if name.endswith("method"):  # compiled backpropagation is a method of the experiments
+                continue
             torch.testing.assert_close(value, other[0][name], rtol=1e-8, atol=1e-10)
 
 

@@ -183,3 +183,20 @@ def test_a_transform_is_left_to_pytorch(small_blocks):
     x = noise(7, CLASSES).requires_grad_()
     (plain,) = torch.autograd.grad(F.cross_entropy(x, targets(7), reduction="sum"), x)
     torch.testing.assert_close(torch.func.grad(loss)(x.detach()), plain)
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="PyTorch 2.13 brought it")
+@pytest.mark.parametrize("dual", ["input", "weight", "bias"])
+def test_a_linear_cross_entropy_in_chunks_carries_a_tangent(dual):
+    """PyTorch's own chunks lose it and do not say so."""
+    named = {"input": noise(7, 5), "weight": noise(CLASSES, 5, seed=1), "bias": noise(CLASSES, seed=3)}
+
+    def found(options: object) -> tuple[Tensor, Tensor]:
+        with forward_mode(torch.nn.Linear(1, 1)):
+            given = named | {dual: fwAD.make_dual(named[dual], noise(*named[dual].shape, seed=4))}
+            x, weight, bias = given.values()
+            chosen = {"linear_bias": bias, "reduction": "none", "options": options}
+            return tuple(fwAD.unpack_dual(F.linear_cross_entropy(x, weight, targets(7), **chosen)))
+
+    for a, b in zip(found(torch.nn.LinearCrossEntropyOptions()), found(None), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)

@@ -8,7 +8,7 @@ from torch import nn
 
 import gradguess as gg
 from asserts import assert_close
-from models import BATCH, Case, generator, make
+from models import BATCH, CLASSES, INPUTS, Case, cross_entropy, generator, make
 from references import gradients
 from steps import layout_of, oracle
 
@@ -235,3 +235,39 @@ def test_laying_out_leaves_no_trace():
         assert torch.equal(value, before[name])
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in case.model.modules())
     assert all(p.grad is None for p in case.model.parameters())
+
+
+class Skipping(nn.Module):
+    """Blocks with shortcuts, of which each step leaves some out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(INPUTS, 6), nn.Linear(6, CLASSES)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Tanh(), nn.Linear(6, 6)) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            if torch.rand(()) < 0.5:
+                x = x + block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("sites", ["auto", "leaf", 2])
+@pytest.mark.parametrize("memory", ["store", "replay"])
+def test_a_model_may_leave_layers_out_at_random(sites, memory):
+    """Sites are found with the random numbers of the step itself."""
+    model, x = Skipping().double(), torch.randn(BATCH, INPUTS, dtype=torch.float64)
+    args = cross_entropy, x, torch.randint(CLASSES, (BATCH,))
+    forward = gg.ForwardGradient(model, gg.Backprop(), sites=sites, memory=memory)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        expected = torch.autograd.grad(args[0](model(x), args[2]).mean(), model.first.weight)[0]
+        torch.manual_seed(seed)
+        model.zero_grad()
+        forward(*args)
+        torch.testing.assert_close(model.first.weight.grad, expected)
+        torch.manual_seed(seed)
+        est = gg.estimate(model, gg.ActivationPerturbation(), *args, sites=sites)
+        torch.manual_seed(seed)
+        assert torch.equal(est.losses, args[0](model(x), args[2]))

@@ -26,6 +26,7 @@ class Compared:
 
     name: str
     title: str
+    setting: str
     table: Table
     figures: tuple[Figure, ...]
 
@@ -36,6 +37,7 @@ def compared(record: dict[str, Any]) -> list[Compared]:
         Compared(
             task["name"],
             task["title"],
+            setting(task),
             task_table(task),
             tuple(f for cost in COSTS if (f := figure(task, cost)) is not None),
         )
@@ -47,22 +49,28 @@ def task_table(task: dict[str, Any]) -> Table:
     """One line for each method, controls at the end."""
     base = Summary.of(next((row["test"] for row in task["rows"] if row["method"] == BASE), []))
     rows = tuple(_line(row, base) for row in task["rows"])
+    caption = (
+        f"{setting(task)} Mean ± standard deviation over seeds; the difference is to backpropagation's test result. "
+        "Time and peak memory of a training step over backpropagation's, timed in turns in one process. Cosine with "
+        f"the true gradient: of the parameters below the lowest cut of {task['pieces']} pieces, at the end of the "
+        "first seed's run. Sent back: through how much of the network a signal travels from the loss."
+    )
+    return Table(f"compare-{task['name']}", task["title"], COLUMNS, rows, caption)
+
+
+def setting(task: dict[str, Any]) -> str:
+    """What was run, on what, and which learning rates were tried."""
     config = task["config"]
     what = "Bits per character (less is better)" if task["quantity"] == "bits" else "Accuracy"
     tried = ", ".join(f"{rate:g}" for rate in task["grid"])
     chosen = f"chosen by the test set after {task['short']} epochs with another seed, for all methods alike"
     rates = f"Learning rates out of {tried}, {chosen}. {_edge(task)}" if len(task["grid"]) > 1 else f"Rate {tried}."
     part = f", {config['samples']} samples" if config["samples"] else ""
-    caption = (
-        f"Width {config['width']}, depth {config['depth']}, {config['epochs']} epochs{part}, batches of "
-        f"{config['batch']}. "
-        f"{what}, mean ± standard deviation over seeds; the difference is to backpropagation's test result. {rates} "
-        "Time and peak memory of a training step over backpropagation's, timed in turns in one process on "
-        f"{task['environment']['device']}. Cosine with the true gradient: of the parameters below the lowest cut of "
-        f"{task['pieces']} pieces, at the end of the first seed's run. Sent back: through how much of the network a "
-        "signal travels from the loss."
+    seeds = max(len(row["test"]) for row in task["rows"])
+    return (
+        f"{what}. Width {config['width']}, depth {config['depth']}, {config['epochs']} epochs{part}, batches of "
+        f"{config['batch']}, {seeds} seeds, on {task['environment']['device']}. {rates}"
     )
-    return Table(f"compare-{task['name']}", task["title"], COLUMNS, rows, caption)
 
 
 def _edge(task: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from gradguess.extras import require
 from gradguess_lab.report.export import to_csv, to_latex
 from gradguess_lab.report.palette import colours
 from gradguess_lab.report.sections import Section, is_of_the_paper
+from gradguess_lab.tables.beside_stored import beside_stored, judged
 from gradguess_lab.tables.compare import (
     DIFFERS,
     HOLDS,
@@ -135,10 +136,12 @@ def _colour_variables() -> str:
 
 
 def _tiles(runs: Sequence[Run], sections: Sequence[Section]) -> list[Tile]:
-    """Each published number and each claim once."""
+    """Runs that stand beside stored ones, or else each published number and each claim once."""
+    if beside := Counter(judged(*pair) for pair in beside_stored(runs)):
+        return [Tile("Runs in the interval of our stored seeds", [(word, beside[word]) for word in beside])]
     claims = [table for section in sections for table in section.tables if table.slug.startswith("claims")]
-    judged = Counter(cell.verdict for table in claims for row in table.rows for cell in row)
-    found: dict[str, Counter[str | None]] = {"Published numbers": Counter(verdicts(runs)), "Claims": judged}
+    claimed = Counter(cell.verdict for table in claims for row in table.rows for cell in row)
+    found: dict[str, Counter[str | None]] = {"Published numbers": Counter(verdicts(runs)), "Claims": claimed}
     return [Tile(title, [(word, counts[word]) for word in _MARKS if counts[word]]) for title, counts in found.items()]
 
 

@@ -27,6 +27,7 @@ STYLES = {name: Style(entry.light, entry.dark, entry.marker) for name, entry in 
     "wperp-rank": Style("#8c510a", "#c98f4e"),  # W⊥ with another k than 10
     "wperp-25": Style("#b8860b", "#e0c25a"),
     "wperp-1": Style("#d9a066", "#8f6b45"),
+    "this-run": Style(INK.light, INK.dark, "x"),
     "layer-1": Style("#4477aa", "#7fb2e5", "o"),
     "layer-2": Style("#cc3311", "#ff7f66", "s"),
     "layer-3": Style("#00897b", "#45d0be", "^"),

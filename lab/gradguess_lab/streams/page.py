@@ -47,25 +47,17 @@ def page(out: Path, groups: Mapping[str, Group]) -> str:
     return "\n".join(parts)
 
 
-def table(out: Path, group: Group) -> list[str]:
-    """A Markdown table of a group: a line for each entry that has been run."""
+def table(out: Path, group: Group, *columns: str) -> list[str]:
+    """A Markdown table of a group: a line for each entry that has been run, with all columns or those named."""
     lines = []
     for entry in group.entries:
         rate = best_rate(out, group, entry)
         found = results(out, group.reported(entry, rate)) if rate is not None else []
         if found:
             lines.append(_line(entry, rate, found))
-    head = [
-        "task",
-        "rule",
-        "rate",
-        "error: mean (least to most)",
-        f"below {SOLVED}",
-        "ms a step",
-        "MB kept",
-        "MB, process",
-    ]
-    return [_row(head), _row(["---"] * len(head)), *lines] if lines else []
+    head = columns or tuple(lines[0]) if lines else ()
+    rows = [_row(line[name] for name in head) for line in lines]
+    return [_row(head), _row(["---"] * len(head)), *rows] if lines else []
 
 
 def named(entry: StreamConfig) -> str:
@@ -77,7 +69,7 @@ def named(entry: StreamConfig) -> str:
     return f"tbptt({entry.truncation})" if entry.rule == "tbptt" else entry.rule
 
 
-def _line(entry: StreamConfig, rate: float | None, found: list[dict[str, Any]]) -> str:
+def _line(entry: StreamConfig, rate: float | None, found: list[dict[str, Any]]) -> dict[str, str]:
     errors, kept = [record["error"] for record in found if record["error"] is not None], found[0]["memory_mb"]
     spread = f"{_mean(errors):.4f} ({min(errors):.4f} to {max(errors):.4f})" if errors else "none"
     if len(errors) < len(found):
@@ -89,18 +81,16 @@ def _line(entry: StreamConfig, rate: float | None, found: list[dict[str, Any]]) 
     parts += [f"stopped at {entry.stop}"] if entry.stop else []
     process = [point["process_mb"] for point in (found[0]["curve"][:1] + found[0]["curve"][-1:])]
     times = [record["step_ms"] for record in found if record["step_ms"] is not None]
-    return _row(
-        [
-            ", ".join(parts),
-            named(entry),
-            f"{rate:g}",
-            spread,
-            f"{below} of {len(found)}",
-            f"{_mean(times):.2f}" if times else "",
-            f"{kept:.3g}" if kept < 1000 else f"{kept:,.0f}",
-            " → ".join(f"{value:.0f}" for value in process if value is not None),
-        ]
-    )
+    return {
+        "task": ", ".join(parts),
+        "rule": named(entry),
+        "rate": f"{rate:g}",
+        "error: mean (least to most)": spread,
+        f"below {SOLVED}": f"{below} of {len(found)}",
+        "ms a step": f"{_mean(times):.2f}" if times else "",
+        "MB kept": f"{kept:.3g}" if kept < 1000 else f"{kept:,.0f}",
+        "MB, process": " → ".join(f"{value:.0f}" for value in process if value is not None),
+    }
 
 
 def figures(out: Path, name: str, group: Group) -> list[Figure]:

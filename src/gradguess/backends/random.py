@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +31,8 @@ def seed_global(seed: int) -> None:
 
 
 class RandomState:
-    """The state of the global generators at the moment of construction: the CPU's, and those of the CUDA devices given.
+    """The state of the global generators at the moment of construction: PyTorch's of the CPU and of the CUDA devices
+    given, Python's and NumPy's.
 
     Args:
         devices: where the model lies. Devices other than CUDA are passed over.
@@ -38,6 +42,7 @@ class RandomState:
         self.cpu = torch.get_rng_state()
         found = sorted({device for device in devices if device.type == "cuda"}, key=str)
         self.cuda = {device: torch.cuda.get_rng_state(device) for device in found}
+        self.python, self.numpy = random.getstate(), _numpy_state()
 
     @classmethod
     def everywhere(cls) -> RandomState:
@@ -47,12 +52,16 @@ class RandomState:
 
     def drew(self) -> bool:
         """Has one of these generators been used since?"""
-        if not torch.equal(self.cpu, torch.get_rng_state()):
+        if self.drew_outside() or not torch.equal(self.cpu, torch.get_rng_state()):
             return True
         return any(not torch.equal(state, torch.cuda.get_rng_state(device)) for device, state in self.cuda.items())
 
+    def drew_outside(self) -> bool:
+        """Whether Python's or NumPy's generator has been used since."""
+        return self.python != random.getstate() or self.numpy != _numpy_state()
+
     def fingerprint(self) -> int:
-        """Equal where the states are."""
+        """Equal where the states of PyTorch's generators are."""
         return hash(tuple(state.numpy().tobytes() for state in (self.cpu, *self.cuda.values())))
 
     def restore(self) -> None:
@@ -60,3 +69,13 @@ class RandomState:
         torch.set_rng_state(self.cpu)
         for device, state in self.cuda.items():
             torch.cuda.set_rng_state(state, device)
+        random.setstate(self.python)
+        name, keys, *rest = self.numpy
+        np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
+
+
+def _numpy_state() -> tuple[Any, ...]:
+    """That of NumPy's global generator, in a form that can be compared."""
+    state: Any = np.random.get_state()
+    name, keys, *rest = state
+    return name, keys.tobytes(), *rest

@@ -85,4 +85,15 @@ class _Recomputed(torch.autograd.Function):
         return found, None, None, None, None, None
 
 
-LAYER = Layer(functions=(F.cross_entropy,), tangent=tangent, always=True)
+def in_one_piece(function: Any, x: Tensor, linear: Tensor, target: Tensor, **options: Any) -> Tensor | None:
+    """`F.linear_cross_entropy` without its chunks: a tangent is lost there, and PyTorch does not say so."""
+    if options["options"] is None or is_constant(x, linear, options["linear_bias"]):
+        return None
+    whole: Tensor = function(x, linear, target, **options | {"options": None})
+    return whole
+
+
+LAYERS = (
+    Layer(functions=(F.cross_entropy,), tangent=tangent, always=True),
+    Layer(functions=tuple(filter(None, [getattr(F, "linear_cross_entropy", None)])), written_out=in_one_piece),
+)

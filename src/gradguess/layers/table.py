@@ -29,7 +29,7 @@ LAYERS: tuple[Layer, ...] = (
     *attention.LAYERS,
     *recurrence.LAYERS,
     arithmetic.LAYER,
-    cross_entropy.LAYER,
+    *cross_entropy.LAYERS,
 )
 
 _BY_MODULE = {module: layer for layer in LAYERS for module in layer.modules}

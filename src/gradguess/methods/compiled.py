@@ -188,7 +188,10 @@ class _CompiledStep:
         try:
             inputs = self._inputs(step)
             self.form, given = Form(inputs), tensors_of(inputs)
-            self.graph: Graph = compiled(trace(self._function, given), given)
+            traced = trace(self._function, given)
+            if before.drew_outside():
+                raise NotTraceable("it draws random numbers from Python or NumPy, which a graph would hold as they are")
+            self.graph: Graph = compiled(traced, given)
         finally:  # a trace leaves no trace
             before.restore()
             step.noise.rewind()

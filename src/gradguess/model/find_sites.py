@@ -40,24 +40,30 @@ def lay_out(task: Task, sites: Sites = "auto", *, full_batch: bool = False, beyo
     """
     check_trainable(task.model)
     check_plain(task.model)
-    with untouched(task.model) as traces:
+    with untouched(task.model):
         probe, sliceable, shapes = (task, False, {}) if full_batch else _probe(task)
+    with untouched(task.model):
         want = _among(bottleneck_calls(probe, sites)) if isinstance(sites, int) else _wanted(task.model, sites)
-        cut = CutPass(probe, want)
-        if sliceable and len(cut.losses) != probe.batch:  # time first: two losses of two samples, not of two rows
-            return lay_out(task, sites, full_batch=True, beyond_graph=beyond_graph)
-        stochastic, mutates = traces()
-        if not cut.calls:
-            raise InputError(_no_site_message(sites))
-        if not beyond_graph:
-            check_differentiable(cut.losses)
-        if sites in ("auto", "branch"):
-            chosen = branch_calls(cut, severed_leaves(probe, cut) if beyond_graph else set())
-            if chosen:
-                cut = CutPass(probe, _among(chosen))
-        severed = severed_leaves(probe, cut) if beyond_graph else None
+    cut, stochastic, mutates = _cut(probe, want)
+    if sliceable and len(cut.losses) != probe.batch:  # time first: two losses of two samples, not of two rows
+        return lay_out(task, sites, full_batch=True, beyond_graph=beyond_graph)
+    if not cut.calls:
+        raise InputError(_no_site_message(sites))
+    if not beyond_graph:
+        check_differentiable(cut.losses)
+    if sites in ("auto", "branch"):
+        chosen = branch_calls(cut, severed_leaves(probe, cut) if beyond_graph else set())
+        if chosen:
+            cut, _, _ = _cut(probe, _among(chosen))
+    severed = severed_leaves(probe, cut) if beyond_graph else None
     found = _read(task.model, cut, shapes, severed, sliceable=sliceable, stochastic=stochastic, mutates=mutates)
     return replace(found, sample_size=probe.sample_size) if sliceable else found
+
+
+def _cut(task: Task, want: Want | None) -> tuple[CutPass, bool, bool]:
+    """A cut pass that starts where a step does; whether it drew random numbers, and whether it wrote buffers."""
+    with untouched(task.model) as traces:
+        return CutPass(task, want), *traces()
 
 
 def _among(chosen: set[tuple[nn.Module, int]]) -> Want:
