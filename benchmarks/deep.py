@@ -27,10 +27,10 @@ from gradguess_lab import environment
 from gradguess_lab.bench.record import keep
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.data import Dataset
-from gradguess_lab.files import read_json
 from gradguess_lab.loss import smoothed_loss
 from gradguess_lab.optimiser import build_optimiser
 from gradguess_lab.recipes import RECIPES
+from gradguess_lab.store import find
 from gradguess_lab.train import autocast, build_forward, build_model
 
 PIECES = {"resnet18-cifar10": ("4", "8"), "vit-cifar10": ("4",)}
@@ -107,8 +107,8 @@ def main() -> None:
     if options.one:
         print(json.dumps(measure(json.loads(options.one), options.device, options.steps, options.small)))
         return
-    path = options.out / "steps.json" if options.out else None
-    rows: list[dict[str, Any]] = read_json(path, "record of steps")["rows"] if path and path.exists() else []
+    earlier = find(options.out, "steps") if options.out else None
+    rows: list[dict[str, Any]] = list(earlier["rows"]) if earlier else []
     for way in [way for task in ((options.only,) if options.only else PIECES) for way in ways(task)]:
         left_out = options.methods and (way["compiled"] or way["method"] not in options.methods)
         if left_out or any(way.items() <= row.items() for row in rows):

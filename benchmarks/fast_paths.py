@@ -20,9 +20,9 @@ from gradguess.passes import relu_chain
 from gradguess_lab import environment
 from gradguess_lab.bench.cases import Case
 from gradguess_lab.bench.loops import Loop, Replayed
+from gradguess_lab.bench.record import keep
 from gradguess_lab.bench.registry import make_loop
 from gradguess_lab.bench.timing import measure, measure_once
-from gradguess_lab.files import write_json
 
 METHODS = ("wperp", "feedback-direct-rare")
 SOLVERS = ("wperp-subspace", "wperp-ns")
@@ -93,14 +93,14 @@ def main() -> None:
         for method in METHODS:
             for captured in (True, False):
                 record["rows"] += _rows(width, method, captured, given.seconds)
-                write_json(given.out, record)
+                keep(record, given.out.parent, given.out.name)
                 for row in record["rows"][-len(PATHS) - 1 :]:
                     print(json.dumps(row), flush=True)
     for method in SOLVERS:
         ms = 1e3 * measure_once(make_loop(method, Case(width=512, device="cuda")), "cuda")
         record["per_sample"].append({"method": method, "width": 512, "step_ms": ms})
         print(json.dumps(record["per_sample"][-1]), flush=True)
-        write_json(given.out, record)
+        keep(record, given.out.parent, given.out.name)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ from gradguess.passes import Carried, choose_pass
 from gradguess.step.base import Options, State, Step
 from gradguess.step.draw import Drawing
 from gradguess_lab import environment
+from gradguess_lab.bench.record import keep
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.data import Dataset, load
-from gradguess_lab.files import write_json
 from gradguess_lab.loss import per_sample_loss
 from gradguess_lab.train import build_model, train
 
@@ -146,7 +146,7 @@ def main(out: str) -> None:
         runs.append(about | {key: metrics[key] for key in ("train_accuracy", "test_accuracy", "step_ms")})
         print(runs[-1], flush=True)
     about = {"samples": SAMPLES, "epochs": EPOCHS, "run": RUNS[0].as_dict(), "environment": environment.describe("cpu")}
-    write_json(Path(out), {"schema": 1, **about, "derivatives": derivatives, "runs": runs})
+    keep({"schema": 1, **about, "derivatives": derivatives, "runs": runs}, Path(out).parent, Path(out).name)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gradguess_lab.store import find
 from gradguess_lab.streams.page import page
 from gradguess_lab.streams.plan import GROUPS, chosen
-from gradguess_lab.streams.sweep import place, sweep, wanted
+from gradguess_lab.streams.sweep import sweep, wanted
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
         return
     if options.list:
         for name, group in groups.items():
-            left = [config.key for config in wanted(options.out, group) if not place(options.out, config).exists()]
+            left = [config.key for config in wanted(options.out, group) if find(options.out, config.key) is None]
             print(f"{name}: {len(left)} runs can start now", *left, sep="\n  ")
         return
     failures = sweep(groups.values(), options.out, options.jobs, options.minutes, lambda text: print(text, flush=True))

@@ -33,6 +33,7 @@ from gradguess_lab.paper_numbers import (
 )
 from gradguess_lab.report.plot import draw
 from gradguess_lab.report.results import load_benchmarks, load_runs
+from gradguess_lab.store import find
 from gradguess_lab.streams.page import TITLES
 from gradguess_lab.streams.page import table as streams_table
 from gradguess_lab.streams.plan import GROUPS
@@ -182,14 +183,15 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
     return [figure for figure in made if figure is not None] + [one.figures[0] for one in comparison()]
 
 
-def bench_record(name: str, folder: str = "bench") -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((ROOT / "results" / folder / name).read_text(encoding="utf-8"))
-    return record
+def measured(key: str, study: str = "bench") -> dict[str, Any]:
+    found = find(ROOT / "results" / study, key)
+    assert found is not None, f"nothing is stored under {key!r} in results/{study}"
+    return found
 
 
 def times_table(device: str) -> str:
     """Ratio of a step to backpropagation's, by method and width."""
-    rows = bench_record(f"time-{device}.json")["rows"]
+    rows = measured(f"time-{device}")["rows"]
     widths = sorted({row["width"] for row in rows})
     found = {(row["method"], row["width"]): row for row in rows}
     lines = [line(["", *(f"width {width}" for width in widths)]), "|---" * (1 + len(widths)) + "|"]
@@ -210,7 +212,7 @@ def attention_table() -> str:
         "math kernel": "PyTorch's math kernel",
         "jvp_flash_attention": "jvp_flash_attention",
     }
-    record = bench_record("attention-cuda.json")
+    record = measured("attention-cuda")
     found = {(row["way"], row["dtype"], tuple(row["shape"])): row for row in record["rows"]}
     settings = list(dict.fromkeys((dtype, shape) for _, dtype, shape in found))
     heads = [f"{dtype}, {b} × {h} heads of {size}, {length} positions" for dtype, (b, h, length, size) in settings]
@@ -225,7 +227,7 @@ def gpt2_table() -> str:
     """A network of GPT-2's shape: each way to train it, of 400 steps that learn and of 60 whose memory is measured."""
     head = ("", "steps", "step", "median", "peak", "loss, first and last")
     lines = [line(head), "|---" * len(head) + "|"]
-    for row in bench_record("gpt2-cuda.json")["rows"]:
+    for row in measured("gpt2-cuda")["rows"]:
         if row["steps"] in (60, 400):
             times = [f"{row[key]:.1f} ms" for key in ("step_ms", "median_ms")]
             losses = f"{row['losses'][0]:.2f}, {row['losses'][-1]:.2f}"
@@ -236,8 +238,8 @@ def gpt2_table() -> str:
 
 def comparison() -> list[Compared]:
     """The tasks that were compared; none before there are results."""
-    stored = ROOT / "results" / "compare" / "compare.json"
-    return compared(read_record(stored)) if stored.exists() else []
+    stored = ROOT / "results" / "compare"
+    return compared(read_record(stored)) if find(stored, "compare") else []
 
 
 def feedback_blocks(runs: Sequence[Run]) -> dict[str, str]:
@@ -273,7 +275,7 @@ def streams_block() -> str:
 
 def memory_table() -> str:
     """Peak memory without the parameters' gradients, and time over backpropagation's, by method and depth."""
-    rows = bench_record("memory-cpu.json")["rows"]
+    rows = measured("memory-cpu")["rows"]
     depths = sorted({row["depth"] for row in rows})
     found = {(row["method"], row["depth"]): row for row in rows}
     lines = [
@@ -290,7 +292,7 @@ def memory_table() -> str:
 
 def trainer_table() -> str:
     """The loss of Hugging Face's Trainer and of the bridge, early and late in a run."""
-    rows = bench_record("trainer.json", "bridges")["rows"]
+    rows = measured("trainer", "bridges")["rows"]
     steps = [1, 50, 100, rows[0]["steps"]]
     head = ["", *(f"step {step}" for step in steps), "mean of the last 20"]
     lines = [line(head), "|---" * len(head) + "|"]
@@ -311,7 +313,7 @@ def narrow_and_wide(table: Table | None) -> Table | None:
 
 def finite_table() -> str:
     """Errors of the derivative along W⊥'s directions on trained networks, finite and dual, by network and dtype."""
-    rows = bench_record("accuracy.json", "finite")["derivatives"]
+    rows = measured("accuracy", "finite")["derivatives"]
     rows = [row for row in rows if row["guess"] == "wperp" and row["epochs"]]
     dtypes = dict.fromkeys(row["dtype"] for row in rows)
     found = {(row["network"], row["dtype"]): row for row in rows}
@@ -327,7 +329,7 @@ def finite_table() -> str:
 def finite_runs_table() -> str:
     """Accuracies after training with finite differences and with dual numbers."""
     groups: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
-    for row in bench_record("accuracy.json", "finite")["runs"]:
+    for row in measured("accuracy", "finite")["runs"]:
         groups.setdefault((row["method"], row["dtype"]), {}).setdefault(row["derivative"], []).append(row)
     lines = [line(["method", "dtype", "derivative", "train", "test"]), "|---" * 5 + "|"]
     for (method, dtype), kinds in groups.items():
@@ -347,7 +349,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         narrow_and_wide(exact_top_table(runs)),
         real_matrix(runs),
         speed_claims_table(benchmarks),
-        students_table(bench_record("steps.json", "deep")),
+        students_table(measured("steps", "deep")),
     ]
     found = {
         "bench-times": times_table("cpu"),

@@ -25,9 +25,9 @@ from gradguess.passes import choose_pass
 from gradguess.step.base import Options, State, Step
 from gradguess.step.draw import Drawing
 from gradguess_lab import checkpoint, environment
+from gradguess_lab.bench.record import keep
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.data import load
-from gradguess_lab.files import write_json
 from gradguess_lab.loss import per_sample_loss
 from gradguess_lab.train import build_model
 
@@ -109,17 +109,9 @@ def main(out: str, *runs: str) -> None:
         model.load_state_dict(checkpoint.by_part(stored[0])["model"])
         records += [about | {"epoch": stored[1]["epoch"]} | row for row in errors(config, model)]
     device = TrainConfig.from_dict(json.loads((Path(runs[0]) / "config.json").read_text())).device
-    write_json(
-        Path(out),
-        {
-            "schema": 1,
-            "kind": "projector",
-            "samples": SAMPLES,
-            "environment": environment.describe(device),
-            "rows": records,
-            "growth": [],
-        },
-    )
+    about = {"samples": SAMPLES, "environment": environment.describe(device)}
+    record = {"schema": 1, "kind": "projector", **about, "rows": records, "growth": []}
+    keep(record, Path(out).parent, Path(out).name)
 
 
 if __name__ == "__main__":

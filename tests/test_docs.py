@@ -79,6 +79,8 @@ def test_links_lead_to_files_and_headings(page: Path):
         if path.startswith("http"):
             continue
         found = (page.parent / path).resolve() if path else page
+        if found == ROOT / "docs" / "report" / "report.html":  # `make docs` makes it
+            continue
         assert found.exists(), f"{name(page)} links to {path}"
         if anchor:
             headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), flags=re.MULTILINE)

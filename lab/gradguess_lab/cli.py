@@ -284,8 +284,9 @@ app.command()(compare_command(lambda directory: _write_page(directory)))
 def _write_page(directory: Path) -> Path:
     """The page of the comparison in a directory, or else the report of its results."""
     from gradguess_lab.report import write_comparison, write_report
+    from gradguess_lab.store import find
 
-    return write_comparison(directory) if (directory / "compare.json").exists() else write_report(directory)
+    return write_comparison(directory) if find(directory, "compare") else write_report(directory)
 
 
 def _plots(figures: Sequence[Any], out: Path) -> list[str]:

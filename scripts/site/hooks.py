@@ -1,7 +1,7 @@
 """Hooks of MkDocs: what the site holds beside the pages of docs/, and what GitHub and Python-Markdown read differently.
 
 Pages link to files of the repository, so that they work on GitHub too. Where a link leaves docs/, the file it names
-becomes part of the site: Markdown and Python as a page, anything else as it is.
+becomes part of the site: Markdown and Python as a page, anything else as it is. `report/` is the report of the results.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ COMMANDS = "api/command-line.md"
 # files of the repository that have a place in the navigation
 PLACES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 EXAMPLES = {f"examples/{path.name}": f"examples/{path.stem}.md" for path in sorted((ROOT / "examples").glob("*.py"))}
+REPORT = ROOT / "build" / "report" / "report.html"
 MADE = [*PLACES.values(), *EXAMPLES.values()]
 
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
@@ -100,6 +101,16 @@ def example_page(path: Path) -> str:
     return f"# {path.name}\n\n{title}\n\n```python\n{code}```\n"
 
 
+def report() -> list[Path]:
+    """The files of the report of `results/paper`, made again where they are older than the results or the lab."""
+    made_of = [*(ROOT / "results").glob("*.gz"), *(ROOT / "lab").rglob("*.py")]
+    if not REPORT.exists() or REPORT.stat().st_mtime < max(path.stat().st_mtime for path in made_of):
+        from gradguess_lab.report import write_report
+
+        write_report(ROOT / "results" / "paper", REPORT)
+    return [path for path in REPORT.parent.rglob("*") if path.is_file()]
+
+
 def on_config(config: Any) -> Any:
     from pymdownx.slugs import slugify
 
@@ -117,6 +128,8 @@ def on_files(files: Any, config: Any) -> Any:
         add(place, content=(ROOT / name).read_text(encoding="utf-8"))
     for name, place in EXAMPLES.items():
         add(place, content=example_page(ROOT / name))
+    for path in report():
+        add(f"report/{path.relative_to(REPORT.parent).as_posix()}", abs_src_path=str(path))
     pages = [(source_of(page.src_uri), page.content_string) for page in files.documentation_pages()]
     for target in sorted(set().union(*(outside(source, text) for source, text in pages))):
         if files.get_file_from_path(place_of(target)) is None:

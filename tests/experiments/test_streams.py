@@ -237,7 +237,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     bad = dataclasses.replace(SMALL, device="nonsense")
     monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", Here)
     failures = sweep([plan.Group([bad, SMALL], grid=(), seeds=1)], tmp_path, 1, say=lambda text: None)
-    assert list(failures) == [bad.key + "nonsense"]
+    assert list(failures) == [bad.key]
     assert "cannot be used" in next(iter(failures.values()))
     assert place(tmp_path, SMALL).exists()
 

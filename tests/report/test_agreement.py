@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import importlib.util
+import io
 import json
 import re
 from functools import cache
@@ -14,16 +14,15 @@ from types import ModuleType
 import pytest
 
 from gradguess_lab.paper_numbers import ENTRIES
-from gradguess_lab.report.export import to_csv, to_latex
+from gradguess_lab.report.export import to_csv
 from gradguess_lab.report.results import load_benchmarks, load_runs
 from gradguess_lab.report.sections import build_sections
+from gradguess_lab.store import find
 from gradguess_lab.tables.listing import environments_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "paper"
-REPORT = RESULTS / "report"
-AGAIN = "run `gradguess report results/paper` and `python scripts/make_tables.py`"
-LARGEST = 3_000_000  # bytes of the page
+AGAIN = "run `python scripts/make_tables.py`"
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 
 
@@ -50,11 +49,6 @@ def made() -> dict[str, str]:
 @cache
 def sections() -> list:
     return build_sections({"runs": runs(), "benchmarks": load_benchmarks(RESULTS)})
-
-
-@cache
-def page() -> str:
-    return (REPORT / "report.html").read_text(encoding="utf-8")
 
 
 def all_tables() -> list:
@@ -86,44 +80,20 @@ def test_the_figures_of_the_docs_are_those_of_the_results():
         assert (ROOT / "docs" / "figures" / f"{slug}.png").exists()
 
 
-def test_the_tables_beside_the_report_are_those_of_the_results():
-    expected = {table.slug: table for table in all_tables()}
-    assert {path.stem for path in (REPORT / "tables").glob("*.csv")} == set(expected), AGAIN
-    for slug, table in expected.items():
-        assert (REPORT / "tables" / f"{slug}.csv").read_text(encoding="utf-8") == to_csv(table), f"{slug}.csv: {AGAIN}"
-        assert (REPORT / "tables" / f"{slug}.tex").read_text(encoding="utf-8") == to_latex(table), (
-            f"{slug}.tex: {AGAIN}"
-        )
-
-
-def test_the_report_is_that_of_the_results():
-    inside = set(re.findall(r'download="([\w-]+)\.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', page()))
-    expected = {(t.slug, base64.b64encode(to_csv(t).encode()).decode()) for t in all_tables() if t.ran}
-    assert {slug for slug, _ in inside ^ expected} == set(), AGAIN
-    shown = dict(re.findall(r'<figure id="figure-([\w-]+)" data-shows="(\w+)"', page()))
-    figures = {figure.slug: figure.fingerprint for section in sections() for figure in section.figures}
-    assert shown == figures, AGAIN
-
-
-def test_the_report_is_small_enough_to_open():
-    assert len(page().encode()) <= LARGEST
-
-
 def test_step_times_of_the_report_are_those_of_the_benchmarks():
     for device in ("cpu", "cuda"):
-        record = json.loads((ROOT / "results" / "bench" / f"time-{device}.json").read_text(encoding="utf-8"))
-        with (REPORT / "tables" / f"bench-time-{device}.csv").open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        assert [float(row["Ratio"]) for row in rows] == [row["ratio"] for row in record["rows"]]
+        (table,) = [table for table in all_tables() if table.slug == f"bench-time-{device}"]
+        ratios = [float(row["Ratio"]) for row in csv.DictReader(io.StringIO(to_csv(table)))]
+        assert ratios == [row["ratio"] for row in find(ROOT / "results" / "bench", f"time-{device}")["rows"]]
 
 
 def test_a_task_is_compared_on_one_grid_with_as_many_seeds_in_one_process():
     folder = ROOT / "results" / "compare"
-    for task in json.loads((folder / "compare.json").read_text(encoding="utf-8"))["tasks"]:
+    for task in find(folder, "compare")["tasks"]:
         assert {len(row["test"]) for row in task["rows"]} == {len(task["rows"][0]["test"])}, task["name"]
         for row in task["rows"]:
             assert [rate for rate, _ in row["scores"]] == task["grid"], (task["name"], row["method"])
-        timed = json.loads((folder / "bench" / f"{task['name']}.json").read_text(encoding="utf-8"))["rows"]
+        timed = find(folder, f"bench/{task['name']}")["rows"]
         assert not [row["method"] for row in timed if "commit" in row], task["name"]  # of another run
 
 

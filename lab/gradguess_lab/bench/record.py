@@ -11,7 +11,8 @@ import torch
 
 from gradguess.errors import InputError
 from gradguess_lab import environment
-from gradguess_lab.files import explained, read_json, write_json
+from gradguess_lab.files import explained, write_json
+from gradguess_lab.store import find
 
 SCHEMA = 1
 Row = dict[str, Any]
@@ -35,9 +36,9 @@ def keep(record: Row, out: Path | None, name: str) -> Row:
 
 def measured(out: Path | None, name: str, device: str, settings: Row) -> list[Row]:
     """The rows that an earlier call with the same code, machine and settings has left."""
-    if out is None or not (out / name).exists():
+    stored = find(out, name.removesuffix(".json")) if out else None
+    if stored is None:
         return []
-    stored = read_json(out / name, "benchmark")
     where = {key: value for key, value in stored.get("environment", {}).items() if not key.startswith("load")}
     same = where == environment.describe(device) and stored.get("settings") == settings
     return list(stored["rows"]) if same else []

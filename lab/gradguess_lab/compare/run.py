@@ -17,6 +17,7 @@ from gradguess_lab.files import read_json, write_json
 from gradguess_lab.progress import Progress
 from gradguess_lab.reproduce import reproduce
 from gradguess_lab.run_many import Backend, is_finished, run_directory
+from gradguess_lab.store import find
 
 SCHEMA = 2
 DIVERGED = "is NaN or infinite"  # a run that says so says so again
@@ -37,7 +38,7 @@ def compare(
 
     Other tasks that were compared there before stay in the record.
     """
-    earlier = _earlier(out / "compare.json")  # before all the work: it may be no comparison
+    earlier = _earlier(out)  # before all the work: it may be no comparison
     runs = _Runs(out, lambda groups: reproduce(groups, out, jobs, on_progress, backend, address))
     tuning = {entry: plan.tuning(entry) for entry in plan.entries}
     say("choosing learning rates")
@@ -109,19 +110,20 @@ def _add_measures(plan: Comparison, out: Path, task: str, rows: dict[Entry, Row]
         row["cosine"] = cosine(first, TASKS[task].pieces, run_directory(out, first))
 
 
-def read_record(path: Path) -> Row:
-    """The record that `compare` has written."""
-    record: Row = read_json(path, "comparison")
+def read_record(out: Path) -> Row:
+    """The record that `compare` has written to a directory, or that is stored."""
+    record = find(out, "compare") or {}
     if record.get("kind") != "comparison" or record.get("schema") != SCHEMA:
         raise GradguessError(
-            f"{path}: expected a comparison of schema {SCHEMA}. Make one by `gradguess compare` in another directory."
+            f"{out}: expected a comparison of schema {SCHEMA} in compare.json. "
+            "Make one by `gradguess compare` in another directory."
         )
     return record
 
 
-def _earlier(path: Path) -> dict[str, Row]:
+def _earlier(out: Path) -> dict[str, Row]:
     """The tasks of a record, if there is one."""
-    return {task["name"]: task for task in read_record(path)["tasks"]} if path.exists() else {}
+    return {task["name"]: task for task in read_record(out)["tasks"]} if find(out, "compare") else {}
 
 
 def _record(plan: Comparison, rows: dict[Entry, Row], earlier: dict[str, Row]) -> Row:

@@ -21,7 +21,7 @@ GUIDE = (
 
 def write_comparison(directory: Path) -> Path:
     """Read `compare.json` and the runs in a directory, write the page into `report` there, return the page's path."""
-    record, runs = read_record(directory / "compare.json"), load_runs(directory, may_be_empty=True)
+    record, runs = read_record(directory), load_runs(directory, may_be_empty=True)
     sections = [Section(one.name, one.title, "", (one.table,), one.figures) for one in compared(record)]
     environments, page = environments_table(runs), directory / "report" / "compare.html"
     drawings = write_parts(page.parent, environments, sections)

@@ -1,31 +1,30 @@
-"""Find and check the results under a directory.
+"""Check the results of a study or under a directory.
 
-A result is the JSON object of a finished run: a file `result.json`, or a line of a `*.jsonl` file. A benchmark is a
-JSON file in a directory `bench`. The tables rely on what is checked here, so a damaged file is refused by name and
-never half read.
+A result is the JSON object of a finished run: a file `result.json`, a line of a `*.jsonl` file, or a row that is
+stored. A benchmark is a JSON file in a directory `bench`, or a row of the study `bench`. The tables rely on what is
+checked here, so a damaged file is refused by name and never half read.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gradguess.errors import GradguessError, InputError
+from gradguess_lab import store
 from gradguess_lab.bench.record import SCHEMA as BENCH_SCHEMA
-from gradguess_lab.files import explained, read_json
 from gradguess_lab.tables.runs import Run
 
 SCHEMA = 1
 
 
 def load_runs(directory: Path, may_be_empty: bool = False) -> list[Run]:
-    """Every run under `directory`, by key; a key that is found twice counts once."""
-    if not directory.is_dir():
+    """Every run of a study, or under a directory, by key; a key that is found twice counts once."""
+    if not directory.is_dir() and not store.files_of(directory)[0].exists():
         raise InputError(f"expected a directory with results, found no directory at {directory}.")
     runs: dict[str, Run] = {}
-    for where, record in _records(directory):
+    for where, record in store.runs(directory):
         run = _parse(record, where)
         runs.setdefault(run.key, run)
     if not runs and not may_be_empty:
@@ -38,55 +37,20 @@ def load_runs(directory: Path, may_be_empty: bool = False) -> list[Run]:
 
 def load_benchmarks(directory: Path) -> list[dict[str, Any]]:
     """The records in the `bench/*.json` under `directory`, or else beside it, of the kinds that are shown."""
-    paths = sorted(path for path in directory.rglob("*.json") if path.parent.name == "bench")
-    found = (_benchmark(path) for path in paths or sorted((directory.resolve().parent / "bench").glob("*.json")))
-    return [record for record in found if record is not None]
+    folders = {path.parent for path in directory.rglob("*.json") if path.parent.name == "bench"}
+    found = [
+        one for folder in sorted(folders or {directory.resolve().parent / "bench"}) for one in store.records(folder)
+    ]
+    # "fast-paths" are measurements of single switches, which the report leaves out
+    return [_benchmark(where, record) for where, record in found if record.get("kind") != "fast-paths"]
 
 
-def _benchmark(path: Path) -> dict[str, Any] | None:
-    record = read_json(path, "benchmark")
-    if record.get("kind") == "fast-paths":  # measurements of single switches, which the report leaves out
-        return None
+def _benchmark(where: str, record: dict[str, Any]) -> dict[str, Any]:
     missing = [name for name in ("kind", "environment", "rows", "growth") if name not in record]
     if record.get("schema") != BENCH_SCHEMA or missing:
         found = f"no {missing[0]!r}" if missing else f"schema {record.get('schema')!r}"
-        raise GradguessError(f"{path}: expected a benchmark of schema {BENCH_SCHEMA}, found {found}.")
+        raise GradguessError(f"{where}: expected a benchmark of schema {BENCH_SCHEMA}, found {found}.")
     return record
-
-
-def _records(directory: Path) -> Iterator[tuple[str, Any]]:
-    for path in sorted(directory.rglob("result.json")):  # a run's own file counts before a collection of results
-        yield str(path), _decode(_read(path), str(path))
-    for path in sorted(directory.rglob("*.jsonl")):
-        yield from _lines(path)
-
-
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """The lines of a file of results; other logs (epochs, failures) carry no schema and are left alone."""
-    for number, line in enumerate(_read(path).splitlines(), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        record = _decode(line, where)
-        if number == 1 and isinstance(record, dict) and "schema" not in record:
-            return
-        yield where, record
-
-
-def _read(path: Path) -> str:
-    with explained(path):
-        data = path.read_bytes()
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise GradguessError(f"{path} is not text ({error}); delete it or run it again.") from error
-
-
-def _decode(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise GradguessError(f"{where} is truncated or not JSON ({error}); run it again.") from error
 
 
 def _parse(record: Any, where: str) -> Run:

@@ -86,13 +86,13 @@ class StreamConfig:
 
     @property
     def key(self) -> str:
-        """A name for the run: task and rule, then what differs from the defaults, in the order of the fields."""
+        """A name for the run: task and rule, what differs from the defaults in their order, seed and device."""
         parts = [self.task, self.rule]
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
             if item.name not in ("task", "rule", "seed", "device") and value != item.default:
                 parts.append(f"{item.name}{value}")
-        return "-".join([*parts, f"seed{self.seed}"])
+        return "-".join([*parts, f"seed{self.seed}", *([self.device] if self.device != "cpu" else [])])
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

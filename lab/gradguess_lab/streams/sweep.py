@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from gradguess_lab.files import explained, read_json, write_json
+from gradguess_lab.files import explained, write_json
+from gradguess_lab.store import find
 from gradguess_lab.streams.config import StreamConfig
 from gradguess_lab.streams.plan import Group
 from gradguess_lab.streams.run import run
@@ -22,14 +23,13 @@ CURVE_SEED = 0  # of the other seeds the ends of the curve are kept: no figure s
 
 
 def place(out: Path, config: StreamConfig) -> Path:
-    """Where the result of a run lies: under its key, and its device where that is not the CPU."""
-    suffix = "" if config.device == "cpu" else f"-{config.device}"
-    return out / f"{config.key}{suffix}.json"
+    """Where the result of a run is written."""
+    return out / f"{config.key}.json"
 
 
 def results(out: Path, configs: Iterable[StreamConfig]) -> list[dict[str, Any]]:
     """The results that are there."""
-    return [read_json(place(out, c), "result") for c in configs if place(out, c).exists()]
+    return [record for config in configs if (record := find(out, config.key)) is not None]
 
 
 def best_rate(out: Path, group: Group, entry: StreamConfig) -> float | None:
@@ -54,9 +54,10 @@ def _tuned(out: Path, group: Group, entry: StreamConfig) -> tuple[float | None, 
     worst = dict.fromkeys(group.grid, -math.inf)
     missing: dict[float, list[StreamConfig]] = {rate: [] for rate in group.grid}
     for config in group.tuning(entry):
-        if not place(out, config).exists():
+        record = find(out, config.key)
+        if record is None:
             missing[config.lr].append(config)
-        for record in results(out, [config]):
+        else:
             worst[config.lr] = max(worst[config.lr], math.inf if record["error"] is None else record["error"])
     untried = [missing[rate][0] for rate in group.grid if worst[rate] == -math.inf]
     if untried:
@@ -94,7 +95,7 @@ def sweep(
             for done in ended:
                 config, message = waiting.pop(done), done.result()
                 if message.startswith("failed"):
-                    failures[config.key + config.device] = message
+                    failures[config.key] = message
                 say(f"{len(given) - len(waiting)} {config.key} {message}")
     finally:
         workers = list((pool._processes or {}).values())
@@ -116,9 +117,8 @@ def _hand_out(
     for config in (config for group in groups for config in wanted(out, group)):
         if len(waiting) == jobs:
             break
-        key = config.key + config.device
-        if key not in given and not place(out, config).exists():
-            given.add(key)
+        if config.key not in given and find(out, config.key) is None:
+            given.add(config.key)
             waiting[pool.submit(_run, config, out)] = config
     return bool(waiting)
 

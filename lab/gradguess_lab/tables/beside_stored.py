@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gradguess_lab.paper_numbers import SCALING, WIDTHS
+from gradguess_lab.store import files_of
 from gradguess_lab.tables.averages import curve_of_means
 from gradguess_lab.tables.compare import DIFFERS, HOLDS, Summary
 from gradguess_lab.tables.paper import SHARED
@@ -23,7 +24,7 @@ def stored_runs() -> tuple[Run, ...]:
     """The runs of the paper's experiments that the repository holds; none outside of it."""
     from gradguess_lab.report.results import load_runs  # it reads what the tables show
 
-    return tuple(load_runs(STORED)) if STORED.is_dir() else ()
+    return tuple(load_runs(STORED)) if files_of(STORED)[0].exists() else ()
 
 
 def beside_stored(runs: Sequence[Run]) -> list[tuple[Run, Summary]]:

@@ -1,0 +1,152 @@
+"""The rows of a study: `results/paper.jsonl.gz` holds those of the study `results/paper`, one in a line.
+
+A row is a JSON object with a `key`. Its long lists, `CURVES`, lie under that key in `results/paper.curves.jsonl.gz`.
+What was made since lies in the folder `results/paper`, as every command leaves it, and counts before what is stored.
+`python -m gradguess_lab.store results/paper` puts it into the study.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from gradguess.errors import GradguessError
+from gradguess_lab.files import explained, read_json, write_atomic
+
+CURVES = ("history", "diagnostics", "curve")
+Row = dict[str, Any]
+
+
+def files_of(study: Path) -> tuple[Path, Path]:
+    """The file of the rows and that of their curves, which need not exist."""
+    return study.with_name(f"{study.name}.jsonl.gz"), study.with_name(f"{study.name}.curves.jsonl.gz")
+
+
+def read(study: Path) -> list[Row]:
+    """The stored rows; none where nothing is stored."""
+    return list(_stored(study).values())
+
+
+def write(study: Path, rows: Iterable[Row]) -> None:
+    """Store these rows and no others; equal rows give equal bytes. Each file is written whole or not at all."""
+    by_key: dict[str, Row] = {}
+    for row in rows:
+        if not isinstance(row.get("key"), str) or row["key"] in by_key:
+            raise GradguessError(f"{study}: expected a row with a key of its own, found {row.get('key')!r}.")
+        by_key[row["key"]] = row
+    curves = [{name: row[name] for name in ("key", *CURVES) if name in row} for row in by_key.values()]
+    short = [{name: value for name, value in row.items() if name not in CURVES} for row in by_key.values()]
+    for path, kept in zip(files_of(study)[::-1], ([one for one in curves if len(one) > 1], short), strict=True):
+        lines = "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in kept)
+        if kept or path.exists():
+            write_atomic(path, gzip.compress(lines.encode(), 9, mtime=0))
+    _by_key.cache_clear()  # a clock may be too coarse to tell
+
+
+def merge(study: Path, rows: Iterable[Row]) -> None:
+    """Store these rows beside the others; one with a key that is stored takes its place."""
+    write(study, (_stored(study) | {row["key"]: row for row in rows}).values())
+
+
+def find(place: Path, key: str) -> Row | None:
+    """The row with this key: the file `key.json` in the folder, or else what is stored."""
+    path = place / f"{key}.json"
+    return read_json(path, "record") if path.exists() else _stored(place).get(key)
+
+
+def runs(place: Path) -> Iterator[tuple[str, Any]]:
+    """Each finished run and where it was found, unchecked."""
+    yield from _loose_runs(place)
+    yield from ((f"{files_of(place)[0]}, {row['key']}", row) for row in read(place) if "kind" not in row)
+
+
+def records(place: Path) -> Iterator[tuple[str, Row]]:
+    """Whatever else was measured and where it was found, by key."""
+    stored = {key: (f"{files_of(place)[0]}, {key}", row) for key, row in _stored(place).items()}
+    both = stored | _loose_records(place)
+    yield from (both[key] for key in sorted(both))
+
+
+def _loose_runs(folder: Path) -> Iterator[tuple[str, Any]]:
+    for path in sorted(folder.rglob("result.json")):  # a run's own file counts before a collection of results
+        yield str(path), _decode(_text(path), str(path))
+    for path in sorted(folder.rglob("*.jsonl")):
+        yield from _lines(path)
+
+
+def _loose_records(folder: Path) -> dict[str, tuple[str, Row]]:
+    """By key, which is the file's name where the record has none."""
+    found = {}
+    for path in [*folder.glob("*.json"), *folder.glob("bench/*.json")]:
+        row = {"key": path.relative_to(folder).as_posix().removesuffix(".json"), **read_json(path, "record")}
+        found[row["key"]] = str(path), row
+    return found
+
+
+def _stored(study: Path) -> dict[str, Row]:
+    rows, curves = ((path, path.stat().st_mtime_ns) if path.exists() else None for path in files_of(study))
+    return _by_key(rows, curves) if rows else {}
+
+
+@lru_cache(maxsize=16)
+def _by_key(rows: tuple[Path, int], curves: tuple[Path, int] | None) -> dict[str, Row]:
+    drawn = {one["key"]: one for one in _unpacked(curves[0])} if curves else {}
+    return {row["key"]: row | drawn.get(row["key"], {}) for row in _unpacked(rows[0])}
+
+
+def _unpacked(path: Path) -> list[Row]:
+    try:
+        with explained(path):
+            text = gzip.decompress(path.read_bytes()).decode()
+        return [json.loads(line) for line in text.splitlines()]
+    except (EOFError, zlib.error, ValueError) as error:
+        raise GradguessError(f"{path} is damaged ({error}); take it from the repository again.") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """The lines of a file of results; other logs (epochs, failures) carry no schema and are left alone."""
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        record = _decode(line, where)
+        if number == 1 and isinstance(record, dict) and "schema" not in record:
+            return
+        yield where, record
+
+
+def _text(path: Path) -> str:
+    with explained(path):
+        data = path.read_bytes()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise GradguessError(f"{path} is not text ({error}); delete it or run it again.") from error
+
+
+def _decode(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise GradguessError(f"{where} is truncated or not JSON ({error}); run it again.") from error
+
+
+def main(study: Path) -> None:
+    """Put what lies in the folder of a study into the study."""
+    loose = [
+        row
+        for _, row in [*_loose_runs(study), *_loose_records(study).values()]
+        if {"schema", "environment"} & row.keys()
+    ]
+    merge(study, reversed(loose))  # of two with one key the first
+    print(f"{files_of(study)[0]}: {len(read(study))} rows")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
