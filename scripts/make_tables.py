@@ -361,7 +361,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "deep": deep_block(),
         "streams": streams_block(),
         **{
-            f"bench-compiled-{d}": markdown(compiled_matrix(bench_record(f"compiled-{d}.json")))
+            f"bench-compiled-{d}": markdown(compiled_matrix(measured(f"compiled-{d}")))
             for d in ("cpu", "cuda")
         },
         "trainer": trainer_table(),
