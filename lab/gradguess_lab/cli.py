@@ -20,7 +20,6 @@ try:
         emit,
         epoch_bar,
         interruptible,
-        loss_curve,
         notes,
         print_sites,
         print_tables,
@@ -78,15 +77,13 @@ def train(
 
     use_threads(threads)
     first = launched_rank() == 0
-    rows: list[dict[str, Any]] = []
     with (
         interruptible(),
-        epoch_bar(config, first, rows) as show,
+        epoch_bar(config, first) as show,
         logs(config, out, tensorboard and first, wandb and first) as log,
     ):
 
         def on_epoch(row: dict[str, Any]) -> None:
-            rows.append(row)
             show(row)
             log(row)
 
@@ -95,7 +92,7 @@ def train(
         return
     metrics = record["metrics"]
     lines = [f"{name:>15}  {value:.4g}" for name, value in metrics.items()]
-    emit({"key": record["key"], **metrics}, json, loss_curve(rows) + lines)
+    emit({"key": record["key"], **metrics}, json, lines)
 
 
 @app.command()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
-from rich.text import Text
 
 from gradguess_lab import interrupts
 
@@ -57,34 +55,9 @@ def _plain_warnings(visible: bool) -> Iterator[None]:
         yield
 
 
-def loss_curve(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The loss over the epochs, as lines for standard output; none where that is no terminal."""
-    return _curve(rows, Console()) if sys.stdout.isatty() else []
-
-
-def _curve(rows: Sequence[dict[str, Any]], console: Console) -> list[str]:
-    from gradguess_lab.terminal_plot import plot  # help needs no NumPy
-
-    points = [(row["epoch"], row["loss"]) for row in rows]
-    return plot(points, "loss over epochs", min(console.width, 72), encoding=console.encoding)
-
-
-class _Watched(Progress):
-    """A bar, with the curve of the loss below it as long as there are rows."""
-
-    rows: Sequence[dict[str, Any]] = ()
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield from super().get_renderables()
-        yield from (Text(line) for line in _curve(self.rows, notes))
-
-
 @contextlib.contextmanager
-def epoch_bar(config: TrainConfig, visible: bool, rows: list[dict[str, Any]]) -> Iterator[Callable[..., None]]:
-    """A bar over the epochs with loss, accuracy, step time and time left; the block calls it with each of its `rows`.
-
-    The curve of the loss stands below it as long as the block runs.
-    """
+def epoch_bar(config: TrainConfig, visible: bool) -> Iterator[Callable[..., None]]:
+    """A bar over the epochs with loss, accuracy, step time and time left; the block calls it with each row."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -92,9 +65,8 @@ def epoch_bar(config: TrainConfig, visible: bool, rows: list[dict[str, Any]]) ->
         TextColumn("{task.fields[scores]}"),
         TimeRemainingColumn(),
     )
-    with _plain_warnings(visible), _Watched(*columns, console=notes, disable=not visible) as bar:
+    with _plain_warnings(visible), Progress(*columns, console=notes, disable=not visible) as bar:
         task = bar.add_task(config.key, total=config.epochs, scores="")
-        bar.rows = rows
         accuracy = "  …"
 
         def show(row: dict[str, Any]) -> None:
@@ -105,7 +77,6 @@ def epoch_bar(config: TrainConfig, visible: bool, rows: list[dict[str, Any]]) ->
             bar.update(task, completed=row["epoch"], scores=scores)
 
         yield show
-        bar.rows = ()
 
 
 @contextlib.contextmanager
