@@ -95,7 +95,8 @@ def _run_one(config: TrainConfig, directory: Path) -> Failure:
 
 def _hand_out(runs: Sequence[tuple[TrainConfig, Path]], jobs: int, backend: Backend) -> Iterator[Failure]:
     """Give each run to the first worker that is free."""
-    joblib = require("joblib", "gradguess-lab", "running in parallel")
+    import joblib
+
     if not runs:
         return
     name = "loky" if backend == "processes" else backend
