@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
@@ -79,24 +79,35 @@ def epoch_bar(config: TrainConfig, visible: bool) -> Iterator[Callable[..., None
         yield show
 
 
+class _Runs(Progress):
+    """One bar over many runs, which are asked twice a second how far they are."""
+
+    runs: RunsProgress | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.runs:
+            now = ", ".join(f"{key} {done}/{total}" for key, done, total in self.runs.running)
+            counted = f"{self.runs.finished}/{len(self.runs.configs)} runs  {now}"
+            self.update(self.task_ids[0], completed=self.runs.fraction, description=counted)
+        return super().get_renderables()
+
+
 @contextlib.contextmanager
 def runs_bar() -> Iterator[Callable[[RunsProgress], None]]:
-    """One bar over many runs: what runs now, how much is done, when it will end."""
+    """A bar over many runs: what runs now, how much is done, when it will end. The block calls it with the runs."""
     columns = (
         BarColumn(),
         TextColumn("{task.percentage:.0f}%"),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=notes) as bar:
+    with _Runs(*columns, console=notes, refresh_per_second=2, speed_estimate_period=3600) as bar:
         task = bar.add_task("starting", total=1.0)
 
-        def show(progress: RunsProgress) -> None:
-            left = progress.seconds_left
-            eta = "…" if left is None else f"{int(left) // 60}:{int(left) % 60:02d}"
-            now = ", ".join(f"{key} {done}/{total}" for key, done, total in progress.running)
-            counted = f"{progress.finished}/{len(progress.configs)} runs, {eta} left  {now}"
-            bar.update(task, completed=progress.fraction, description=counted)
+        def show(runs: RunsProgress) -> None:
+            bar.reset(task, completed=runs.fraction)  # type: ignore[arg-type]  # what was done before tells no speed
+            bar.runs = runs
 
         yield show
 
