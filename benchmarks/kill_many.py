@@ -62,10 +62,8 @@ def kill_once(config: TrainConfig, out: Path, chance: random.Random, at_checkpoi
 
 
 def _epoch(out: Path) -> int:
-    try:
-        return int(json.loads((out / checkpoint.INDEX).read_text())["epoch"])
-    except (OSError, ValueError):
-        return 0
+    stored = checkpoint.load(out)
+    return stored[1]["epoch"] if stored else 0
 
 
 def survived(out: Path, unbroken: Path, record: dict[str, object], wanted: dict[str, object]) -> bool:

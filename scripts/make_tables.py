@@ -360,10 +360,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
         "compare": comparison_block(),
         "deep": deep_block(),
         "streams": streams_block(),
-        **{
-            f"bench-compiled-{d}": markdown(compiled_matrix(measured(f"compiled-{d}")))
-            for d in ("cpu", "cuda")
-        },
+        **{f"bench-compiled-{d}": markdown(compiled_matrix(measured(f"compiled-{d}"))) for d in ("cpu", "cuda")},
         "trainer": trainer_table(),
         "finite": finite_table(),
         "finite-runs": finite_runs_table(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +19,6 @@ try:
         emit,
         epoch_bar,
         interruptible,
-        loss_curve,
         notes,
         print_sites,
         print_tables,
@@ -78,15 +76,13 @@ def train(
 
     use_threads(threads)
     first = launched_rank() == 0
-    rows: list[dict[str, Any]] = []
     with (
         interruptible(),
-        epoch_bar(config, first, rows) as show,
+        epoch_bar(config, first) as show,
         logs(config, out, tensorboard and first, wandb and first) as log,
     ):
 
         def on_epoch(row: dict[str, Any]) -> None:
-            rows.append(row)
             show(row)
             log(row)
 
@@ -95,7 +91,7 @@ def train(
         return
     metrics = record["metrics"]
     lines = [f"{name:>15}  {value:.4g}" for name, value in metrics.items()]
-    emit({"key": record["key"], **metrics}, json, loss_curve(rows) + lines)
+    emit({"key": record["key"], **metrics}, json, lines)
 
 
 @app.command()
@@ -156,6 +152,7 @@ def _reproduce_streams(preset: str, seeds: int | None, jobs: int, out: Path, dev
     """Run what is missing of the runs on streams, and write their tables and figures."""
     from gradguess_lab.files import write_atomic
     from gradguess_lab.names import lookup
+    from gradguess_lab.report.plot import save_figures
     from gradguess_lab.streams.page import figures, page
     from gradguess_lab.streams.plan import PRESETS, chosen
     from gradguess_lab.streams.sweep import sweep
@@ -167,7 +164,7 @@ def _reproduce_streams(preset: str, seeds: int | None, jobs: int, out: Path, dev
     with interruptible():
         failures = sweep(groups.values(), out, jobs, say=lambda words: notes.print(words, markup=False))
     write_atomic(out / "streams.md", page(out, groups))
-    _plots([figure for name, group in groups.items() for figure in figures(out, name, group)], out)
+    save_figures([figure for name, group in groups.items() for figure in figures(out, name, group)], out)
     emit({"page": str(out / "streams.md"), "failures": failures}, json, [str(out / "streams.md")])
     if failures:
         raise GradguessError("; ".join(f"{key}: {message}" for key, message in failures.items()))
@@ -242,6 +239,7 @@ def bench(
     from gradguess_lab.bench import bench_memory, bench_starts, bench_tasks, bench_time
     from gradguess_lab.bench.cases import Case, grid
     from gradguess_lab.environment import check_device, use_threads
+    from gradguess_lab.report.plot import save_figures
     from gradguess_lab.tables.bench import bench_figures, bench_tables
 
     check_device(device)
@@ -270,7 +268,7 @@ def bench(
             widths, depths = width or [64, 128, 512], depth or [3]
             cases = grid(width=widths, depth=depths, batch=batch, k=k, dtype=dtype, device=[device])
             record = bench_time(cases, method or (), seconds, samples, peaks, out, say)
-    plots = _plots(bench_figures([record]), out)
+    plots = [str(path) for path in save_figures(bench_figures([record]), out)]
     if not json:
         print_tables(bench_tables([record]))
     emit({**record, "plots": plots}, json, plots)
@@ -287,14 +285,3 @@ def _write_page(directory: Path) -> Path:
     from gradguess_lab.store import find
 
     return write_comparison(directory) if find(directory, "compare") else write_report(directory)
-
-
-def _plots(figures: Sequence[Any], out: Path) -> list[str]:
-    """One PNG for each figure, if matplotlib is installed."""
-    from gradguess_lab.report.plot import save_figures
-
-    try:
-        return [str(path) for path in save_figures(figures, out)]
-    except GradguessError as error:
-        notes.print(str(error))
-        return []

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.errors import GradguessError
-from gradguess.extras import require
 from gradguess_lab.loss import per_sample_loss
 
 if TYPE_CHECKING:
@@ -156,7 +155,8 @@ def _stored(directory: Path) -> tuple[dict[str, dict[str, Tensor]], int]:
 
 def save_plots(record: dict[str, Any], directory: Path) -> list[Path]:
     """One figure per curve, a line per site, as PNG and SVG."""
-    Figure = require("matplotlib.figure", "gradguess-lab", "a plot").Figure
+    from matplotlib.figure import Figure
+
     directory.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     labels = {"overlap": "overlap with the true gradient", "singular_values": "singular value"}

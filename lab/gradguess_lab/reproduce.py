@@ -11,7 +11,7 @@ from gradguess.errors import GradguessError, InputError
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.files import explained, read_json, write_atomic, write_json
 from gradguess_lab.plan import unique
-from gradguess_lab.progress import Progress, watched
+from gradguess_lab.progress import Progress
 from gradguess_lab.run_many import Backend, is_finished, run_directory, run_many
 
 
@@ -26,6 +26,7 @@ def reproduce(
     """All results, finished before or now, and the message of each run that failed, by key.
 
     `runs` are the configurations of each experiment. Interrupted, this loses at most the epoch that each process is in.
+    `on_progress` gets, once, what it may ask how far they are.
     Beside the directories of the runs, `results.jsonl` holds all results, one in a line; those of other calls stay.
     """
     configs = unique(runs)
@@ -35,8 +36,9 @@ def reproduce(
     write_json(out / "experiments.json", {name: [config.key for config in group] for name, group in runs.items()})
     failures: dict[str, str] = {}
     if not all(is_finished(out, config) for config in configs):
-        with watched(Progress(out, configs), on_progress):
-            failures = run_many(configs, out, jobs, backend, address)
+        if on_progress:
+            on_progress(Progress(out, configs))
+        failures = run_many(configs, out, jobs, backend, address)
     paths = [run_directory(out, config) / "result.json" for config in configs if is_finished(out, config)]
     records = [read_json(path, "result") for path in paths]
     everything = earlier | {record["key"]: record for record in records}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
-from rich.text import Text
 
 from gradguess_lab import interrupts
 
@@ -57,34 +55,9 @@ def _plain_warnings(visible: bool) -> Iterator[None]:
         yield
 
 
-def loss_curve(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The loss over the epochs, as lines for standard output; none where that is no terminal."""
-    return _curve(rows, Console()) if sys.stdout.isatty() else []
-
-
-def _curve(rows: Sequence[dict[str, Any]], console: Console) -> list[str]:
-    from gradguess_lab.terminal_plot import plot  # help needs no NumPy
-
-    points = [(row["epoch"], row["loss"]) for row in rows]
-    return plot(points, "loss over epochs", min(console.width, 72), encoding=console.encoding)
-
-
-class _Watched(Progress):
-    """A bar, with the curve of the loss below it as long as there are rows."""
-
-    rows: Sequence[dict[str, Any]] = ()
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield from super().get_renderables()
-        yield from (Text(line) for line in _curve(self.rows, notes))
-
-
 @contextlib.contextmanager
-def epoch_bar(config: TrainConfig, visible: bool, rows: list[dict[str, Any]]) -> Iterator[Callable[..., None]]:
-    """A bar over the epochs with loss, accuracy, step time and time left; the block calls it with each of its `rows`.
-
-    The curve of the loss stands below it as long as the block runs.
-    """
+def epoch_bar(config: TrainConfig, visible: bool) -> Iterator[Callable[..., None]]:
+    """A bar over the epochs with loss, accuracy, step time and time left; the block calls it with each row."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -92,9 +65,8 @@ def epoch_bar(config: TrainConfig, visible: bool, rows: list[dict[str, Any]]) ->
         TextColumn("{task.fields[scores]}"),
         TimeRemainingColumn(),
     )
-    with _plain_warnings(visible), _Watched(*columns, console=notes, disable=not visible) as bar:
+    with _plain_warnings(visible), Progress(*columns, console=notes, disable=not visible) as bar:
         task = bar.add_task(config.key, total=config.epochs, scores="")
-        bar.rows = rows
         accuracy = "  …"
 
         def show(row: dict[str, Any]) -> None:
@@ -105,27 +77,37 @@ def epoch_bar(config: TrainConfig, visible: bool, rows: list[dict[str, Any]]) ->
             bar.update(task, completed=row["epoch"], scores=scores)
 
         yield show
-        bar.rows = ()
+
+
+class _Runs(Progress):
+    """One bar over many runs, which are asked twice a second how far they are."""
+
+    runs: RunsProgress | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.runs:
+            now = ", ".join(f"{key} {done}/{total}" for key, done, total in self.runs.running)
+            counted = f"{self.runs.finished}/{len(self.runs.configs)} runs  {now}"
+            self.update(self.task_ids[0], completed=self.runs.fraction, description=counted)
+        return super().get_renderables()
 
 
 @contextlib.contextmanager
 def runs_bar() -> Iterator[Callable[[RunsProgress], None]]:
-    """One bar over many runs: what runs now, how much is done, when it will end."""
+    """A bar over many runs: what runs now, how much is done, when it will end. The block calls it with the runs."""
     columns = (
         BarColumn(),
         TextColumn("{task.percentage:.0f}%"),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=notes) as bar:
+    with _Runs(*columns, console=notes, refresh_per_second=2, speed_estimate_period=3600) as bar:
         task = bar.add_task("starting", total=1.0)
 
-        def show(progress: RunsProgress) -> None:
-            left = progress.seconds_left
-            eta = "…" if left is None else f"{int(left) // 60}:{int(left) % 60:02d}"
-            now = ", ".join(f"{key} {done}/{total}" for key, done, total in progress.running)
-            counted = f"{progress.finished}/{len(progress.configs)} runs, {eta} left  {now}"
-            bar.update(task, completed=progress.fraction, description=counted)
+        def show(runs: RunsProgress) -> None:
+            bar.reset(task, completed=runs.fraction)  # type: ignore[arg-type]  # what was done before tells no speed
+            bar.runs = runs
 
         yield show
 

@@ -69,7 +69,7 @@ def claim(directory: Path, config: TrainConfig) -> Row | None:
     """Make `directory` the home of `config`, or refuse if it is another's. The result, if the run is finished."""
     path = directory / "config.json"
     if not path.exists():
-        if strangers := [item.name for item in directory.iterdir() if item.name in ("result.json", checkpoint.INDEX)]:
+        if strangers := [item.name for item in directory.iterdir() if item.name in ("result.json", checkpoint.FILE)]:
             raise GradguessError(f"{directory} holds {strangers[0]} but no config.json; choose another --out.")
         write_json(path, config.as_dict())
     found = differences(config, read_json(path, "configuration"))
@@ -227,8 +227,7 @@ class _Run:
     def save(self) -> None:
         if self.directory is None:
             return
-        state = {"metrics": self.log.position, "peak_mb": self.peak_mb}
-        checkpoint.save(self.directory, self.tensors(), state, self.epoch)
+        checkpoint.save(self.directory, self.tensors(), {"epoch": self.epoch, "peak_mb": self.peak_mb})
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the next step depends on, as one flat dictionary."""
@@ -242,15 +241,10 @@ class _Run:
     def resume(self) -> None:
         """Continue from the last checkpoint, if the directory has one."""
         stored = self.ranks.from_first(lambda: checkpoint.load(self.directory) if self.directory else None)
+        self.log.restore(stored[1]["epoch"] if stored else 0)
         if stored is None:
-            self.log.restore(None)
             return
         tensors, state = stored
-        self.log.restore(state["metrics"])
-        if self.directory and len(self.log.rows) != state["epoch"]:
-            raise GradguessError(
-                f"{self.directory}: checkpoint and log are of different epochs; delete it to start afresh."
-            )
         try:
             self.restore(tensors)
         except (KeyError, ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:

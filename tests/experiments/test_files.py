@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and checkpoints that are replaced while they are read."""
+"""Files that are whole or absent, and checkpoints, which are one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,6 @@ import torch
 from gradguess.errors import GradguessError
 from gradguess_lab import checkpoint
 from gradguess_lab.files import exclusive, explained, read_json, write_atomic, write_json
-
-STATE = {"metrics": {"bytes": 0, "digest": ""}, "peak_mb": 0.0}
-
-
-def save(directory: Path, epoch: int) -> None:
-    checkpoint.save(directory, {"epoch": torch.tensor(epoch)}, STATE, epoch)
 
 
 @pytest.mark.parametrize(
@@ -53,26 +47,14 @@ def test_other_errors_of_the_system_name_the_file(tmp_path: Path):
         read_json(tmp_path / "absent", "the plan")
 
 
-def test_a_reader_takes_the_newer_checkpoint_when_its_tensors_are_gone(tmp_path: Path, monkeypatch):
-    """The run saves epoch 2 after the reader has seen the index of epoch 1, and before it reads the tensors."""
-    save(tmp_path, 1)
-    read = checkpoint._tensors
-    seen: list[int] = []
-
-    def late(directory: Path, index: dict[str, Any]) -> dict[str, torch.Tensor]:
-        seen.append(index["epoch"])
-        if len(seen) == 1:
-            save(directory, 2)
-        return read(directory, index)
-
-    monkeypatch.setattr(checkpoint, "_tensors", late)
-    stored = checkpoint.load(tmp_path)
-    assert stored is not None
-    assert stored[0]["epoch"].item() == stored[1]["epoch"] == 2
-    assert seen == [1, 2]
-
-
-def test_a_checkpoint_leaves_one_pair_of_files(tmp_path: Path):
+def test_a_checkpoint_is_one_file(tmp_path: Path):
     for epoch in (1, 2, 3):
-        save(tmp_path, epoch)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3.safetensors", "checkpoint.json"]
+        checkpoint.save(tmp_path, {"epoch": torch.tensor(epoch)}, {"epoch": epoch, "peak_mb": 0.0})
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.FILE]
+    assert checkpoint.load(tmp_path) == ({"epoch": torch.tensor(3)}, {"epoch": 3, "peak_mb": 0.0})
+
+
+def test_a_checkpoint_of_two_files_says_how_to_go_on(tmp_path: Path):
+    write_json(tmp_path / "checkpoint.json", {"tensors": "checkpoint-3.safetensors"})
+    with pytest.raises(GradguessError, match=r"gradguess 0\.2, as two files\. Finish the run with that version, or"):
+        checkpoint.load(tmp_path)

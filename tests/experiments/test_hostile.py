@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import hashlib
-import json
 import os
 import pickle
 import signal
@@ -49,55 +47,33 @@ def run(tmp_path: Path) -> Path:
 
 
 def forge(run: Path, data: bytes | None = None, **fields: Any) -> None:
-    """A checkpoint with these fields and a right seal: that is no secret."""
-    index = json.loads((run / checkpoint.INDEX).read_text())
-    if data is not None:
-        (run / index["tensors"]).write_bytes(data)
-        index["digest"] = hashlib.sha256(data).hexdigest()
-    index.update(fields)
-    index["seal"] = checkpoint._seal(index)
-    (run / checkpoint.INDEX).write_text(json.dumps(index))
+    """A checkpoint of these bytes, or with these fields."""
+    if data is None:
+        tensors, state = checkpoint.load(run)  # type: ignore[misc]
+        checkpoint.save(run, tensors, state | fields)
+    else:
+        (run / checkpoint.FILE).write_bytes(data)
 
 
 def header(text: str) -> bytes:
     return struct.pack("<Q", len(text)) + text.encode()
 
 
-def changed(run: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> bytes:
-    from safetensors.torch import load, save
-
-    (path,) = run.glob("*.safetensors")
-    tensors = load(path.read_bytes())
-    change(tensors)
-    return save(tensors)
-
-
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tensors": "../outside.safetensors"},
-        {"tensors": "/etc/passwd"},
-        {"tensors": "checkpoint-2.safetensors\x00"},
-        {"tensors": ["checkpoint-2.safetensors"]},
-        {"tensors": None},
         {"epoch": -1},
         {"epoch": 10**30},
         {"epoch": "2"},
-        {"metrics": None},
-        {"metrics": {"bytes": -5, "digest": ""}},
-        {"metrics": {"bytes": 10**12, "digest": "00"}},
-        {"metrics": {"bytes": 0, "digest": hashlib.sha256(b"").hexdigest()}},
         {"peak_mb": float("nan")},
         {"peak_mb": "much"},
     ],
     ids=str,
 )
-def test_a_forged_index_is_refused(run: Path, fields: dict[str, Any]):
-    before = {path: path.stat().st_mtime_ns for path in run.parent.iterdir()}
+def test_forged_fields_are_refused(run: Path, fields: dict[str, Any]):
     forge(run, **fields)
-    with pytest.raises(GradguessError):
+    with pytest.raises(GradguessError, match=r"fields are not those|is truncated"):
         train(CONFIG, run)
-    assert {path: path.stat().st_mtime_ns for path in run.parent.iterdir()}.keys() == before.keys()
 
 
 class Bomb:
@@ -124,7 +100,7 @@ FORGED: dict[str, bytes] = {
 @pytest.mark.parametrize("name", FORGED)
 def test_forged_tensors_are_refused(run: Path, name: str):
     forge(run, FORGED[name])
-    with pytest.raises(GradguessError):
+    with pytest.raises(GradguessError, match="is damaged"):
         train(CONFIG, run)
     assert not Path("/tmp/gradguess-was-here").exists()
 
@@ -149,7 +125,9 @@ CHANGES: dict[str, Callable[[dict[str, torch.Tensor]], Any]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_tensors_that_do_not_fit_are_refused(run: Path, name: str):
-    forge(run, changed(run, CHANGES[name]))
+    tensors, state = checkpoint.load(run)  # type: ignore[misc]
+    CHANGES[name](tensors)
+    checkpoint.save(run, tensors, state)
     with pytest.raises(GradguessError, match="does not fit this run"):
         train(CONFIG, run)
 
@@ -157,9 +135,7 @@ def test_tensors_that_do_not_fit_are_refused(run: Path, name: str):
 @pytest.mark.parametrize("row", ["{}", "[1]", "NaN", '{"epoch": 1, "loss": "low"}', "[" * 10_000, '{"epoch": 7}'])
 def test_forged_metrics_are_refused(run: Path, row: str):
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    data = "\n".join([row, *lines[1:]]).encode() + b"\n"
-    (run / "metrics.jsonl").write_bytes(data)
-    forge(run, metrics={"bytes": len(data), "digest": hashlib.sha256(data).hexdigest()})
+    (run / "metrics.jsonl").write_text("\n".join([row, *lines[1:]]) + "\n")
     with pytest.raises(GradguessError, match=r"line 1 is not a row"):
         train(CONFIG, run)
 
@@ -169,18 +145,6 @@ def test_forged_results_are_refused(run: Path, text: str):
     (run / "result.json").write_text(text)
     with pytest.raises(GradguessError):
         train(CONFIG, run)
-
-
-def test_every_bit_counts(run: Path):
-    """Flip one bit at many places of each file: an error of ours, or (in config.json) another configuration."""
-    files = {path: path.read_bytes() for path in run.iterdir() if path.suffix in (".json", ".jsonl", ".safetensors")}
-    for path, data in files.items():
-        for place in range(0, len(data), max(1, len(data) // 25)):
-            path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
-            with pytest.raises(GradguessError):
-                train(CONFIG, run)
-        path.write_bytes(data)
-    train(CONFIG, run)  # and put back, it goes on
 
 
 def test_every_truncation_is_noticed(run: Path):
@@ -196,9 +160,8 @@ def test_every_truncation_is_noticed(run: Path):
 
 
 def test_half_written_files_are_not_seen(run: Path):
-    """What a kill in the middle of a checkpoint leaves: a file beside, or tensors that no index names yet."""
-    (run / ".checkpoint.json.99.tmp").write_text('{"tensors": ')
-    (run / "checkpoint-3.safetensors").write_bytes(b"half")
+    """What a kill in the middle of a checkpoint leaves beside it."""
+    (run / f".{checkpoint.FILE}.99.tmp").write_bytes(b"half")
     with (run / "metrics.jsonl").open("a") as log:
         log.write('{"epoch": 3, "lo')
     found = train(CONFIG, run)
@@ -259,7 +222,7 @@ def _command(out: Path, **changes: Any) -> list[str]:
 def test_ctrl_c_twice(tmp_path: Path):
     out = tmp_path / "run"
     process = subprocess.Popen(_command(out, epochs=5000), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    until((out / "checkpoint.json").exists)
+    until((out / checkpoint.FILE).exists)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
     err = ended(process)
@@ -276,16 +239,15 @@ def test_ctrl_c_twice(tmp_path: Path):
 
 
 def test_a_checkpoint_is_read_while_the_run_goes_on(tmp_path: Path):
-    """`gradguess diagnose` on a run that is not over: the tensors may be replaced between index and tensors."""
-    state = {"metrics": {"bytes": 0, "digest": ""}, "peak_mb": 0.0}
-    checkpoint.save(tmp_path, {"epoch": torch.tensor(0)}, state, 0)
+    """`gradguess diagnose` on a run that is not over."""
+    checkpoint.save(tmp_path, {"epoch": torch.tensor(1)}, {"epoch": 1, "peak_mb": 0.0})
     over = threading.Event()
 
     def write() -> None:
-        for epoch in range(1, 1000):
+        for epoch in range(2, 1000):
             if over.is_set():
                 return
-            checkpoint.save(tmp_path, {"epoch": torch.tensor(epoch)}, state, epoch)
+            checkpoint.save(tmp_path, {"epoch": torch.tensor(epoch)}, {"epoch": epoch, "peak_mb": 0.0})
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -303,7 +265,7 @@ def test_two_processes_on_one_directory(tmp_path: Path):
     out = tmp_path / "run"
     first = subprocess.Popen(_command(out, epochs=5000), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
-        until((out / "checkpoint.json").exists)
+        until((out / checkpoint.FILE).exists)
         with pytest.raises(GradguessError, match="in use by another process"):
             train(dataclasses.replace(CONFIG, epochs=5000), out)
         assert first.poll() is None

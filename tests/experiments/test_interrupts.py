@@ -122,7 +122,7 @@ def test_one_that_comes_where_exceptions_are_forgotten(tmp_path: Path):
     options = ["--data", "digits", "--width", "8", "--depth", "2", "--batch", "512", "--epochs", "5000"]
     command = [sys.executable, "-c", SWALLOWS, "train", *options, "--out", str(out), "--threads", "1"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    until((out / "checkpoint.json").exists)
+    until((out / checkpoint.FILE).exists)
     process.send_signal(signal.SIGINT)
     err = ended(process)
     assert process.returncode == 130, err
@@ -141,14 +141,14 @@ def test_the_processes_of_reproduce_end_together(tmp_path: Path):
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    until(lambda: len(list(tmp_path.glob("runs/*/checkpoint.json"))) == 2)
+    until(lambda: len(list(tmp_path.glob(f"runs/*/{checkpoint.FILE}"))) == 2)
     os.killpg(process.pid, signal.SIGINT)
     try:
         _, err = process.communicate(timeout=30)
         assert process.returncode == 130, err
         assert "the same command continues" in " ".join(err.split())
         assert "Traceback" not in err
-        assert all(checkpoint.load(path.parent) for path in tmp_path.glob("runs/*/checkpoint.json"))
+        assert all(checkpoint.load(path.parent) for path in tmp_path.glob(f"runs/*/{checkpoint.FILE}"))
         until(lambda: not any(_lives(int(p.name)) and _group(p) == process.pid for p in _processes()))
     finally:
         if any(_group(p) == process.pid for p in _processes()):

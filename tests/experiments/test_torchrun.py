@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gradguess_lab import checkpoint
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.train import train
 from waiting import until
@@ -59,6 +60,7 @@ def logged(out: Path) -> list[dict[str, Any]]:
 SCRIPT = """
 import json, os, shutil, sys
 from pathlib import Path
+from gradguess_lab import checkpoint
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.train import train
 
@@ -94,8 +96,8 @@ def test_a_rank_that_dies_is_started_again_and_the_run_goes_on(unbroken: Path, t
     """The kill falls in the middle; whatever was logged before it is not run again."""
     out = tmp_path / "run"
     run = start(2, out, restarts=1)
-    until(lambda: (out / "checkpoint.json").exists())
-    before = json.loads((out / "checkpoint.json").read_text())["epoch"]
+    until((out / checkpoint.FILE).exists)
+    before = checkpoint.load(out)[1]["epoch"]
     children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     os.kill(int(children[-1]), signal.SIGKILL)
     record = finish(run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 import subprocess
@@ -166,20 +165,6 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
         write_report(results)
     assert page.read_bytes() == before
     assert not list(page.parent.glob(".*.tmp"))
-
-
-@pytest.mark.parametrize("missing", ["matplotlib", "jinja2"])
-def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str):
-    real = importlib.import_module
-
-    def absent(name: str, *rest: object) -> object:
-        if name.partition(".")[0] == missing:
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr("gradguess.extras.importlib.import_module", absent)
-    with pytest.raises(GradguessError, match=rf"{missing}.*pip install 'gradguess\[report\]'"):
-        write_report(write_results(tmp_path, [record()]))
 
 
 def test_importing_the_report_loads_no_extra():

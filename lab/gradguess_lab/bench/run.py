@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from gradguess_lab.bench import memory as probe
 from gradguess_lab.bench.cases import Case, fewer
-from gradguess_lab.bench.loops import Loop, Replayed
+from gradguess_lab.bench.loops import Replayed
 from gradguess_lab.bench.record import Row, Say, keep, kind_of, make_record
 from gradguess_lab.bench.registry import BACKPROP, MEASURED, PER_SAMPLE, TIMED, check_methods, make_loop
 from gradguess_lab.bench.timing import Times, measure, measure_once
@@ -74,15 +74,11 @@ def bench_memory(
 def _time_case(case: Case, names: Sequence[str], seconds: float, samples: int) -> list[Row]:
     slow = [name for name in names if name in PER_SAMPLE.get(kind_of(case.device), PER_SAMPLE["cpu"])]
     fast = [BACKPROP, *(name for name in names if name not in slow)]
-    times = measure({name: _usual(make_loop(name, case)) for name in fast}, seconds, case.device)
+    loops = {name: make_loop(name, case) for name in fast}  # as steps are run without being asked: on a GPU captured
+    times = measure({k: Replayed(v) if v.x.is_cuda else v for k, v in loops.items()}, seconds, case.device)
     base = times[BACKPROP]
     rows = [_row(name, case, times[name], base) for name in fast]
     return rows + [_slow_row(name, case, base, samples) for name in slow]
-
-
-def _usual(loop: Loop) -> Loop | Replayed:
-    """As steps are run without being asked: on a GPU they are captured."""
-    return Replayed(loop) if loop.x.is_cuda else loop
 
 
 def _row(name: str, case: Case, times: Times, base: Times) -> Row:
@@ -110,11 +106,11 @@ def _add_memory(rows: Sequence[Row], case: Case, samples: int) -> None:
 
 def growth(rows: Sequence[Row], axis: str) -> list[Row]:
     """The exponent `a` in `time ~ axis^a`, where nothing but the axis differs, from the quietest rounds."""
-    fits = []
-    for method, points in _series(rows, axis).items():
-        if len(points) > 1:
-            fits.append({"method": method, "axis": axis, "exponent": _slope(points, log=True), "points": len(points)})
-    return fits
+    return [
+        {"method": method, "axis": axis, "exponent": _slope(np.log(points)), "points": len(points)}
+        for method, points in _series(rows, axis).items()
+        if len(points) > 1
+    ]
 
 
 def _series(rows: Sequence[Row], axis: str) -> dict[str, list[tuple[float, float]]]:
@@ -133,23 +129,16 @@ def slopes(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         series.setdefault(row["method"], []).append((row["depth"], row["peak_mb"] - row["gradients_mb"]))
     return [
-        {"method": method, "axis": "depth", "mb_per_layer": _slope(points, log=False), "points": len(points)}
+        {"method": method, "axis": "depth", "mb_per_layer": _slope(np.array(points)), "points": len(points)}
         for method, points in series.items()
-        if len(points) > 1
+        if len(dict(points)) > 1
     ]
 
 
-def _slope(points: Sequence[tuple[float, float]], log: bool) -> float:
-    """The slope of the least-squares line.
+def _slope(points: np.ndarray) -> float:
+    from scipy import stats
 
-    >>> _slope([(1, 1), (2, 4), (4, 16)], log=True)
-    2.0
-    """
-    pairs = [(math.log(x), math.log(y)) for x, y in points] if log else list(points)
-    mean_x = sum(x for x, _ in pairs) / len(pairs)
-    mean_y = sum(y for _, y in pairs) / len(pairs)
-    spread = sum((x - mean_x) ** 2 for x, _ in pairs)
-    return sum((x - mean_x) * (y - mean_y) for x, y in pairs) / spread if spread else 0.0
+    return float(stats.linregress(points[:, 0], points[:, 1]).slope)
 
 
 def _threads() -> int:

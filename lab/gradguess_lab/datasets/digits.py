@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from gradguess_lab.datasets.source import Arrays, Source, missing, shuffled_split
+from gradguess_lab.datasets.source import Arrays, Source, shuffled_split
 
 
 def make() -> Arrays:
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise missing("digits", f"the package {error.name!r}") from error
+    from sklearn.datasets import load_digits  # help needs none
+
     images, labels = load_digits(return_X_y=True)
     return shuffled_split(images.reshape(-1, 8, 8) * 15, labels, test=360)  # 0 … 16 -> 0 … 240
 

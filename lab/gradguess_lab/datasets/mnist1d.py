@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradguess_lab.datasets.source import Arrays, Source, missing
+from gradguess_lab.datasets.source import Arrays, Source
 
 
 @contextlib.contextmanager
@@ -23,10 +23,8 @@ def global_generators_untouched() -> Iterator[None]:
 
 
 def make() -> Arrays:
-    try:
-        from mnist1d.data import make_dataset
-    except ModuleNotFoundError as error:
-        raise missing("mnist1d", f"the package {error.name!r}") from error
+    from mnist1d.data import make_dataset  # help needs none
+
     with global_generators_untouched():  # the generator seeds both
         made = make_dataset()
     renamed = {"x_train": made["x"], "y_train": made["y"], "x_test": made["x_test"], "y_test": made["y_test"]}

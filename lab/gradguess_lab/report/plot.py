@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradguess.extras import require
 from gradguess_lab.files import write_atomic
 from gradguess_lab.report.palette import GRID, INK, colours, style_of
 from gradguess_lab.tables.table import Curve, Figure
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 _SIZE = (4.5, 3.5)  # inches; small, so that the type stays legible on a phone
 LEGEND = 5  # rows for which there is room in a legend
-_SETTINGS: dict[str, Any] = {
+_SETTINGS: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.spines.top": False,
@@ -61,72 +60,70 @@ def save_figures(figures: Sequence[Figure], directory: Path) -> list[Path]:
 
 def draw(figure: Figure) -> Drawing:
     """Draw on a white ground, without touching the global state of pyplot."""
-    matplotlib = require("matplotlib", "gradguess-lab", "the report")
-    backend = require("matplotlib.backends.backend_agg", "gradguess-lab", "the report")
-    canvas_figure = require("matplotlib.figure", "gradguess-lab", "the report")
-    with warnings.catch_warnings(), matplotlib.rc_context(_SETTINGS):
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Page
+
+    def saved(kind: str, letters: str = "path", **metadata: None) -> bytes:
+        out = io.BytesIO()
+        with rc_context({"svg.fonttype": letters}):
+            page.savefig(out, format=kind, dpi=200, facecolor="white", metadata=metadata)
+        return out.getvalue()
+
+    width, height = _SIZE  # wider and taller where the lines have names, taller where the legend is long
+    rows = sum(bool(curve.label) for curve in figure.curves) / figure.legend_columns
+    height += 0.16 * max(0.0, rows - LEGEND)
+    size = (width * 1.7, max(height, 1.2 + 0.19 * len(figure.y_names))) if figure.y_names else (width, height)
+    with warnings.catch_warnings(), rc_context(_SETTINGS):
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks
-        page = canvas_figure.Figure(figsize=_size(figure), layout="constrained", facecolor="none")
-        backend.FigureCanvasAgg(page)
+        page = Page(figsize=size, layout="constrained", facecolor="none")
+        FigureCanvasAgg(page)
         axes = page.add_subplot(facecolor="none")
         for curve in figure.curves:
             _draw_curve(axes, curve)
         _dress(axes, figure)
         page.draw_without_rendering()  # places everything once, for both files
         page.set_layout_engine("none")
-        return Drawing(_png(page), _svg(page, "path"), _svg(page, "none"))
-
-
-def _size(figure: Figure) -> tuple[float, float]:
-    """Wider and taller where the lines have names, taller where the legend is long."""
-    width, height = _SIZE
-    rows = sum(bool(curve.label) for curve in figure.curves) / figure.legend_columns
-    height += 0.16 * max(0.0, rows - LEGEND)
-    return (width * 1.7, max(height, 1.2 + 0.19 * len(figure.y_names))) if figure.y_names else (width, height)
+        svg = [saved("svg", letters, Date=None, Creator=None).decode() for letters in ("path", "none")]
+        return Drawing(saved("png", Software=None), *svg)
 
 
 def _draw_curve(axes: Axes, curve: Curve) -> None:
     style = style_of(curve.style)
+    colour, span = style.light, None if curve.low is None or curve.high is None else (curve.low, curve.high)
     if curve.dots:
-        _draw_dots(axes, curve)
+        if span:
+            axes.hlines(curve.y, *span, color=colour, linewidth=1.4)
+        face = "white" if curve.dashed else colour
+        axes.plot(curve.x, curve.y, style.marker, color=colour, markerfacecolor=face, label=curve.label)
         return
     axes.plot(
         curve.x,
         curve.y,
-        color=style.light,
+        color=colour,
         linestyle=(0, (3, 2)) if curve.dashed else "-",
         linewidth=1.0 if curve.dashed and curve.markers else 1.6,
         marker=style.marker if curve.markers or len(curve.x) == 1 else "",  # a line of one point is not seen
         markersize=5.5,
-        markerfacecolor="none" if curve.dashed else style.light,
+        markerfacecolor="none" if curve.dashed else colour,
         label=curve.label or "_paper",  # a leading underscore keeps it out of the legend
     )
-    if curve.low is None or curve.high is None:
-        return
-    if curve.error_bars:
-        axes.vlines(curve.x, curve.low, curve.high, color=style.light, linewidth=1.4)
-    else:
-        axes.fill_between(curve.x, curve.low, curve.high, color=style.light, alpha=0.18, linewidth=0)
-
-
-def _draw_dots(axes: Axes, curve: Curve) -> None:
-    style = style_of(curve.style)
-    if curve.low is not None and curve.high is not None:
-        axes.hlines(curve.y, curve.low, curve.high, color=style.light, linewidth=1.4)
-    face = "white" if curve.dashed else style.light
-    axes.plot(curve.x, curve.y, style.marker, color=style.light, markerfacecolor=face, label=curve.label)
+    if span and curve.error_bars:
+        axes.vlines(curve.x, *span, color=colour, linewidth=1.4)
+    elif span:
+        axes.fill_between(curve.x, *span, color=colour, alpha=0.18, linewidth=0)
 
 
 def _dress(axes: Axes, figure: Figure) -> None:
+    from matplotlib.ticker import LogFormatter
+
     axes.set_title(figure.title, loc="left")
-    axes.set_xlabel(figure.x_label)
-    axes.set_ylabel(figure.y_label)
-    if figure.log_x:
-        axes.set_xscale("log")
-        _plain_numbers(axes.xaxis)
-    if figure.log_y:
-        axes.set_yscale("log")
-        _plain_numbers(axes.yaxis)
+    scales = ["log" if log else "linear" for log in (figure.log_x, figure.log_y)]
+    axes.set(xlabel=figure.x_label, ylabel=figure.y_label, xscale=scales[0], yscale=scales[1])
+    for axis, log in ((axes.xaxis, figure.log_x), (axes.yaxis, figure.log_y)):
+        if log:
+            axis.set_major_formatter(LogFormatter())  # its own formulas are not set
+            axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
     if figure.x_ticks:
         axes.set_xticks(figure.x_ticks, figure.x_names or [f"{tick:g}" for tick in figure.x_ticks])
         axes.minorticks_off()
@@ -141,28 +138,6 @@ def _dress(axes: Axes, figure: Figure) -> None:
         axes.annotate(words, (x, 0.03), (4, 0), ("data", "axes fraction"), textcoords="offset points", fontsize=8)
     if any(curve.label for curve in figure.curves):
         axes.figure.legend(loc="outside lower center", ncols=figure.legend_columns)
-
-
-def _plain_numbers(axis: Any) -> None:
-    """A logarithmic axis writes its numbers as formulas, and those are not set."""
-    from matplotlib.ticker import LogFormatter
-
-    axis.set_major_formatter(LogFormatter())
-    axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
-
-
-def _png(page: Any) -> bytes:
-    out = io.BytesIO()
-    page.savefig(out, format="png", dpi=200, facecolor="white", metadata={"Software": None})
-    return out.getvalue()
-
-
-def _svg(page: Any, letters: str) -> str:
-    out = io.StringIO()
-    matplotlib = require("matplotlib", "gradguess-lab", "the report")
-    with matplotlib.rc_context({"svg.fonttype": letters}):
-        page.savefig(out, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
-    return out.getvalue()
 
 
 def themed(svg: str, prefix: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradguess.extras import require
 from gradguess_lab.files import explained, write_atomic
 from gradguess_lab.report.export import to_csv, to_latex
 from gradguess_lab.report.html import render
@@ -22,8 +21,6 @@ def write_report(results_dir: Path, out: Path | None = None) -> Path:
     `out` defaults to `results_dir/report`; a name that ends in `.html` is the page itself. Beside the page
     come `tables/*.csv`, `tables/*.tex`, `figures/*.png` and `figures/*.svg`.
     """
-    require("jinja2", "gradguess-lab", "the report")  # before any work is done
-    require("matplotlib", "gradguess-lab", "the report")
     results_dir = Path(results_dir)
     page = _page_path(results_dir, out)
     benchmarks = load_benchmarks(results_dir)

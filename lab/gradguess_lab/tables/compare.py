@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scipy import stats
+
 from gradguess_lab.paper_numbers import Published
-from gradguess_lab.tables.student import quantile
 
 HOLDS = "holds"
 DIFFERS = "differs"
@@ -75,7 +76,7 @@ class Summary:
         """
         if self.sd is None:
             return None
-        return quantile(1 - LEVEL / 2, self.n - 1) * self.sd * math.sqrt(1 + 1 / self.n)
+        return float(stats.t.ppf(1 - LEVEL / 2, self.n - 1)) * self.sd * math.sqrt(1 + 1 / self.n)
 
 
 @dataclass(frozen=True)

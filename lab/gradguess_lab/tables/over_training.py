@@ -56,6 +56,7 @@ def _figure(found: dict[str, Variant], quantity: str) -> Figure | None:
         return None
     title = QUANTITIES[quantity]
     seeds = min(len(variant.runs) for variant in found.values())
+    ways = ", ".join(dict.fromkeys(variant.label for method, variant in found.items() if method != "wt"))
     lines = [line for method in found if (line := _paper(method, quantity, ticks[0], ticks[-1]))]
     said = "Dashed: the paper's values, of which it does not say the epoch. " if lines else "The paper has no numbers. "
     return Figure(
@@ -65,7 +66,7 @@ def _figure(found: dict[str, Variant], quantity: str) -> Figure | None:
         title,
         (*lines, *curves),
         f"{title} over training, mean over the seeds (at least {seeds}) with their range, on the first 512 training "
-        f"samples. {said}W⊥ and W⊥-bottom: {_ways(found)}.",
+        f"samples. {said}W⊥ and W⊥-bottom: {ways or 'not run'}.",
         x_ticks=tuple(ticks),
         x_names=tuple("0" if tick == START else _name(tick, ticks) for tick in ticks),
         log_x=True,
@@ -76,10 +77,6 @@ def _figure(found: dict[str, Variant], quantity: str) -> Figure | None:
 def _name(tick: float, ticks: Sequence[float]) -> str:
     """The number at a tick, unless the next one stands too close to it."""
     return "" if any(tick < other < 2 * tick for other in ticks) else f"{tick:g}"
-
-
-def _ways(found: dict[str, Variant]) -> str:
-    return ", ".join(dict.fromkeys(variant.label for method, variant in found.items() if method != "wt")) or "not run"
 
 
 def _curve(method: str, variant: Variant, quantity: str) -> Curve | None:

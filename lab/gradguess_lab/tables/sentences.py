@@ -58,7 +58,9 @@ def tangents_sentence(runs: Sequence[Run]) -> str:
     configs = [TrainConfig(method="wperp", width=256, **options) for options in ways.values()]
     found = zip(ways, results_of(configs, runs), strict=True)
     parts = [
-        f"{mean_text(s.mean, s.sd)} {way} ({s.n} {_seeds(s)})" for way, r in found if (s := r.ours("train_accuracy"))
+        f"{mean_text(s.mean, s.sd)} {way} ({s.n} seed{'s' * (s.n > 1)})"
+        for way, r in found
+        if (s := r.ours("train_accuracy"))
     ]
     return "On the training data W⊥ with the shared basis at width 256 reaches " + ", ".join(parts) + "."
 

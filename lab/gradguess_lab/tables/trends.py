@@ -11,6 +11,7 @@ from gradguess_lab.tables.runs import Run, overlap_of, select
 from gradguess_lab.tables.sides import Check, Outcome, Side, gaps, named, show_interval, shown_number, weakest
 from gradguess_lab.tables.welch import Estimate, difference, slope
 
+_OPPOSITE = {HOLDS: DIFFERS, DIFFERS: HOLDS, UNCLEAR: UNCLEAR}
 _WORDS = {HOLDS: "grows", UNCLEAR: "unclear", DIFFERS: "shrinks"}
 
 
@@ -53,7 +54,7 @@ def slower_than_width(layer: int, widths: Sequence[int], share: float, below: fl
 
     def check(runs: Sequence[Run]) -> Outcome:
         found = {width: values for width in widths if (values := _needed(runs, width, layer, share))}
-        outcome = _exponent(found, lambda a: _opposite(a.exceeds(below)), widths)
+        outcome = _exponent(found, lambda a: _OPPOSITE[a.exceeds(below)], widths)
         return (
             Outcome(outcome.verdict, named(f"layer {layer}", outcome.ours), outcome.seeds) if outcome.ours else outcome
         )
@@ -83,7 +84,3 @@ def _exponent(found: dict[int, list[float]], judge: Callable[[Estimate], str], w
     if rise is None or seeds < 2:
         return Outcome(SINGLE, shown, seeds)
     return Outcome(judge(rise), f"{shown}; exponent {show_interval(rise)}", seeds)
-
-
-def _opposite(verdict: str) -> str:
-    return {HOLDS: DIFFERS, DIFFERS: HOLDS}.get(verdict, verdict)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from scipy import stats
+
 from gradguess_lab.tables.compare import DIFFERS, HOLDS, LEVEL, UNCLEAR, Summary
-from gradguess_lab.tables.student import cdf, quantile
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,16 @@ class Estimate:
 
     def chance_below(self, bound: float) -> float:
         """How surprising this value is if the truth is at most `bound`: the p-value of a one-sided test."""
-        return 1 - cdf(self._t(bound), self.df)
+        return float(stats.t.sf(self._t(bound), self.df))
 
     def chance_above(self, bound: float) -> float:
-        return cdf(self._t(bound), self.df)
+        return float(stats.t.cdf(self._t(bound), self.df))
 
     def interval(self, share: float = 1 - LEVEL) -> tuple[float, float]:
-        reach = quantile((1 + share) / 2, self.df) * self.error if self.error else 0.0
-        return self.value - reach, self.value + reach
+        if not self.error:
+            return self.value, self.value
+        low, high = stats.t.interval(share, self.df, self.value, self.error)
+        return float(low), float(high)
 
     def _t(self, bound: float) -> float:
         distance = self.value - bound
@@ -83,11 +86,7 @@ def mean_of(a: Summary) -> Estimate | None:
 
 def slope(points: list[tuple[float, float]]) -> Estimate | None:
     """Least squares of y over x; None without three points or without two different x."""
-    n = len(points)
-    if n < 3 or len({x for x, _ in points}) < 2:
+    if len(points) < 3 or len({x for x, _ in points}) < 2:
         return None
-    x_mean, y_mean = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
-    square = sum((x - x_mean) ** 2 for x, _ in points)
-    value = sum((x - x_mean) * (y - y_mean) for x, y in points) / square
-    rest = sum((y - y_mean - value * (x - x_mean)) ** 2 for x, y in points)
-    return Estimate(value, math.sqrt(rest / (n - 2) / square), n - 2)
+    fit = stats.linregress(*zip(*points, strict=True))
+    return Estimate(float(fit.slope), float(fit.stderr), len(points) - 2)
