@@ -189,22 +189,3 @@ def test_few_places_run_the_users_model():
 )
 def test_an_import_that_is_out_of_order_is_seen(part, line, found):
     assert out_of_order(part, line) == found
-
-
-def test_private_names_are_seen():
-    assert private("gradguess.step.draw", "from gradguess.step.base import _hidden") == ["gradguess.step.base._hidden"]
-    assert private("gradguess.step.draw", "from gradguess._secret import x") == ["gradguess._secret.x"]
-    assert private("gradguess.step.draw", "from gradguess.step.base import Step\nfrom torch import _C") == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["x = t.is_cuda", 'x = t.device.type == "cuda"', "x = t.to('cuda')", "torch.cuda.is_available()", "usable(t)"],
-)
-def test_a_line_that_names_a_device_is_seen(line):
-    assert naming(DEVICE, f'"""Prose on "cuda"."""\n{line}  # is_cuda') == [2]
-    assert naming(DEVICE, 'x = 1  # "cuda"') == []
-
-
-def test_a_place_that_runs_the_model_is_seen():
-    assert naming(RUN, "a = task.outputs(x)\nb = functional_call(model, p)\nc = outputs(d)\nd = seen.outputs") == [1, 2]
