@@ -9,12 +9,11 @@ import torch
 import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations
 
 import gradguess as gg
 from asserts import assert_same, assert_same_photograph, photograph
 from combinations import each, pairwise
-from models import BATCH, GUESSES, SITE_GUESSES, Case, cross_entropy, generator, make
+from models import BATCH, GUESSES, cross_entropy, generator, make
 
 FRONT_DOORS = {
     "estimate": lambda model, guess, *args: gg.estimate(model, guess, *args),
@@ -115,72 +114,6 @@ def test_no_grad_is_fine(guess):
         gg.ForwardGradient(case.model, method)(*case.args)
     for name in plain.grads:
         assert torch.equal(est.grads[name], plain.grads[name])
-
-
-# --- layers without a formula --------------------------------------------------------------------------------
-
-
-class NoJvp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 2
-
-
-class Custom(nn.Module):
-    def forward(self, x):
-        return NoJvp.apply(x)
-
-
-@doors
-@guesses
-def test_a_custom_function_without_jvp(door, guess):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 7), nn.Sequential(nn.ReLU(), Custom()), nn.Linear(7, 4)).double()
-    case = make("relu-bias")
-    with refused(model, gg.ForwardModeError, r"^1\.1 \(Custom\) has no forward-mode formula.*a jvp"):
-        FRONT_DOORS[door](model, GUESSES[guess], *case.args)
-
-
-def test_embedding_bag_is_named_where_its_weights_move():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.EmbeddingBag(9, 7), nn.ReLU(), nn.Linear(7, 4)).double()
-    case = Case(model, torch.randint(9, (BATCH, 3)), torch.randint(4, (BATCH,)))
-    with refused(model, gg.ForwardModeError, r"^0 \(EmbeddingBag\) has no forward-mode formula"):
-        gg.estimate(model, gg.WeightPerturbation(), *case.args)
-    for guess in SITE_GUESSES.values():  # a site's output moves, not its weights: no formula is needed
-        assert gg.estimate(model, guess, *case.args).grads["0.weight"].abs().sum() > 0
-
-
-@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
-def test_parametrised_weights(norm):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), norm(nn.Linear(7, 4))).double()
-    case = make("relu-bias")
-    if norm is parametrizations.weight_norm:
-        with refused(model, gg.ForwardModeError, r"^2\S* \(.*\) has no forward-mode formula"):
-            gg.estimate(model, gg.WeightPerturbation(), *case.args)
-    for guess in SITE_GUESSES.values():
-        est = gg.estimate(model, guess, *case.args)
-        assert all(est.grads[name].abs().sum() > 0 for name in est.grads if name.startswith("2"))
-
-
-@doors
-def test_a_loss_without_formula(door):
-    torch.manual_seed(0)
-    model = nn.Linear(6, 5).double()
-    x, t = torch.randn(BATCH, 7, 6).double(), torch.randint(1, 5, (BATCH, 3))
-
-    def ctc(outputs, targets):
-        lengths = torch.full((BATCH,), 7)[: len(outputs)], torch.full((BATCH,), 3)[: len(outputs)]
-        return F.ctc_loss(outputs.log_softmax(-1).transpose(0, 1), targets, *lengths, reduction="none")
-
-    for guess in (gg.ActivationPerturbation(), gg.WeightPerturbation()):
-        with refused(model, gg.ForwardModeError, "^loss_fn has no forward-mode formula"):
-            FRONT_DOORS[door](model, guess, ctc, x, t)
 
 
 # --- numbers that are not finite -----------------------------------------------------------------------------

@@ -47,7 +47,6 @@ def gpt2():
 TASKS = {
     "mlp": lambda: registered("mlp", SIGNAL, 16, 3),
     "cnn": lambda: registered("cnn", IMAGE, 4, 3),
-    "resnet18": lambda: registered("resnet18", IMAGE, 2, 3),
     "gpt2": gpt2,
     "gru": lambda: registered("gru", Shape("signal", (8,), 10), 8, 2),
 }

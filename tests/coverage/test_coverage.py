@@ -33,7 +33,7 @@ def test_cell(layer: str, column: str):
     ("layer", "name"),
     [
         ("CTC loss", "loss_fn"),
-        ("autograd.Function without jvp", r"layer \(Functional\)"),
+        ("autograd.Function without jvp", r"layer \(Calls\)"),
         ("EmbeddingBag", r"0 \(EmbeddingBag\)"),
         ("weight_norm", r"layer\.parametrizations\.weight"),
     ],

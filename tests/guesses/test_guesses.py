@@ -203,7 +203,7 @@ def wide(width: int, *, strong: bool) -> tuple[Case, Tensor]:
 
 
 # the gap to the next singular value is 1 % or less at initialisation: there the iteration has the hardest case
-SUBSPACE_ERROR = {(128, False): 1e-4, (128, True): 1e-6, (512, False): 1e-2, (512, True): 1e-6}
+SUBSPACE_ERROR = {(128, False): 1e-4, (128, True): 1e-6}
 
 
 @pytest.mark.parametrize(("width", "strong"), SUBSPACE_ERROR)
@@ -218,15 +218,12 @@ def test_subspace_finds_what_the_svd_finds(width, strong):
     assert spectral_norms(shared - exact).max() > 0.1
 
 
-@pytest.mark.parametrize("width", [128, 512])
-def test_the_placed_threshold_passes_the_wanted_directions_alone(width):
+def test_the_placed_threshold_passes_the_wanted_directions_alone():
     """Ten directions stand out: NS is then W⊥. The nearest of nine sets is not as close."""
-    case, W = wide(width, strong=True)
+    case, W = wide(128, strong=True)
     exact = per_sample(W, lambda w: top_projector(w, 10))
     error = {
-        threshold: spectral_norms(
-            covariance(frames_of(case, gg.WPerpNS(threshold=threshold))["0"], width) - exact
-        ).max()
+        threshold: spectral_norms(covariance(frames_of(case, gg.WPerpNS(threshold=threshold))["0"], 128) - exact).max()
         for threshold in ("placed", "nearest")
     }
     assert error["placed"] < 0.06  # the set that reaches so low is that accurate

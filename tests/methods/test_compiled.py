@@ -388,6 +388,7 @@ def test_strides_and_dtypes_are_looked_at(graphs_alone):
     assert loss.dtype == torch.float64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("between", "tangents"), [(nn.ReLU(), 1), (nn.LayerNorm(8), 2)], ids=repr)
 def test_fused_kernels_make_the_same_steps(between, tangents):
     """Through the compiler, in float32."""

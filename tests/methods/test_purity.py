@@ -12,7 +12,7 @@ from torch import Tensor
 
 import gradguess as gg
 from asserts import assert_same
-from combinations import pairwise
+from combinations import each, pairwise
 from gradguess.methods import Estimate
 from gradguess.methods.guessed import as_method
 from gradguess.methods.run import Plan, find_layout, run_step
@@ -134,8 +134,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "options"), each([*METHODS] * 2, OPTIONS))
 def test_nor_does_it_with_other_options(method, options):
     assert_pure(make("relu-bias"), METHODS[method], SEARCH, **OPTIONS[options])
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gaps import Calls, NoDerivative, numpy_tanh, opaque_tanh
+from gaps import NoDerivative, numpy_tanh, opaque_tanh
 from gradguess.model.find_sites import lay_out
 from gradguess.model.task import Task
-from models import CLASSES, INPUTS, cross_entropy, generator
+from models import CLASSES, INPUTS, Calls, cross_entropy, generator
 
 
 class Gapped(nn.Module):

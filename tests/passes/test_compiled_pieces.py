@@ -91,6 +91,7 @@ def test_the_search_is_the_same(small: list[str]):
     assert [type(known) for known in forward.plan.runner._pieces.values()] == [compiled_pieces.CompiledPieces]
 
 
+@pytest.mark.slow
 def test_compiled_for_good(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compiled_pieces, "LARGE", 0)
     model = network(Block())

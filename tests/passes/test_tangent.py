@@ -18,8 +18,7 @@ from gradguess.passes.forward_mode import forward_mode
 from models import BATCH, GUESSES, SITE_GUESSES, ZOO, Case, cross_entropy, generator, make
 
 
-@pytest.mark.parametrize("guess", GUESSES)
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(("name", "guess"), each([*ZOO] * 3, GUESSES))
 @pytest.mark.filterwarnings("ignore:Samples mix")
 def test_derivative_is_reverse_modes(name, guess):
     case = make(name)
