@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,25 +28,6 @@ def entries(fill: float, shape: tuple[int, ...] = (3, 2), dtype: torch.dtype = t
     }
 
 
-def test_new_values_come_into_the_old_tensors():
-    old, new = entries(1), entries(2)
-    found = _write_into(old, new)
-    assert_same(found, entries(2))
-    for site, values in old.items():
-        assert all(found[site][key] is value for key, value in values.items())
-    assert all(value.is_contiguous() for values in found.values() for value in values.values())
-
-
-def test_what_was_there_already_is_left_alone():
-    old = entries(1)
-    versions = [t._version for values in old.values() for t in values.values()]
-    found = _write_into(old, {site: dict(values) for site, values in old.items()})
-    assert_same(found, entries(1))
-    assert not _replaced(old, found)
-    assert not _replaced({}, found)  # what is new takes no place
-    assert [t._version for values in old.values() for t in values.values()] == versions
-
-
 @pytest.mark.parametrize("new", [entries(2, (3, 4)), entries(2, (2,)), entries(2, dtype=torch.float32)])
 def test_a_tensor_of_another_shape_or_dtype_is_a_new_one(new):
     old = entries(1)
@@ -57,22 +37,6 @@ def test_a_tensor_of_another_shape_or_dtype_is_a_new_one(new):
     assert torch.equal(old["a"]["basis"], entries(1)["a"]["basis"])  # nothing is broadcast into it
     assert_same(found, new)
     assert _replaced(old, found)  # recordings must be made again
-
-
-def test_sites_and_names_are_those_of_the_new_state():
-    new = {"a": {"basis": torch.zeros(3, 2).double(), "start": torch.ones(1)}, "c": {"B": torch.ones(1)}}
-    found = _write_into(entries(1), new)
-    assert_same(found, new)
-    assert found["c"]["B"] is new["c"]["B"]
-    assert _write_into({}, new)["a"]["basis"] is new["a"]["basis"]
-    assert _write_into(new, {}) == {}
-
-
-def test_neither_mapping_is_written():
-    old, new = entries(1), {"c": {"B": torch.ones(1)}}
-    _write_into(old, new)
-    assert list(old) == ["a", "b"]
-    assert list(new) == ["c"]
 
 
 def captured(forward: gg.ForwardGradient, monkeypatch: pytest.MonkeyPatch, **options) -> gg.CapturedStep:
@@ -190,32 +154,6 @@ def test_what_a_basis_lacks_is_not_recorded_over(columns, lacks, alone, monkeypa
         monkeypatch.setattr(step, "_capture", lambda *_, kind=kind, recorded=recorded: recorded.append(kind))
         step._recorded(kind, *data)
         assert bool(recorded) == (kind not in alone)
-
-
-@pytest.mark.parametrize(("columns", "expected"), [(3, [4, 5, 8, 9]), (8, [1, 5, 7, 9])])
-def test_a_basis_is_looked_at_where_it_may_have_changed(columns, expected, monkeypatch):
-    """Before a search, and where it spans the whole space before any step, if since the last look there was a load, or
-    a step that ran by itself: that may have found new sites. After a search that was replayed, at once.
-    """
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 9))
-    step = captured(gg.ForwardGradient(model, gg.WPerp(k=columns, refresh=4)), monkeypatch)
-    monkeypatch.setattr(captured_step, "WARM_UP", 0)
-    recording = SimpleNamespace(replay=lambda: torch.zeros(()))
-    monkeypatch.setattr(step, "_capture", lambda x, t: captured_step._Captured(recording, x.clone(), t.clone()))
-    looked = []
-
-    class Full(dict):
-        def __init__(self, kept):
-            looked.append(step.forward.steps)
-            super().__init__(dict.fromkeys(kept, True))
-
-    monkeypatch.setattr(captured_step, "_Full", Full)
-    data = torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0])
-    for count in range(11):
-        if count == 7:
-            step.forward.load_state_dict(step.forward.state_dict())
-        step(*data)
-    assert looked == expected
 
 
 class Recorded(Exception):

@@ -7,7 +7,15 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from asserts import assert_close, assert_jvp_matches_autograd, assert_same, assert_unbiased
+from asserts import (
+    assert_close,
+    assert_jvp_matches_autograd,
+    assert_same,
+    assert_same_photograph,
+    assert_unbiased,
+    photograph,
+)
+from combinations import each, pairwise
 from frames import covariance, frames_of, slots_of
 from models import BATCH, GUESSES, SITE_GUESSES, ZOO, Case, generator, make
 from references import gradients, parameter_sample_gradients, sample_gradients
@@ -23,8 +31,9 @@ PROJECTORS = {
 # --- what it returns -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("guess", [*GUESSES, "backprop"])
-@pytest.mark.parametrize("name", ["relu-bias", "branching", "frozen", "keywords"])
+@pytest.mark.parametrize(
+    ("guess", "name"), each([*GUESSES, "backprop"], ["relu-bias", "branching", "frozen", "keywords"])
+)
 def test_fields(name, guess):
     case = make(name)
     method = GUESSES.get(guess, gg.Backprop())
@@ -54,39 +63,6 @@ def test_backprop_is_backpropagation(name):
     assert_close(est.grads, gradients(case), atol=1e-12)
 
 
-def test_backprop_gives_each_samples_own_gradient_at_the_sites():
-    case = make("relu-bias")
-    est = gg.estimate(case.model, gg.Backprop(), *case.args)
-    g = sample_gradients(case, est.site_grads)
-    for site, found in est.site_grads.items():
-        own = torch.stack([g[site][b, b] for b in range(BATCH)])
-        torch.testing.assert_close(found, own, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("isolate", [False, True])
-@pytest.mark.parametrize("tangents", [1, 3])
-def test_estimates_are_averages_of_derivative_times_direction(tangents, isolate):
-    case = make("relu-bias")
-    est = gg.estimate(
-        case.model, gg.WTranspose(), *case.args, tangents=tangents, isolate=isolate, generator=generator()
-    )
-    for i, (site, y) in enumerate(est.directions.items()):
-        c = est.jvp[i::3] if isolate else est.jvp
-        expected = torch.stack([c[t][:, None] * y[t] for t in range(tangents)]).mean(0)
-        torch.testing.assert_close(est.site_grads[site], expected, rtol=0, atol=1e-13)
-    outer = torch.einsum("bo,bi->oi", est.site_grads["0"], case.inputs) / BATCH
-    torch.testing.assert_close(est.grads["0.weight"], outer, rtol=0, atol=1e-13)
-    torch.testing.assert_close(est.grads["4.bias"], est.site_grads["4"].mean(0), rtol=0, atol=1e-13)
-
-
-def test_weight_perturbation_averages_over_batch_and_tangents():
-    case = make("gru")
-    est = gg.estimate(case.model, gg.WeightPerturbation(), *case.args, tangents=3, generator=generator())
-    for name, y in est.directions.items():
-        expected = torch.stack([c.mean() * part for c, part in zip(est.jvp, y, strict=True)]).mean(0)
-        torch.testing.assert_close(est.grads[name], expected, rtol=0, atol=1e-13)
-
-
 def test_the_padding_row_is_left_alone():
     case = make("transformer")
     case.inputs[:, 0] = 0
@@ -94,16 +70,6 @@ def test_the_padding_row_is_left_alone():
         est = gg.estimate(case.model, guess, *case.args, generator=generator())
         assert torch.equal(est.grads["embed.weight"][0], torch.zeros(8, dtype=torch.float64))
         assert est.grads["embed.weight"].abs().max() > 0
-
-
-def test_shared_outputs_use_the_whole_batchs_derivative():
-    """Position embeddings: one direction for the batch, weighted by the sum of all samples' derivatives."""
-    case = make("transformer")
-    est = gg.estimate(case.model, gg.ActivationPerturbation(), *case.args, tangents=2, generator=generator())
-    y = est.directions["positions"]
-    assert y.shape == (2, 6, 8)
-    expected = (est.jvp.sum(1)[:, None, None] * y).mean(0) / BATCH
-    torch.testing.assert_close(est.grads["positions.weight"], expected, rtol=0, atol=1e-13)
 
 
 def test_sum_over_the_batch_is_right_where_samples_mix():
@@ -186,44 +152,10 @@ def test_orthonormal_tangents_are_never_worse():
 # --- purity --------------------------------------------------------------------------------------------------
 
 
-def photograph(model: nn.Module) -> dict[str, object]:
-    """All of a model and of PyTorch's global state that an estimate might touch."""
-    return {
-        "state": {n: t.clone() for n, t in model.state_dict().items()},
-        "identity": [id(t) for t in (*model.parameters(), *model.buffers())],
-        "versions": [p._version for p in model.parameters()],
-        "grads": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
-        "flags": [p.requires_grad for p in model.parameters()],
-        "training": [m.training for m in model.modules()],
-        "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()],
-        "attributes": [sorted(vars(m)) for m in model.modules()],
-        "random": torch.get_rng_state(),
-        "switches": (
-            torch.is_grad_enabled(),
-            torch.backends.mha.get_fastpath_enabled(),
-            torch._C._get_mkldnn_enabled(),
-            torch.backends.cudnn.enabled,
-            torch.backends.cuda.flash_sdp_enabled(),
-            torch.backends.cuda.mem_efficient_sdp_enabled(),
-        ),
-    }
-
-
-def assert_same_photograph(a, b):
-    assert a.keys() == b.keys()
-    for key in a:
-        if key == "state":
-            assert_same(a[key], b[key])
-        elif key == "random":
-            assert torch.equal(a[key], b[key])
-        elif key == "grads":
-            assert all((x is None and y is None) or torch.equal(x, y) for x, y in zip(a[key], b[key], strict=True))
-        else:
-            assert a[key] == b[key], key
-
-
-@pytest.mark.parametrize("guess", [*GUESSES, "backprop"])
-@pytest.mark.parametrize("name", ["relu-bias", "transformer", "lstm", "dropout", "batch-norm", "frozen", "bare"])
+@pytest.mark.parametrize(
+    ("guess", "name"),
+    each([*GUESSES, "backprop"], ["relu-bias", "transformer", "lstm", "dropout", "batch-norm", "frozen", "bare"]),
+)
 @pytest.mark.filterwarnings("ignore:Samples mix")
 def test_estimate_writes_nothing(name, guess):
     case = make(name)
@@ -254,8 +186,7 @@ def test_buffers_that_are_replaced_are_put_back():
         assert case.model.calls == 0
 
 
-@pytest.mark.parametrize("name", ["relu-bias", "dropout", "batch-norm", "transformer"])
-@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize(("guess", "name"), each(GUESSES, ["relu-bias", "dropout", "batch-norm", "transformer"]))
 @pytest.mark.filterwarnings("ignore:Samples mix")
 def test_the_generator_alone_decides(name, guess):
     case = make(name)
@@ -290,9 +221,10 @@ def test_dropout_masks_are_those_of_a_plain_pass():
 # --- dtypes --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("guess", GUESSES)
-@pytest.mark.parametrize("name", ["relu-bias", "cnn", "residual", "branching"])
+@pytest.mark.parametrize(
+    ("guess", "name", "dtype"),
+    pairwise(GUESSES, ["cnn", "residual", "branching"], [torch.float32, torch.bfloat16]),
+)
 def test_low_precision(name, guess, dtype):
     """Dtypes are kept, and the derivative is reverse mode's as far as the dtype goes."""
     case = make(name, dtype=dtype)
@@ -310,8 +242,7 @@ def test_low_precision(name, guess, dtype):
     assert ((est.jvp[0].double() - expected).abs() <= tolerance).all()
 
 
-@pytest.mark.parametrize("guess", GUESSES)
-@pytest.mark.parametrize("name", ["relu-bias", "residual", "batch-norm", "gru"])
+@pytest.mark.parametrize(("guess", "name"), each(GUESSES, ["relu-bias", "residual", "batch-norm", "gru"]))
 @pytest.mark.filterwarnings("ignore:Samples mix")
 def test_autocast(name, guess):
     """Under autocast: the same sites and parameters, float32 gradients near those of full precision."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import Any
 
@@ -11,11 +10,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from typer.testing import CliRunner
 
 import gradguess as gg
-from gradguess_lab.cli import app
-from gradguess_lab.config import TrainConfig
 
 CASES = int(os.environ.get("GRADGUESS_FUZZ", "60"))
 calm = settings(
@@ -147,51 +143,3 @@ def test_a_step_is_right_or_refused(model, method, batch, dtype, loss, options):
         assert p.grad is None or (p.grad.shape == p.shape and p.grad.dtype == p.dtype)
         if forward.skipped == 0 and p.grad is not None:
             assert torch.isfinite(p.grad).all()
-
-
-OPTIONS = sorted(TrainConfig().as_dict())
-NUMBERS = ["1", "2", "0", "-1", "1e-3", "nan", "inf", ""]
-WORDS = ["x", "mlp", "digits", "wperp", "weight", "cpu", "cuda", "../..", "<b>", "store", "true"]
-texts = st.sampled_from(NUMBERS + WORDS)
-arguments = st.lists(st.sampled_from([f"--{name.replace('_', '-')}" for name in OPTIONS]) | texts, max_size=6)
-
-
-@settings(calm, max_examples=CASES // 2)
-@given(command=st.sampled_from(["train", "diagnose", "report", "reproduce", "nonsense", ""]), given_=arguments)
-def test_the_command_line_answers_or_refuses(command, given_, tmp_path_factory):
-    """Small and short, unless the arguments say otherwise; then it is refused before it runs."""
-    small = ["--data", "digits", "--width", "4", "--depth", "1", "--epochs", "1", "--batch", "1024"]
-    out = tmp_path_factory.mktemp("out")
-    line = [command] if command else []
-    if command in ("train", "diagnose"):
-        line += small + given_ + small
-    elif command == "reproduce":
-        line += ["--dump", str(out / "configs.json"), *given_]
-    else:
-        line += given_
-    with contextlib.chdir(out):  # some arguments are paths
-        done = CliRunner().invoke(app, line)
-    ours = done.exception is None or isinstance(done.exception, SystemExit | gg.GradguessError)
-    assert ours, (line, done.exception, done.output[-500:])
-
-
-values = (
-    st.none()
-    | st.booleans()
-    | st.integers(-5, 10**20)
-    | st.floats()
-    | st.text(max_size=8)
-    | st.lists(st.integers(), max_size=2)
-)
-
-
-@settings(calm, max_examples=5 * CASES)
-@given(st.dictionaries(st.sampled_from(OPTIONS) | st.text(max_size=8), values, max_size=4))
-def test_a_configuration_is_right_or_refused(fields):
-    try:
-        config = TrainConfig.from_dict(fields)
-    except gg.GradguessError:
-        return
-    assert TrainConfig.from_dict(config.as_dict()) == config
-    assert "/" not in config.key
-    assert "\x00" not in config.key

@@ -40,12 +40,10 @@ def _lion(parameters: Any) -> torch.optim.Optimizer:
     "make",
     [
         lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9),
-        lambda p: torch.optim.Adam(p, lr=0.02),
         lambda p: torch.optim.AdamW(p, lr=0.02, fused=True),
-        lambda p: torch.optim.RMSprop(p, lr=0.01),
         _lion,
     ],
-    ids=["SGD", "Adam", "AdamW", "RMSprop", "Lion"],
+    ids=["SGD", "AdamW", "Lion"],
 )
 def test_any_optimiser_steps(make):
     model, (x, y) = small_net(), toy()
@@ -57,22 +55,6 @@ def test_any_optimiser_steps(make):
         losses.append(forward(loss_fn, x, y).item())
         optimiser.step()
     assert losses[-1] < 0.5 * losses[0]
-
-
-def test_a_closure_may_estimate_again():
-    """Optimisers that take a closure work; one with a line search sees noise, so LBFGS is for exact gradients."""
-    model, (x, y) = small_net(), toy()
-    forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=3)))
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        return forward(loss_fn, x, y)
-
-    first = optimiser.step(closure)
-    for _ in range(20):
-        last = optimiser.step(closure)
-    assert last < first
 
 
 # --- Lightning -----------------------------------------------------------------------------------------------
@@ -165,26 +147,6 @@ def test_lightning_logs_how_good_the_estimates_are(guess: Any, options: dict[str
     assert plain.losses == module.losses
 
 
-def test_quality_needs_the_mixin():
-    pytest.importorskip("lightning")
-    from gradguess.integrations.estimate_quality import EstimateQuality
-
-    with pytest.raises(gg.InputError, match="ForwardGradientMixin"):
-        EstimateQuality().on_train_batch_end(None, object(), None, None, 0)
-    with pytest.raises(gg.InputError, match="every"):
-        EstimateQuality(every=0)
-    with pytest.raises(gg.InputError, match="no batch"):
-        lightning_module(pytest.importorskip("lightning"), gg.WPerp()).diagnose_step()
-
-
-def test_lightning_says_what_was_forgotten():
-    L = pytest.importorskip("lightning")
-    module = lightning_module(L, gg.WPerp())
-    del module._guess
-    with pytest.raises(gg.InputError, match="guess_with"):
-        module.estimator  # noqa: B018
-
-
 # --- Hugging Face --------------------------------------------------------------------------------------------
 
 
@@ -273,20 +235,6 @@ def test_a_language_model_trains(attention: str):
         losses.append(forward(per_sequence, {"input_ids": tokens}, tokens).item())
         optimiser.step()
     assert losses[-1] < 0.7 * losses[0]
-
-
-def test_a_classifier_trains():
-    model = bert("sdpa")
-    tokens = torch.randint(50, (16, 8), generator=generator(3))
-    labels = tokens[:, 0] % 3
-    forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=5), rate=0.1))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    losses = []
-    for _ in range(40):
-        optimiser.zero_grad()
-        losses.append(forward(per_sample, {"input_ids": tokens}, labels).item())
-        optimiser.step()
-    assert losses[-1] < 0.8 * losses[0]
 
 
 # --- loggers -------------------------------------------------------------------------------------------------

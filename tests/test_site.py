@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-yaml = pytest.importorskip("yaml")
+pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PUBLIC = ("gradguess", "gradguess.guesses", "gradguess.online", "gradguess.baselines")
@@ -35,68 +35,6 @@ def script(name: str) -> ModuleType:
 hooks, check = script("hooks"), script("check")
 
 
-class Loader(yaml.SafeLoader):
-    """Reads a tag such as `!ENV` as the value behind it."""
-
-
-Loader.add_multi_constructor("!", lambda loader, tag, node: loader.construct_sequence(node))
-CONFIG: dict[str, Any] = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)
-
-
-def entries(nav: Any) -> list[str]:
-    """The pages of a part of the navigation."""
-    if isinstance(nav, str):
-        return [nav]
-    parts = nav.values() if isinstance(nav, dict) else nav
-    return [page for part in parts for page in entries(part)]
-
-
-NAV = entries(CONFIG["nav"])
-
-
-def strings(value: Any) -> list[str]:
-    if isinstance(value, dict | list):
-        return [text for one in (value.values() if isinstance(value, dict) else value) for text in strings(one)]
-    return [value] if isinstance(value, str) else []
-
-
-# --- the navigation ------------------------------------------------------------------------------------------
-
-
-def test_entries_of_the_navigation_exist():
-    assert [page for page in NAV if not (DOCS / page).is_file() and page not in hooks.MADE] == []
-    assert len(set(NAV)) == len(NAV)
-
-
-def test_every_page_is_in_the_navigation():
-    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
-    assert (pages | set(hooks.MADE)) - set(NAV) == set()
-
-
-def test_files_of_the_configuration_exist():
-    files = [*CONFIG["hooks"], *CONFIG["watch"], *(f"docs/{name}" for name in CONFIG["extra_css"])]
-    files += [f"docs/{name}" for name in CONFIG["extra"]["polyfills"]]
-    assert [name for name in files if not (ROOT / name).exists()] == []
-
-
-def test_a_warning_is_an_error():
-    (built,) = re.findall(r"mkdocs build (.*)", (ROOT / "Makefile").read_text(encoding="utf-8"))
-    assert "--strict" in built
-    assert "quiet" not in built  # MkDocs then counts no warnings
-    assert {*CONFIG["validation"]["nav"].values(), *CONFIG["validation"]["links"].values()} == {"warn"}
-
-
-# --- nothing from elsewhere ----------------------------------------------------------------------------------
-
-
-def test_the_site_loads_nothing_from_elsewhere():
-    assert CONFIG["theme"]["font"] is False
-    assert [text for text in strings(CONFIG) if "://" in text] == []
-    for path in [*DOCS.rglob("*.md"), *(DOCS / "assets").iterdir()]:
-        text = path.read_text(encoding="utf-8")
-        assert not re.search(r"!\[[^]]*\]\(\w+://|src=[\"']?\w*:?//|url\(|@import", text), path
-
-
 # --- the hooks -----------------------------------------------------------------------------------------------
 
 
@@ -116,53 +54,6 @@ def test_the_site_loads_nothing_from_elsewhere():
 )
 def test_links_hold_inside_the_site(page: str, link: str, expected: str):
     assert hooks.relinked(page, f"see [this]({link}).") == f"see [this]({expected})."
-
-
-def test_files_that_pages_link_to_are_found():
-    text = "[a](../LICENSE) [b](sites.md) [c](https://example.org) `[d](../CITATION.cff)`\n```\n[e](../Makefile)\n```\n"
-    assert hooks.outside(DOCS / "index.md", text) == {ROOT / "LICENSE"}
-
-
-def test_markdown_of_github_is_that_of_the_site():
-    page = "Say:\n- one\n  more\n- two\n  - inner\n\n<!-- name -->\n| a |\n<!-- end -->\n```\ncode:\n- no list\n```"
-    expected = "Say:\n\n- one\n  more\n- two\n    - inner\n\n\n| a |\n\n```\ncode:\n- no list\n```"
-    assert hooks.for_python_markdown(page) == expected
-
-
-def test_formulas_become_mathml():
-    pytest.importorskip("latex2mathml")
-    made = hooks.on_page_content(r'<p><span class="arithmatex">\(a &lt; b\)</span></p>', None, None, None)
-    assert re.fullmatch(r"<p><math.*<mi>a</mi>.*(?:&lt;|&#x0003C;).*<mi>b</mi>.*</math></p>", made)
-    assert 'display="block"' in hooks.on_page_content(r'<div class="arithmatex">\[a\]</div>', None, None, None)
-
-
-def test_formulas_are_spaced_as_latex_spaces_them():
-    pytest.importorskip("latex2mathml")
-    formula = r'<span class="arithmatex">\(z \sim \tilde W^\top \operatorname{Cov}(y) \lVert g \rVert^2\)</span>'
-    made = hooks.on_page_content(formula, None, None, None)
-    assert all(right in made for right in ("<mo>&#x0223C;</mo>", "<mi>&#x022A4;</mi>", "<mi>Cov</mi>"))
-    assert '<mover accent="true"><mi>W</mi>' in made
-    assert made.count('<mo stretchy="false">&#x02016;</mo>') == 2
-
-
-def test_the_page_of_the_command_line_has_every_option():
-    pytest.importorskip("typer")
-    from gradguess_lab.config import TrainConfig
-
-    page = hooks.commands()
-    heads = re.findall(r"^## gradguess (\w+)$", page, flags=re.MULTILINE)
-    assert set(heads) >= {"train", "reproduce", "report", "diagnose", "stream", "bench", "compare"}
-    train = page.split("## gradguess train")[1].split("\n## ")[0]
-    options = {f"`--{name.replace('_', '-')}`" for name in TrainConfig.__dataclass_fields__}
-    assert [option for option in sorted(options) if option not in train] == []
-    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| option")]
-    assert [line for line in rows if not re.fullmatch(r"\| `.+` \| [^|]*\| \S.* \|", line)] == []
-
-
-def test_examples_of_docstrings_become_code():
-    pytest.importorskip("griffe")
-    made = script("doctests").fenced("Adds.\n\n>>> 1 + 1\n2\n\nNo more.")
-    assert made == "Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nNo more."
 
 
 # --- the check of what was built -----------------------------------------------------------------------------

@@ -20,50 +20,39 @@ SLOW = {"torch", "pandas", "matplotlib", "sklearn", "scipy", "sympy", "jinja2", 
 LATER = SLOW - {"torch"} | {"torch._dynamo", "torch._inductor", "torch._functorch.compile_utils", "triton", "lightning"}
 
 
-def imported(program: str) -> set[str]:
-    """The modules that a fresh interpreter has after this program."""
-    program += "\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
+def imported(program: str) -> list[set[str]]:
+    """The modules that a fresh interpreter has wherever this program says `note()`."""
+    program = "import json, sys\nnote = lambda: print('\\n@' + json.dumps(sorted(sys.modules)))\n" + program
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return set(json.loads(found.stdout.splitlines()[-1]))
+    return [set(json.loads(line[1:])) for line in found.stdout.splitlines() if line.startswith("@")]
 
 
-def after_help(*arguments: str) -> set[str]:
-    return imported(
-        "import contextlib, sys, gradguess_lab.cli\n"
-        f"sys.argv = {['gradguess', *arguments, '--help']!r}\n"
-        "with contextlib.suppress(SystemExit):\n"
-        "    gradguess_lab.cli.main()"
-    )
-
-
-@pytest.mark.parametrize("arguments", [[], *([name] for name in COMMANDS)], ids=" ".join)
-def test_help_imports_nothing_slow(arguments: list[str]):
-    pytest.importorskip("typer")
-    assert after_help(*arguments) & SLOW == set()
-
-
-def test_every_command_is_in_the_list():
+def test_help_imports_nothing_slow():
+    """Every command's, in one interpreter: nothing slow after all of them is nothing slow after any."""
     cli = pytest.importorskip("gradguess_lab.cli")
     assert {each.name or each.callback.__name__ for each in cli.app.registered_commands} == set(COMMANDS)
+    (found,) = imported(
+        "import contextlib, gradguess_lab.cli\n"
+        f"for arguments in {[[], *([name] for name in COMMANDS)]!r}:\n"
+        "    sys.argv = ['gradguess', *arguments, '--help']\n"
+        "    with contextlib.suppress(SystemExit):\n"
+        "        gradguess_lab.cli.main()\n"
+        "note()"
+    )
+    assert found & SLOW == set()
 
 
 def test_the_package_imports_little_beside_pytorch():
-    found = imported("import torch, gradguess\ngradguess.estimate")
+    plain, found = imported("import torch\nnote()\nimport gradguess\ngradguess.estimate\nnote()")
     assert "gradguess.methods.compiled" in found  # the names are there
-    assert found & LATER == set(imported("import torch")) & LATER
+    assert found & LATER == plain & LATER
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import gradguess.estimate, gradguess.diagnose, gradguess.advise",  # Python would put modules there
-        "from gradguess_lab.config import TrainConfig",
-        "from gradguess import *",
-    ],
-)
-def test_public_names_are_the_same_whatever_comes_first(program: str):
+def test_public_names_are_the_same_whatever_comes_first():
+    """Python would put modules in the place of functions."""
     imported(
-        f"{program}\n"
+        "import gradguess.estimate, gradguess.diagnose, gradguess.advise\n"
+        "from gradguess import *\n"
         "import gradguess as gg\n"
         "assert callable(gg.estimate) and callable(gg.diagnose) and callable(gg.advise)\n"
         "assert set(gg.__all__) <= set(dir(gg))"

@@ -326,7 +326,7 @@ class Training(RuleBasedStateMachine):
         before, grads, buffers = self.forward.state_dict(), grads_of(self.model), twin.World(self.model).buffers
         hooks = hooks_of(self.model)
         loss_fn, x = (broken_loss, x) if how == "loss" else (cross_entropy, x.new_zeros(size, 17))
-        with pytest.raises((ValueError, RuntimeError, IndexError)):
+        with pytest.raises((ValueError, RuntimeError, IndexError), match=r"broken|shape|range"):
             self.forward(loss_fn, x, t)
         assert_same(self.forward.state_dict(), before)
         assert_same(grads_of(self.model), grads)
@@ -344,7 +344,7 @@ class Training(RuleBasedStateMachine):
         self.forward.nonfinite = "raise" if raises else "skip"
         loss_fn = cross_entropy if inside else nan_loss
         if raises:
-            with pytest.raises(gg.NonFiniteError):
+            with pytest.raises(gg.NonFiniteError, match="NaN or infinite"):
                 self.forward(loss_fn, x, t)
         else:
             assert not torch.isfinite(self.forward(loss_fn, x, t))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from asserts import assert_same
+from combinations import pairwise
 from models import Block
 
 cross_entropy = nn.CrossEntropyLoss(reduction="none")
@@ -71,9 +72,10 @@ def _width(model: nn.Sequential) -> None:
     model[0], model[2] = nn.Linear(6, 7).double(), nn.Linear(7, 8).double()
 
 
-@pytest.mark.parametrize("change", [_hook, _pre_hook, _activation, _layer, _width])
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("steps", [2, 4])  # at the fourth a search is due
+@pytest.mark.parametrize(
+    ("name", "change", "steps"),  # at the fourth step a search is due
+    pairwise(METHODS, [_hook, _pre_hook, _activation, _layer, _width], [2, 4]),
+)
 def test_what_is_done_to_a_model_between_steps_is_noticed(
     name: str, change: Callable[[nn.Sequential], None], steps: int
 ) -> None:

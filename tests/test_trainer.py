@@ -103,25 +103,6 @@ def test_losses_are_those_of_the_model(tmp_path: Path, kind: str, data: Any, lab
     assert ours == pytest.approx(losses(Trainer(bert(kind, labels), args, train_dataset=data)), rel=1e-4)
 
 
-def test_the_summed_loss_is_a_loop():
-    logits = torch.randn(3, 4, 5, dtype=torch.float64, generator=generator())
-    labels = torch.randint(5, (3, 4), generator=generator(1))
-    labels[0, 1:] = -100
-    expected = [
-        sum(-logits[b, i].log_softmax(0)[labels[b, i]].item() for i in range(4) if labels[b, i] != -100)
-        for b in range(3)
-    ]
-    found = bridge._summed_loss(logits, labels)
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
-
-
-def test_a_batch_in_chunks_has_the_same_losses(tmp_path: Path):
-    args = arguments(tmp_path, 4, gradient_accumulation_steps=2)
-    whole = losses(Bridge(gpt2(), args, train_dataset=counting(), method=gg.Backprop()))
-    chunks = losses(Bridge(gpt2(), args, train_dataset=counting(), method=gg.Backprop(), chunk=3))
-    assert chunks == pytest.approx(whole, rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("method", "options", "falls"),
     [
@@ -195,13 +176,13 @@ PROGRAM = """
 import gc, json, sys
 from pathlib import Path
 import torch
-sys.path[:0] = sys.argv[1:3]
+sys.path[:0] = sys.argv[1:4]
 from test_trainer import FEEDBACK, Bridge, arguments, counting, gpt2, losses
-args = arguments(Path(sys.argv[3]), 4, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+args = arguments(Path(sys.argv[4]), 4, per_device_train_batch_size=4, gradient_accumulation_steps=2)
 trainer = Bridge(gpt2(), args, train_dataset=counting(), method=FEEDBACK)
 found = losses(trainer)
 if trainer.is_world_process_zero():
-    Path(sys.argv[3], "losses.json").write_text(json.dumps(found))
+    Path(sys.argv[4], "losses.json").write_text(json.dumps(found))
 del trainer  # it holds the group, whose threads must end before Python does: else they abort it
 torch.distributed.destroy_process_group()
 gc.collect()
@@ -215,7 +196,8 @@ def test_processes_share_a_batch(tmp_path: Path):
     alone = losses(Bridge(gpt2(), arguments(tmp_path, 4, **more), train_dataset=counting(), method=FEEDBACK))
     (tmp_path / "program.py").write_text(PROGRAM)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    paths = [str(Path(gg.__file__).parents[1]), str(Path(__file__).parent), str(tmp_path)]
+    tests = Path(__file__).parent
+    paths = [str(Path(gg.__file__).parents[1]), str(tests), str(tests / "support"), str(tmp_path)]
     command = [*launcher, str(tmp_path / "program.py"), *paths]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)

@@ -40,7 +40,6 @@ OUTSIDE = {"integrations"}  # these alone may use `gradguess.extras`
 RANK |= {"__main__": len(ORDER), "extras": RANK["backends"]}
 
 LINES = 300  # in a file of the core
-MODULES = 6  # at the top level of the core
 RUNS = 4  # places that run the user's model
 DEVICE = re.compile(r"""\bis_cuda\b|\.type\s*[=!]=\s*["']cuda["']|["']cuda["']|\bcuda\.is_|\busable\(""")
 RUN = re.compile(r"\.outputs\(|functional_call\(")
@@ -152,11 +151,6 @@ def test_devices_are_named_in_one_package(path: Path):
     assert naming(DEVICE, path.read_text(encoding="utf-8")) == []
 
 
-def test_few_modules_lie_at_the_top():
-    found = {path.stem for path in ROOT.glob("*.py")} - {"__init__", "__main__", "extras", "cli"}
-    assert len(found) <= MODULES, sorted(found)
-
-
 def test_few_places_run_the_users_model():
     places = [
         f"{shown(path)}:{number}"
@@ -189,22 +183,3 @@ def test_few_places_run_the_users_model():
 )
 def test_an_import_that_is_out_of_order_is_seen(part, line, found):
     assert out_of_order(part, line) == found
-
-
-def test_private_names_are_seen():
-    assert private("gradguess.step.draw", "from gradguess.step.base import _hidden") == ["gradguess.step.base._hidden"]
-    assert private("gradguess.step.draw", "from gradguess._secret import x") == ["gradguess._secret.x"]
-    assert private("gradguess.step.draw", "from gradguess.step.base import Step\nfrom torch import _C") == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["x = t.is_cuda", 'x = t.device.type == "cuda"', "x = t.to('cuda')", "torch.cuda.is_available()", "usable(t)"],
-)
-def test_a_line_that_names_a_device_is_seen(line):
-    assert naming(DEVICE, f'"""Prose on "cuda"."""\n{line}  # is_cuda') == [2]
-    assert naming(DEVICE, 'x = 1  # "cuda"') == []
-
-
-def test_a_place_that_runs_the_model_is_seen():
-    assert naming(RUN, "a = task.outputs(x)\nb = functional_call(model, p)\nc = outputs(d)\nd = seen.outputs") == [1, 2]

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.advise.advice import Advice, Row
+from gradguess.advise.advice import Advice
 from gradguess.advise.candidates import BACKPROP, CHECKPOINTED
-from gradguess.advise.recommend import recommend
 from gradguess.errors import InputError
 from gradguess_lab.loss import per_sample_loss
 
@@ -90,14 +89,6 @@ def test_gradients_may_be_sparse():
     assert row.lowest_cosine == pytest.approx(1)
 
 
-def test_no_seed_is_left_for_a_device_that_is_not_in_use(monkeypatch: pytest.MonkeyPatch):
-    seeded: list[int] = []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
-    advise(mlp(), per_sample_loss, *batch(), seconds=0.01)
-    assert seeded == []
-
-
 def test_a_model_that_returns_its_own_loss_too():
     class Labelled(nn.Module):
         def __init__(self) -> None:
@@ -129,13 +120,3 @@ def test_what_cannot_be_tried_is_an_error_that_says_why():
     model.compile(backend="eager")  # a copy of it would not be compiled, and pass
     with pytest.raises(InputError, match=r"compiled by torch\.compile"):
         advise(model, per_sample_loss, x, t)
-
-
-def test_what_was_not_measured_is_not_said_not_to_fit():
-    rows = [Row(BACKPROP, "", memory_mb=12345.0), Row("MeZO", "", "not measured: the 1 s were spent")]
-    assert "Nothing else that was measured" in recommend(rows)[1]
-    assert (
-        "Nothing that was measured fits into 12344 MB; Backpropagation needs least, 12345 MB"
-        in (recommend(rows, 12344.0)[1])
-    )
-    assert "100.2 MB" in recommend([Row(BACKPROP, "", memory_mb=100.2)], 99.96)[1]

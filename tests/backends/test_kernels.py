@@ -184,11 +184,6 @@ def test_the_root_of_a_gram_matrix_on_the_path_of_a_gpu(k, d, everywhere, monkey
     torch.testing.assert_close(moved[2:], exact.solve(v.double(), True)[2:], rtol=1e-3, atol=1e-4)
 
 
-def test_only_a_gpu_and_float32_are_served():
-    assert not kernels.usable(torch.zeros(1), 4)
-    assert kernels.usable(torch.zeros(1, device="cuda"), 4) if DEVICE == "cuda" else True
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("row", "rows", "columns"), [(0, 3, 7), (-1, 1, 1300), (1000, 70, 10)])
 def test_noise(row, rows, columns, dtype):

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from gradguess.backends import thin_products, tracing
-from gradguess.backends.rewriting import small_on
 from gradguess.backends.tracing import trace
 
 B, k, T, C, H = 40, 3, 4, 24, 20
@@ -115,82 +114,11 @@ def test_convolutions(groups: int, dims: int):
     assert [n.args[0].meta["tensor_meta"].shape[0] for n in nodes] == [k]
 
 
-@pytest.mark.parametrize(
-    "scale",
-    [
-        lambda y, u: y * u,  # a gate: another number for each unit
-        lambda y, u: y * u[0, :, :, 0][:, :, None],  # for each position
-        lambda y, u: y + u,
-        lambda y, u: y.transpose(1, 2).reshape(1, B, T, C),
-        lambda y, u: y.flip(1),
-    ],
-    ids=["gate", "positions", "sum", "turned", "flipped"],
-)
-def test_what_is_not_of_low_rank_is_left(scale: Callable[[Tensor, Tensor], Tensor]):
-    Z, V, u, M = randn(B, k), randn(T * C, k), randn(1, B, T, C), randn(C, H)
-
-    def step(Z, V, u, M):
-        g = scale((Z @ V.t()).view(1, B, T, C), u).reshape(B * T, C)
-        return [g @ M, g.t() @ g]
-
-    assert work(traced(step, Z, V, u, M)) == B * k * T * C + B * T * C * H + B * T * C * C
-
-
-def test_numbers_and_positions_of_the_batch_are_told_apart():
-    """With as many positions as samples a factor for each position has the size of one for each sample."""
-    Z, V, c, M = randn(B, k), randn(B * C, k), randn(B), randn(C, H)
-
-    def step(Z, V, c, M):
-        return [((Z @ V.t()).view(B, B, C) * c[:, None]).reshape(B * B, C) @ M]
-
-    assert work(traced(step, Z, V, c, M)) == B * k * B * C + B * B * C * H
-
-
-def test_a_high_rank_is_left():
-    Z, V, c, M = randn(B, 15), randn(T * C, 15), randn(1, B), randn(C, H)
-    graph = traced(lambda Z, V, c, M: [guess(Z, V, c) @ M], Z, V, c, M)
-    assert work(graph) == B * 15 * T * C + B * T * C * H
-
-
 def test_a_small_product_is_left(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tracing, "small_on", lambda device: B * T * C * H)
     Z, V, c, M = randn(B, k), randn(T * C, k), randn(1, B), randn(C, H)
     graph = traced(lambda Z, V, c, M: [guess(Z, V, c) @ M], Z, V, c, M)
     assert work(graph) == B * k * T * C + B * T * C * H
-
-
-def test_half_precision_is_left():
-    """Another order rounds otherwise, and half precision shows it."""
-    Z, V, M = (t.bfloat16() for t in (randn(B, k), randn(C, k), randn(C, H)))
-    graph = trace(lambda Z, V, M: [(Z @ V.t()) @ M], (Z, V, M))
-    assert work(graph) == B * k * C + B * C * H
-
-
-@pytest.mark.parametrize("width", [2 * C, 3 * C // 2])
-def test_rows_that_lie_in_two_samples_are_left(width: int):
-    """A layer over positions, whose output is then read in longer rows: `Z` has a row for each position."""
-    n = 3 * C // 2  # divides neither width
-    Z, V, M, x = randn(B * 4, k), randn(n, k), randn(width, H), randn(B * 4 * n // width, H)
-
-    def step(Z, V, M, x):
-        g = (Z @ V.t()).reshape(-1, width)
-        return [g @ M, g.t() @ x, x.t() @ g, g.sum(0)]
-
-    traced(step, Z, V, M, x)
-
-
-def test_sums_over_tangents_are_left():
-    Z, V = randn(B, k), randn(T * C, k)
-    traced(lambda Z, V: [(Z @ V.t()).view(2, B // 2, T * C).sum(0), (Z @ V.t())[None].sum(0)], Z, V)
-
-
-def test_whole_numbers_are_left():
-    Z, V, M = (torch.randint(5, shape) for shape in ((B, k), (C, k), (C, H)))
-    traced(lambda Z, V, M: [(Z @ V.t() * 0.5) @ M.float()], Z, V, M)
-
-
-def test_a_rank_of_zero_is_left():
-    traced(lambda Z, V, M: [Z @ V.t() @ M], randn(B, 0), randn(C, 0), randn(C, H))
 
 
 def test_maps_with_channels_last():
@@ -213,33 +141,86 @@ def test_two_factors():
     assert work(graph) == k * C * H + B * k * H
 
 
-def test_a_factor_that_several_samples_share_is_left():
-    """As many numbers along two dimensions as there are samples, of which the factor varies along one."""
-    Z, V, c, M = randn(B, k), randn(C, k), randn(1, B // 2, 1), randn(C, H)
-
-    def step(Z, V, c, M):
-        return [((Z @ V.t()).view(2, B // 2, C) * c).view(B, C) @ M]
-
-    assert work(traced(step, Z, V, c, M)) == B * k * C + B * C * H
+# --- what is left as it was ----------------------------------------------------------------------------------
 
 
-def test_maps_that_are_parts_of_a_sample_are_left():
-    W, x, Z, V = randn(8, 12, 3, 3), randn(2 * B, 12, 9, 8), randn(B, k), randn(2 * 8 * 9 * 8, k)
+def scaled(scale: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., list[Tensor]]:
+    def step(Z: Tensor, V: Tensor, u: Tensor, M: Tensor) -> list[Tensor]:
+        g = scale((Z @ V.t()).view(1, B, T, C), u).reshape(B * T, C)
+        return [g @ M, g.t() @ g]
 
-    def step(W, x, Z, V):
-        sizes = [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
-        g = (Z @ V.t()).view(2 * B, 8, 9, 8)
-        return list(torch.ops.aten.convolution_backward.default(g, x, W, None, *sizes)[:2])
-
-    traced(step, W, x, Z, V)
+    return step
 
 
-def test_a_part_of_a_product_is_left():
-    Z, V, M = randn(B, k), randn(C, k), randn(C, H)
-    traced(
-        lambda Z, V, M: [(Z @ V.t()).view(2, B // 2, C).select(0, 1) @ M, (Z @ V.t())[:, :1].expand(B, C) @ M], Z, V, M
-    )
+def in_longer_rows(width: int) -> Callable[..., list[Tensor]]:
+    """A layer over positions, whose output is then read in rows that lie in two samples: `Z` has one for each."""
+
+    def step(Z: Tensor, V: Tensor, M: Tensor, x: Tensor) -> list[Tensor]:
+        g = (Z @ V.t()).reshape(-1, width)
+        return [g @ M, g.t() @ x, x.t() @ g, g.sum(0)]
+
+    return step
 
 
-def test_a_product_is_small_for_longer_where_kernels_are_started():
-    assert small_on(torch.device("cpu")) < small_on(torch.device("cuda"))
+def half_maps(W: Tensor, x: Tensor, Z: Tensor, V: Tensor) -> list[Tensor]:
+    sizes = [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+    g = (Z @ V.t()).view(2 * B, 8, 9, 8)
+    return list(torch.ops.aten.convolution_backward.default(g, x, W, None, *sizes)[:2])
+
+
+BATCHED = [(B, k), (T * C, k), (1, B, T, C), (C, H)]
+PLAIN = [(B, k), (C, k), (C, H)]
+ODD = 3 * C // 2  # divides no width
+LEFT: dict[str, tuple[Callable[..., list[Tensor]], list[tuple[int, ...]]]] = {
+    "a gate, another number for each unit": (scaled(lambda y, u: y * u), BATCHED),
+    "a number for each position": (scaled(lambda y, u: y * u[0, :, :, 0][:, :, None]), BATCHED),
+    "a sum": (scaled(lambda y, u: y + u), BATCHED),
+    "turned": (scaled(lambda y, u: y.transpose(1, 2).reshape(1, B, T, C)), BATCHED),
+    "flipped": (scaled(lambda y, u: y.flip(1)), BATCHED),
+    "as many positions as samples": (  # a factor for each position has the size of one for each sample
+        lambda Z, V, c, M: [((Z @ V.t()).view(B, B, C) * c[:, None]).reshape(B * B, C) @ M],
+        [(B, k), (B * C, k), (B,), (C, H)],
+    ),
+    "a factor that several samples share": (
+        lambda Z, V, c, M: [((Z @ V.t()).view(2, B // 2, C) * c).view(B, C) @ M],
+        [(B, k), (C, k), (1, B // 2, 1), (C, H)],
+    ),
+    "a high rank": (lambda Z, V, c, M: [guess(Z, V, c) @ M], [(B, 15), (T * C, 15), (1, B), (C, H)]),
+    "a rank of zero": (lambda Z, V, M: [Z @ V.t() @ M], [(B, 0), (C, 0), (C, H)]),
+    "rows in two samples": (in_longer_rows(2 * C), [(B * 4, k), (ODD, k), (2 * C, H), (B * 4 * ODD // (2 * C), H)]),
+    "sums over tangents": (
+        lambda Z, V: [(Z @ V.t()).view(2, B // 2, T * C).sum(0), (Z @ V.t())[None].sum(0)],
+        [(B, k), (T * C, k)],
+    ),
+    "maps that are parts of a sample": (half_maps, [(8, 12, 3, 3), (2 * B, 12, 9, 8), (B, k), (2 * 8 * 9 * 8, k)]),
+    "a part of a product": (
+        lambda Z, V, M: [(Z @ V.t()).view(2, B // 2, C).select(0, 1) @ M, (Z @ V.t())[:, :1].expand(B, C) @ M],
+        PLAIN,
+    ),
+}
+
+
+def operations(graph: fx.GraphModule) -> list[str]:
+    return sorted(str(node.target) for node in graph.graph.nodes)
+
+
+def assert_left(step: Callable[..., list[Tensor]], *arguments: Tensor) -> None:
+    """The trace holds the operations that it holds where nothing is written anew."""
+    found = operations(trace(step, arguments))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracing, "in_cheaper_order", lambda graph, small: graph)
+        assert found == operations(trace(step, arguments))
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_is_not_of_low_rank_is_left(case: str):
+    step, shapes = LEFT[case]
+    arguments = [randn(*shape) for shape in shapes]
+    traced(step, *arguments)
+    assert_left(step, *arguments)
+
+
+def test_other_numbers_than_those_of_single_and_double_precision_are_left():
+    """Another order rounds otherwise, and half precision shows it."""
+    assert_left(lambda Z, V, M: [(Z @ V.t()) @ M], *(randn(*shape).bfloat16() for shape in PLAIN))
+    assert_left(lambda Z, V, M: [(Z @ V.t() * 0.5) @ M.float()], *(torch.randint(5, shape) for shape in PLAIN))

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradguess.backends import thin_products, tracing
-from gradguess.backends.rewriting import large_on
 from gradguess.backends.tracing import trace
 
 PRODUCTS = ("mm", "addmm", "convolution")
@@ -45,11 +44,6 @@ def test_a_value_and_its_tangent_go_through_a_layer_together():
     assert products(step, W, V, b, x, t) == 2
 
 
-def test_three_tangents():
-    W, *rows = randn(3, 4), randn(5, 3), randn(5, 3), randn(5, 3)
-    assert products(lambda W, *rows: [row @ W for row in rows], W, *rows) == 1
-
-
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("dims", [1, 2])
 def test_convolutions(groups: int, dims: int):
@@ -63,46 +57,10 @@ def test_convolutions(groups: int, dims: int):
     assert products(step, W, b, x, t) == 1
 
 
-def test_strides_that_differ_are_two_products():
-    W, x, t = randn(4, 2, 3), randn(5, 2, 7), randn(5, 2, 7)
-    assert products(lambda W, x, t: [F.conv1d(x, W), F.conv1d(t, W, stride=2)], W, x, t) == 2
-
-
-def test_another_number_of_rows_is_another_product():
-    W, x, t = randn(3, 4), randn(5, 3), randn(2, 3)
-    assert products(lambda W, x, t: [x @ W, t @ W], W, x, t) == 2
-
-
-def test_a_bias_of_full_size_stays():
-    W, C, x, t = randn(3, 4), randn(5, 4), randn(5, 3), randn(5, 3)
-    assert products(lambda W, C, x, t: [torch.addmm(C, x, W), t @ W], W, C, x, t) == 2
-
-
-def test_a_product_does_not_wait_for_itself():
-    W, x = randn(3, 3), randn(5, 3)
-    assert products(lambda W, x: [x @ W @ W], W, x) == 2
-
-
-def test_a_layer_that_is_used_twice():
-    """The second calls of value and tangent wait for the first ones."""
-    W, x, t = randn(3, 3), randn(5, 3), randn(5, 3)
-    assert products(lambda W, x, t: [(x @ W).sin() @ W, (t @ W).cos() @ W], W, x, t) == 2
-
-
-def test_layers_in_another_order():
-    """Both pairs stacked would wait for each other."""
-    A, B, x, t = randn(3, 3), randn(3, 3), randn(5, 3), randn(5, 3)
-    assert products(lambda A, B, x, t: [x @ A @ B, t @ B @ A], A, B, x, t) == 3
-
-
 def test_large_products_stay(monkeypatch):
     monkeypatch.setattr(tracing, "large_on", lambda device: 14)
     W, x, t = randn(3, 4), randn(5, 3), randn(5, 3)
     assert products(lambda W, x, t: [x @ W, t @ W], W, x, t) == 2
-
-
-def test_a_cpu_gains_nothing_from_it():
-    assert large_on(torch.device("cpu")) == 0 < large_on(torch.device("cuda"))
 
 
 def test_the_order_stays_where_batch_norm_writes_its_buffers():
@@ -117,27 +75,6 @@ def test_the_order_stays_where_batch_norm_writes_its_buffers():
     assert products(step, W, x, t, mean, var) == 2
 
 
-def test_products_that_would_round_another_time_stay():
-    W, b, x, t = (v.bfloat16() for v in (randn(3, 4), randn(4), randn(5, 3), randn(5, 3)))
-    assert products(lambda W, b, x, t: [torch.addmm(b, x, W), t @ W], W, b, x, t) == 2
-
-
-def test_a_bias_for_each_sample_stays():
-    """A column of as many numbers as there are outputs is no row."""
-    W, b, x, t = randn(3, 5), randn(5, 1), randn(5, 3), randn(5, 3)
-    assert products(lambda W, b, x, t: [torch.addmm(b, x, W), t @ W], W, b, x, t) == 2
-
-
-def test_memory_formats_that_differ_are_two_products():
-    W, x, t = randn(4, 2, 3, 3), randn(5, 2, 6, 6), randn(5, 2, 6, 6).to(memory_format=torch.channels_last)
-    assert products(lambda W, x, t: [F.conv2d(x, W), F.conv2d(t, W)], W, x, t) == 2
-
-
-def test_the_order_stays_where_memory_is_read_by_its_place():
-    W, x, t = randn(3, 4), randn(5, 3), randn(5, 3)
-    assert products(lambda W, x, t: [x @ W, (t @ W).as_strided((2, 2), (4, 1), 0)], W, x, t) == 2
-
-
 def test_many_levels_take_little_time():
     """A layer that is used at every step of two chains: each level is one product."""
     W, x, t = randn(3, 3) / 3, randn(5, 3), randn(5, 3)
@@ -148,3 +85,57 @@ def test_many_levels_take_little_time():
         return [x, t]
 
     assert products(step, W, x, t) == 50
+
+
+LAST = torch.channels_last
+CASES: dict[str, tuple[int, Callable[..., list[Tensor]], list[Tensor]]] = {  # products, what is traced, and on what
+    "three tangents": (1, lambda W, *rows: [row @ W for row in rows], [randn(3, 4), *(randn(5, 3) for _ in range(3))]),
+    "strides that differ": (
+        2,
+        lambda W, x, t: [F.conv1d(x, W), F.conv1d(t, W, stride=2)],
+        [randn(4, 2, 3), randn(5, 2, 7), randn(5, 2, 7)],
+    ),
+    "another number of rows": (2, lambda W, x, t: [x @ W, t @ W], [randn(3, 4), randn(5, 3), randn(2, 3)]),
+    "a bias of full size": (
+        2,
+        lambda W, C, x, t: [torch.addmm(C, x, W), t @ W],
+        [randn(3, 4), randn(5, 4), randn(5, 3), randn(5, 3)],
+    ),
+    "a bias for each sample": (  # a column of as many numbers as there are outputs is no row
+        2,
+        lambda W, b, x, t: [torch.addmm(b, x, W), t @ W],
+        [randn(3, 5), randn(5, 1), randn(5, 3), randn(5, 3)],
+    ),
+    "a product that would wait for itself": (2, lambda W, x: [x @ W @ W], [randn(3, 3), randn(5, 3)]),
+    "a layer that is used twice": (  # the second calls of value and tangent wait for the first ones
+        2,
+        lambda W, x, t: [(x @ W).sin() @ W, (t @ W).cos() @ W],
+        [randn(3, 3), randn(5, 3), randn(5, 3)],
+    ),
+    "layers in another order": (  # both pairs stacked would wait for each other
+        3,
+        lambda A, B, x, t: [x @ A @ B, t @ B @ A],
+        [randn(3, 3), randn(3, 3), randn(5, 3), randn(5, 3)],
+    ),
+    "half precision, which would round another time": (
+        2,
+        lambda W, b, x, t: [torch.addmm(b, x, W), t @ W],
+        [v.bfloat16() for v in (randn(3, 4), randn(4), randn(5, 3), randn(5, 3))],
+    ),
+    "memory formats that differ": (
+        2,
+        lambda W, x, t: [F.conv2d(x, W), F.conv2d(t, W)],
+        [randn(4, 2, 3, 3), randn(5, 2, 6, 6), randn(5, 2, 6, 6).to(memory_format=LAST)],
+    ),
+    "memory that is read by its place": (
+        2,
+        lambda W, x, t: [x @ W, (t @ W).as_strided((2, 2), (4, 1), 0)],
+        [randn(3, 4), randn(5, 3), randn(5, 3)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_how_many_products_are_left(case: str):
+    count, step, arguments = CASES[case]
+    assert products(step, *arguments) == count

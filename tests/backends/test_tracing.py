@@ -74,16 +74,7 @@ def test_an_error_of_the_compiler_has_its_type_and_its_words(monkeypatch: pytest
         inductor.compiled(tracing.trace(long_twin, [x]), [x])
 
 
-def test_an_error_without_words_has_a_name(monkeypatch: pytest.MonkeyPatch):
-    def broken(graph: object, arguments: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr("torch._inductor.compile", broken)
-    x = torch.randn(7)
-    with pytest.raises(tracing.NotTraceable, match="TorchInductor: AssertionError"):
-        inductor.compiled(tracing.trace(long_twin, [x]), [x])
-
-
+@pytest.mark.slow
 def test_what_was_compiled_is_found_again():
     """PyTorch keeps compiled graphs on disk, where it knows all that they depend on."""
     from torch._dynamo.utils import counters

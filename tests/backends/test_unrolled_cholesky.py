@@ -29,10 +29,3 @@ def test_factors_and_solutions(k, rank):
         wanted = triangular_apply(expected, z * alive if transpose else z, transpose=transpose) * alive
         torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-7)
     assert found.dtype == F64
-
-
-def test_outer_products():
-    V = noise(7, 4)
-    rows, columns = torch.tril_indices(4, 4)
-    expected = torch.einsum("di,dj->dij", V, V)[:, rows, columns].t()
-    assert torch.equal(unrolled_cholesky.outer_products(V), expected)

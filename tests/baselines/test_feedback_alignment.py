@@ -105,14 +105,3 @@ def test_the_raw_estimate_has_the_mean_of_the_jacobians():
     }
     for name, draws in found.items():
         assert_unbiased(torch.stack(draws), expected[name].mean(0))
-
-
-@pytest.mark.parametrize("momentum", [0.0, 1.5, float("nan")])
-def test_momentum_lies_between_zero_and_one(momentum):
-    with pytest.raises(gg.InputError, match=r"FDFA\(momentum\): expected 0 < momentum <= 1"):
-        gg.baselines.FDFA(momentum)
-
-
-def test_a_seed_is_a_whole_number():
-    with pytest.raises(gg.InputError, match=r"DFA\(seed\): expected a whole number"):
-        gg.baselines.DFA(seed=0.5)

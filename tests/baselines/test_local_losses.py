@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -159,35 +157,6 @@ def test_nothing_of_what_lies_above_a_cut_is_read_below_it(name):
     assert not torch.equal(found[0][4].weight.grad, found[1][4].weight.grad)
 
 
-@pytest.mark.parametrize("name", LOCAL)
-def test_heads_are_in_the_state_dict(name):
-    case = make("relu-bias")
-    forward = gg.ForwardGradient(case.model, LOCAL[name], sites=3)
-    forward(*case.args)
-    again = gg.ForwardGradient(case.model, LOCAL[name], sites=3)
-    again.load_state_dict(forward.state_dict())
-    found = []
-    for one in (forward, again):
-        case.model.zero_grad()
-        one(*case.args)
-        found.append([p.grad.clone() for p in case.model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    assert forward.learned.keys() == again.learned.keys()
-
-
-@pytest.mark.parametrize("name", LOCAL)
-def test_half_precision_by_autocast(name):
-    """Heads stay in float32."""
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
-    case = Case(model, torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0]))
-    forward = gg.ForwardGradient(model, LOCAL[name], sites=2)
-    with torch.autocast("cpu", torch.bfloat16):
-        for _ in range(2):
-            assert math.isfinite(forward(*case.args))
-    assert {t.dtype for t in forward.learned["0"].values()} == {torch.float32}
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-
-
 def test_a_piece_is_freed_before_the_next_one_runs():
     alive: list[int] = []
 
@@ -230,28 +199,7 @@ def test_a_frozen_lower_part_has_no_gradient():
     torch.testing.assert_close(found, case.model[4].weight.grad, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("method", [*LOCAL.values(), gg.baselines.Frozen()], ids=str)
-def test_details_are_those_of_the_sites(method):
-    case = make("relu-bias")
-    est = gg.estimate(case.model, method, *case.args, sites=["0", "2", "4"])
-    assert est.site_grads.keys() == {"0", "2", "4"}
-    torch.testing.assert_close(
-        est.site_grads["4"],
-        case.model(case.inputs).softmax(1).detach() - F.one_hot(case.targets, 4),
-        atol=1e-12,
-        rtol=0,
-    )
-    assert not est.site_grads["0"].any() or isinstance(method, gg.baselines.PredSim)  # heads start at zero
-
-
 # --- what is refused -----------------------------------------------------------------------------------------------
-
-
-def test_learning_rates_are_positive_and_beta_a_part():
-    with pytest.raises(gg.InputError, match=r"LocalLinear\(lr\): expected a positive number, found 0"):
-        gg.baselines.LocalLinear(lr=0)
-    with pytest.raises(gg.InputError, match=r"PredSim\(beta\): expected 0 <= beta <= 1, found 2"):
-        gg.baselines.PredSim(beta=2)
 
 
 def test_predsim_needs_classes():

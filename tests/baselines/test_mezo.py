@@ -114,9 +114,3 @@ def test_nothing_is_kept_but_a_copy_of_the_weights():
     assert seen
     assert not any(seen)
     assert forward.state_dict().keys() == {"generator", "steps", "skipped", "method"}
-
-
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan")])
-def test_the_distance_is_a_positive_number(epsilon):
-    with pytest.raises(gg.InputError, match=r"MeZO\(epsilon\): expected a positive number"):
-        gg.baselines.MeZO(epsilon)

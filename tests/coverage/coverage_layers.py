@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-from models import BATCH, CLASSES, INPUTS, BareParameters, Case, Tied, cross_entropy, frozen, per_sequence
+from models import BATCH, CLASSES, INPUTS, BareParameters, Calls, Case, Tied, cross_entropy, frozen, per_sequence
 
 TOKENS, WIDTH = 4, 6
 LossFn = Callable[[Any, Any], Tensor]
@@ -87,17 +87,6 @@ def attend(layer: nn.Module, x: Tensor) -> Any:
 
 def attend_without_weights(layer: nn.Module, x: Tensor) -> Any:
     return layer(x, x, x, need_weights=False)
-
-
-class Functional(nn.Module):
-    """A function as a layer."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 class CellLoop(nn.Module):
@@ -226,7 +215,7 @@ LAYERS: dict[str, Row] = {
         note="without PyTorch's fast path",
     ),
     "scaled_dot_product_attention": Row(
-        lambda: sequence(Functional(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True))),
+        lambda: sequence(Calls(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True))),
         note="without the matrix of all pairs",
     ),
     "TransformerEncoderLayer": Row(lambda: sequence(nn.TransformerEncoderLayer(**encoder_layer, dropout=0.1))),
@@ -265,8 +254,8 @@ LAYERS: dict[str, Row] = {
     ),
     "weight_norm": Row(lambda: vector(weight_norm(nn.Linear(WIDTH, 5)))),
     "spectral_norm": Row(lambda: vector(spectral_norm(nn.Linear(WIDTH, 5)))),
-    "autograd.Function without jvp": Row(lambda: vector(Functional(WithoutJvp.apply))),
-    "autograd.Function with jvp": Row(lambda: vector(Functional(WithJvp.apply))),
+    "autograd.Function without jvp": Row(lambda: vector(Calls(WithoutJvp.apply))),
+    "autograd.Function with jvp": Row(lambda: vector(Calls(WithJvp.apply))),
 }
 
 

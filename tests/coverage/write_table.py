@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
 
 from coverage_layers import LAYERS  # noqa: E402
 from coverage_outcome import COLUMNS, REFUSED, RIGHT, outcome  # noqa: E402

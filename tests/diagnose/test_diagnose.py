@@ -6,7 +6,6 @@ estimates of every sample. What is compared must agree within `SIGMAS` standard 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,18 +162,6 @@ def test_spectrum_matches_the_dense_twin():
         assert report[name].singular_values == pytest.approx(values.mean(0).tolist(), abs=1e-9)
 
 
-def test_nothing_above_the_top():
-    top_site = diagnosed(gg.WPerp(k=2))["4"]
-    assert (top_site.rank, top_site.overlap, top_site.singular_values) == (None, None, None)
-    assert (top_site.bias, top_site.covariance_norm) == (0.0, 0.0)
-    assert top_site.variance > 0
-
-
-def test_without_curve_nothing_is_decomposed(monkeypatch):
-    monkeypatch.setattr(bench, "decompose", None)
-    assert diagnosed(gg.WTranspose(), curve=False)["0"].overlap is None
-
-
 # --- Monte Carlo ---------------------------------------------------------------------------------------------
 
 
@@ -257,27 +244,6 @@ class Residual(nn.Module):
 @pytest.mark.parametrize("sites", ["auto", "leaf"])
 def test_monte_carlo_on_general_sites(guess, sites):
     assert_monte_carlo(Residual(), guess, *data(), sites=sites)
-
-
-def test_general_sites_match_the_dense_twin():
-    model, (x, t) = Residual(), data()
-    report = gg.diagnose(model, gg.WTranspose(), loss_fn, x, t, seeded())
-
-    def above(s: Tensor) -> Tensor:  # from the stem: to the branch, and past it to the head
-        h = s.flatten()
-        return torch.cat([model.branch(torch.tanh(h)), model.head(nn.functional.gelu(h + later))])
-
-    matrices, d = [], 12
-    for sample in x:
-        s = model.stem(sample[None, None])
-        later = model.branch(torch.tanh(s.flatten())).detach()
-        matrices.append(torch.autograd.functional.jacobian(above, s).flatten(1))
-    W = torch.stack(matrices)
-    values = torch.linalg.svdvals(W)
-    assert report["stem"].singular_values == pytest.approx(values.mean(0).tolist(), rel=1e-9)
-    distance = (W.mT @ W - torch.eye(d)).square().sum((1, 2)).sqrt().mean().item() / d
-    assert report["stem"].covariance_norm == pytest.approx(distance, rel=1e-9)
-    assert report["stem"].overlap[-1] == pytest.approx(1, rel=1e-9)
 
 
 def test_a_few_products_agree_with_many(monkeypatch):
@@ -391,39 +357,11 @@ def test_the_noise_of_few_draws_is_taken_off():
 # --- edges ---------------------------------------------------------------------------------------------------
 
 
-def test_cosine_is_that_of_the_estimate():
-    model, (x, t) = mlp(), data()
-    report = diagnosed(gg.WPerp(k=2))
-    est = gg.estimate(model, gg.WPerp(k=2), loss_fn, x, t, generator=seeded())
-    true = gg.estimate(model, gg.Backprop(), loss_fn, x, t)
-    for name, site in report.items():
-        a, b = est.site_grads[name].flatten(), true.site_grads[name].flatten()
-        assert site.cosine == pytest.approx(torch.cosine_similarity(a, b, dim=0).item(), rel=1e-9)
-        assert abs(site.mean_cosine) > abs(site.cosine)
-
-
 def test_a_batch_without_gradient_has_no_overlap():
     x, t = torch.zeros(3, 6, dtype=torch.float64), torch.arange(3)
     site = gg.diagnose(mlp(), gg.WPerp(k=2), loss_fn, x, t, seeded())["0"]
     assert (site.bias, site.variance, site.cosine, site.gradient_norm) == (0, 0, 0, 0)
     assert (site.rank, site.overlap, set(site.singular_values)) == (0, None, {0.0})
-
-
-def test_samples_with_a_gradient_are_probed_first(monkeypatch):
-    """More silent samples than the probe holds must not hide those that speak."""
-    monkeypatch.setattr(bench, "PROBE", 2)
-    x = torch.zeros(6, 6, dtype=torch.float64)
-    x[4:] = torch.randn(2, 6, dtype=torch.float64, generator=seeded())
-    report = gg.diagnose(mlp(), gg.WTranspose(), loss_fn, x, torch.arange(6) % 4, seeded())
-    assert report["0"].rank > 0
-    assert report["0"].overlap is not None
-
-
-def test_a_large_jacobian_is_left_alone(monkeypatch):
-    monkeypatch.setattr(bench, "DENSE", 12 * 9 - 1)
-    report = diagnosed(gg.WTranspose())
-    assert report["0"].rank is None
-    assert report["2"].rank is not None
 
 
 class Largest(TorchDispatchMode):
@@ -471,11 +409,6 @@ def test_nothing_is_written(guess):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert gg.diagnose(model, guess, loss_fn, *data(), seeded(), coupling="batch") == first
-
-
-def test_under_no_grad():
-    with torch.no_grad():
-        assert diagnosed(gg.WPerp(k=2)) == diagnosed(gg.WPerp(k=2))
 
 
 def test_forward_is_taken_over_and_left_alone():
@@ -537,38 +470,6 @@ def test_a_bias_that_the_report_does_not_have_is_named():
         gg.diagnose(model, gg.ActivationPerturbation(), *task)
     gg.diagnose(model, gg.ActivationPerturbation(), *task, coupling="batch")
     gg.diagnose(model.eval(), gg.ActivationPerturbation(), *task)
-
-
-def test_bias_in_single_precision_is_zero_for_white_noise():
-    report = gg.diagnose(mlp().float(), gg.ActivationPerturbation(), loss_fn, data()[0].float(), data()[1], seeded())
-    assert [site.bias for site in report.values()] == [0.0, 0.0, 0.0]
-
-
-def test_table_and_dict():
-    report = diagnosed(gg.WPerp(k=2))
-    lines = report.table().splitlines()
-    assert [line.split()[0] for line in lines] == ["site", "0", "2", "4"]
-    assert len({len(line) for line in lines}) == 1
-    assert "covariance norm" in lines[0]
-    assert lines[3].endswith("–")
-    again = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-    assert again["0"]["overlap"] == list(report["0"].overlap)
-    assert again["4"]["rank"] is None
-    assert again["2"]["bias"] == report["2"].bias
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"draws": 1}, "draws: expected a whole number of at least 2"), ({"sites": ["nine"]}, "no module named 'nine'")],
-)
-def test_bad_arguments(options, message):
-    with pytest.raises(gg.InputError, match=message):
-        diagnosed(gg.WPerp(k=2), **options)
-
-
-def test_a_class_in_place_of_a_guess():
-    with pytest.raises(gg.InputError, match="with parentheses"):
-        diagnosed(gg.WPerp)  # type: ignore[arg-type]
 
 
 def test_a_loss_that_is_not_finite():

@@ -401,7 +401,8 @@ def processes(case: str) -> Numbers:
     """Rank 0 of two processes that share every batch."""
     worker = Path(__file__).with_name("worker.py")
     tests, source = worker.parent.parent, Path(gg.__file__).parent.parent
-    path = os.pathsep.join([str(source), str(tests), os.environ.get("PYTHONPATH", "")])
+    support = tests / "support"
+    path = os.pathsep.join([str(source), str(tests), str(support), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as directory:
         ranks = [
             subprocess.Popen(

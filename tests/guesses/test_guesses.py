@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from asserts import assert_covariance, assert_in_subspace, assert_projector, assert_unbiased
+from combinations import each
 from frames import covariance, frames_of, matrix
 from gradguess.guesses import Guess, perp_ns
 from gradguess.linalg.step_polynomials import nearest, placed
@@ -21,15 +22,6 @@ from steps import step_of
 
 DRAWS = 40_000
 K = 3
-
-
-def test_a_guess_without_a_frame_cannot_be_made():
-    class Half(Guess):
-        def search(self, view):
-            return {}
-
-    with pytest.raises(TypeError, match="frame"):
-        Half()
 
 
 # --- the definitions -----------------------------------------------------------------------------------------
@@ -55,7 +47,7 @@ def newton_schulz_covariance(W: Tensor, threshold: str) -> Tensor:
     return Vh.mT @ torch.diag_embed(x.square()) @ Vh
 
 
-def each(W: Tensor, make) -> Tensor:
+def per_sample(W: Tensor, make) -> Tensor:
     return torch.stack([make(w) for w in W])
 
 
@@ -76,12 +68,12 @@ def bottom_covariance(W: Tensor) -> Tensor:
 DEFINITIONS = {
     "activation": lambda W: torch.eye(W.shape[-1], dtype=W.dtype).expand(len(W), -1, -1),
     "wt": lambda W: W.mT @ W,
-    "svd": lambda W: each(W, lambda w: top_projector(w, K)),
-    "subspace": lambda W: each(W, lambda w: top_projector(w, K)),
+    "svd": lambda W: per_sample(W, lambda w: top_projector(w, K)),
+    "subspace": lambda W: per_sample(W, lambda w: top_projector(w, K)),
     "svd-bottom": bottom_covariance,
     "ns": partial(newton_schulz_covariance, threshold="placed"),
     "ns-nearest": partial(newton_schulz_covariance, threshold="nearest"),
-    "wp": lambda W: each(W, row_projector) if W.shape[1] < W.shape[2] else DEFINITIONS["activation"](W),
+    "wp": lambda W: per_sample(W, row_projector) if W.shape[1] < W.shape[2] else DEFINITIONS["activation"](W),
 }
 
 
@@ -115,8 +107,13 @@ def test_the_top_of_the_network_is_white(guess):
     torch.testing.assert_close(found, torch.eye(4, dtype=found.dtype).expand_as(found), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["relu-bias", "branching", "transformer", "cnn", "residual", "lstm", "tied"])
-@pytest.mark.parametrize("guess", ["svd", "subspace", "shared", "svd-bottom", "shared-bottom"])
+@pytest.mark.parametrize(
+    ("name", "guess"),
+    each(
+        ["relu-bias", "branching", "transformer", "cnn", "residual", "lstm", "tied"] * 2,
+        ["svd", "subspace", "shared", "svd-bottom", "shared-bottom"],
+    ),
+)
 def test_perpendicular_guesses_are_projectors(name, guess):
     case = make(name)
     for frame in frames_of(case, SITE_GUESSES[guess]).values():
@@ -178,13 +175,6 @@ def test_balanced_sites_estimate_the_same():
     assert weights[0] != pytest.approx(weights[-1], rel=0.1)
 
 
-def test_weight_perturbation_is_white():
-    """8 tangents on 5,000 × 8 weights: 40,000 draws of a row."""
-    case = Case(nn.Linear(8, 5000, bias=False).double(), torch.randn(1, 8).double(), torch.randint(5000, (1,)))
-    est = gg.estimate(case.model, gg.WeightPerturbation(), *case.args, tangents=8, generator=generator())
-    assert_covariance(est.directions["weight"].reshape(-1, 8), torch.eye(8, dtype=torch.float64))
-
-
 def test_weight_perturbation_is_unbiased():
     torch.manual_seed(0)
     case = Case(nn.Linear(3, 2).double(), torch.randn(4, 3).double(), torch.randint(2, (4,)))
@@ -213,13 +203,13 @@ def wide(width: int, *, strong: bool) -> tuple[Case, Tensor]:
 
 
 # the gap to the next singular value is 1 % or less at initialisation: there the iteration has the hardest case
-SUBSPACE_ERROR = {(128, False): 1e-4, (128, True): 1e-6, (512, False): 1e-2, (512, True): 1e-6}
+SUBSPACE_ERROR = {(128, False): 1e-4, (128, True): 1e-6}
 
 
 @pytest.mark.parametrize(("width", "strong"), SUBSPACE_ERROR)
 def test_subspace_finds_what_the_svd_finds(width, strong):
     case, W = wide(width, strong=strong)
-    exact = each(W, lambda w: top_projector(w, 10))
+    exact = per_sample(W, lambda w: top_projector(w, 10))
     found = covariance(frames_of(case, gg.WPerp(solver="subspace"))["0"], width)
     assert_projector(found, 10)
     assert spectral_norms(found - exact).max() < SUBSPACE_ERROR[width, strong]
@@ -228,15 +218,12 @@ def test_subspace_finds_what_the_svd_finds(width, strong):
     assert spectral_norms(shared - exact).max() > 0.1
 
 
-@pytest.mark.parametrize("width", [128, 512])
-def test_the_placed_threshold_passes_the_wanted_directions_alone(width):
+def test_the_placed_threshold_passes_the_wanted_directions_alone():
     """Ten directions stand out: NS is then W⊥. The nearest of nine sets is not as close."""
-    case, W = wide(width, strong=True)
-    exact = each(W, lambda w: top_projector(w, 10))
+    case, W = wide(128, strong=True)
+    exact = per_sample(W, lambda w: top_projector(w, 10))
     error = {
-        threshold: spectral_norms(
-            covariance(frames_of(case, gg.WPerpNS(threshold=threshold))["0"], width) - exact
-        ).max()
+        threshold: spectral_norms(covariance(frames_of(case, gg.WPerpNS(threshold=threshold))["0"], 128) - exact).max()
         for threshold in ("placed", "nearest")
     }
     assert error["placed"] < 0.06  # the set that reaches so low is that accurate
@@ -252,18 +239,6 @@ def test_where_the_step_lies_without_a_gap(threshold):
     assert (passed - 10).abs().max() < {"placed": 2.5, "nearest": 20}[threshold]
 
 
-@pytest.mark.parametrize("classes", [3, 10, 14])
-@pytest.mark.parametrize("k", [2, 10, 12])
-def test_subspace_below_a_narrow_layer(classes, k):
-    """The last hidden layer: fewer rows than the block has columns. Up to the rank it is the whole row space."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, classes)).double()
-    case = Case(model, torch.randn(6, 40).double(), torch.randint(classes, (6,)))
-    exact = each(mlp_jacobians(model, case.inputs)["0"], lambda w: top_projector(w, k))
-    found = covariance(frames_of(case, gg.WPerp(k=k, solver="subspace"))["0"], 64)
-    assert spectral_norms(found - exact).max() < 1e-6
-
-
 @pytest.mark.parametrize(("width", "strong"), SUBSPACE_ERROR)
 def test_shared_is_a_projector_of_rank_k_inside_the_gate(width, strong):
     case, W = wide(width, strong=strong)
@@ -272,12 +247,11 @@ def test_shared_is_a_projector_of_rank_k_inside_the_gate(width, strong):
     gate = (case.model[0](case.inputs) > 0).double()
     for P, row in zip(found, gate, strict=True):
         assert_in_subspace(P, torch.diag(row), atol=0)  # dead units get exactly zero
-    cover = (found * each(W, lambda w: top_projector(w, 10))).sum((1, 2)) / 10
+    cover = (found * per_sample(W, lambda w: top_projector(w, 10))).sum((1, 2)) / 10
     assert cover.min() > (0.9 if strong else 10 / width * 5)  # of the exact subspace; by chance it were 10 / width
 
 
-@pytest.mark.parametrize("k", [1, 2, 7, 20, 40, 70])
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
+@pytest.mark.parametrize(("k", "activation"), each([1, 2, 7, 20, 40, 70], [nn.ReLU, nn.GELU]))
 def test_shared_of_any_size(k, activation):
     """Projectors on the gated columns `D V`, whichever way small or large ones are factored."""
     torch.manual_seed(0)
@@ -292,21 +266,6 @@ def test_shared_of_any_size(k, activation):
     torch.testing.assert_close(found, gated @ torch.linalg.pinv(gated, rtol=1e-12), rtol=0, atol=1e-7)
     A = matrix(frame)
     torch.testing.assert_close(found, A @ A.mT, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("guess", ["svd-bottom", "shared-bottom"])
-@pytest.mark.parametrize("width", [16, 64])
-def test_bottom_is_what_the_network_does_not_see(guess, width):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, 4)).double()
-    case = Case(model, torch.randn(5, 6).double(), torch.randint(4, (5,)))
-    W = mlp_jacobians(model, case.inputs)["0"]
-    A = matrix(frames_of(case, SITE_GUESSES[guess])["0"])
-    assert_projector(A @ A.mT, K)
-    torch.testing.assert_close(W @ A, torch.zeros_like(W @ A), rtol=0, atol=1e-10)
-    est = gg.estimate(model, SITE_GUESSES[guess], *case.args, isolate=True, generator=generator())
-    torch.testing.assert_close(est.jvp[0], torch.zeros_like(est.jvp[0]), rtol=0, atol=1e-10)
-    assert est.jvp[-1].abs().max() > 0
 
 
 def test_bottom_basis_survives_batches_with_and_without_closed_units():
@@ -423,8 +382,9 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("degenerate", DEGENERATE)
-@pytest.mark.parametrize("guess", [*SITE_GUESSES, *(f"{name} k=20" for name in LARGE)])
+@pytest.mark.parametrize(
+    ("guess", "degenerate"), each([*SITE_GUESSES, *(f"{name} k=20" for name in LARGE)] * 3, DEGENERATE)
+)
 def test_degenerate_cases_are_finite(degenerate, guess):
     case = DEGENERATE[degenerate]()
     method = LARGE[guess.split()[0]] if guess.endswith("k=20") else SITE_GUESSES[guess]
@@ -440,25 +400,7 @@ def test_k_above_the_rank_is_the_whole_row_space(degenerate, guess):
     frames = frames_of(case, LARGE[guess])
     for site, W in mlp_jacobians(case.model, case.inputs).items():
         found = covariance(frames[site], W.shape[-1])
-        torch.testing.assert_close(found, each(W, row_projector), rtol=0, atol=1e-8)
-
-
-@pytest.mark.parametrize("degenerate", [name for name in DEGENERATE if name != "float32"])
-def test_shared_with_k_above_the_rank_has_the_rank(degenerate):
-    """A projector inside the gate's image, of the rank that the gate leaves of the weight's row space."""
-    case = DEGENERATE[degenerate]()
-    frames = frames_of(case, LARGE["shared"])
-    x = case.inputs
-    for i in range(0, len(case.model) - 1, 2):
-        x = case.model[i + 1](case.model[i](x)).detach()
-        gate, weight = (x > 0).double(), case.model[i + 2].weight.detach()
-        found = covariance(frames[str(i)], x.shape[1])
-        assert_projector(found)
-        for P, row in zip(found, gate, strict=True):
-            assert_in_subspace(P, torch.diag(row), atol=0)
-            alive = gate.amax(0)  # a unit that is dead for the whole batch is in no basis
-            rank = torch.linalg.matrix_rank(weight * (row * alive))
-            assert P.trace().round() == rank
+        torch.testing.assert_close(found, per_sample(W, row_projector), rtol=0, atol=1e-8)
 
 
 def test_a_dead_sample_gets_no_direction():

@@ -54,22 +54,6 @@ def test_the_subspace_is_that_of_the_svd(d, spread):
     assert error.quantile(0.9) < 1e-2
 
 
-def test_a_state_of_the_former_solver_for_gpus_is_searched_anew():
-    """It kept 32 columns and whether the spectrum is steep."""
-    torch.manual_seed(0)
-    model, guess = nn.Sequential(nn.Linear(6, 50), nn.ReLU(), nn.Linear(50, 40)), gg.WPerp(solver="subspace")
-    loss_fn, x, t = nn.CrossEntropyLoss(reduction="none"), torch.randn(5, 6), torch.arange(5)
-    forward = gg.ForwardGradient(model, guess)
-    forward(loss_fn, x, t)
-    state = forward.state_dict()
-    expected = {key: value.shape for key, value in forward.kept["0"].items()}
-    del state["cache/0/mix"]
-    forward.load_state_dict(state | {"cache/0/start": torch.randn(50, 32), "cache/0/steep": torch.tensor(1.0)})
-    assert forward.kept["0"].keys() == {"start", "steep"}
-    forward(loss_fn, x, t)
-    assert {key: value.shape for key, value in forward.kept["0"].items()} == expected
-
-
 @pytest.mark.parametrize(
     ("m", "d", "k"), [(64, 64, 10), (40, 64, 1), (10, 64, 1), (10, 64, 9), (10, 64, 10), (32, 24, 5)]
 )

@@ -8,18 +8,17 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import gradguess as gg
 from asserts import assert_in_subspace
 from frames import frames_of, matrix
-from gradguess.jacobian import CutGraph, Dense, GatedLinear, Jacobian, PassingCutGraph
+from gradguess.jacobian import CutGraph, PassingCutGraph
 from gradguess.model.site import Site
 from gradguess.noise import Noise
 from models import BATCH, ZOO, Case, generator, make
-from references import mlp_jacobians, row_projector, top_projector
+from references import mlp_jacobians, row_projector
 from steps import layout_of, step_of
 
 MLPS = ["relu-bias", "gelu-bias", "tanh-no-bias", "relu-no-bias", "in-place"]
@@ -41,13 +40,6 @@ def w_transpose(case: Case, *, closed: bool) -> dict[str, Tensor]:
         layout = dataclasses.replace(layout, sites=tuple(dataclasses.replace(s, linear=None) for s in layout.sites))
     frames = frames_of(case, gg.WTranspose(), layout=layout)
     return {site.name: matrix(frames[site.name]) for site in layout.sites if not site.top}
-
-
-@pytest.mark.parametrize("missing", ["vjp", "jvp", "matrix", "of_batch"])
-def test_a_jacobian_that_lacks_something_cannot_be_made(missing):
-    own = {name: getattr(Dense, name) for name in ("vjp", "jvp", "matrix", "of_batch") if name != missing}
-    with pytest.raises(TypeError, match=missing):
-        type("Partial", (Jacobian,), own)()
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -98,69 +90,6 @@ def test_products_are_those_of_the_matrix(name):
         torch.testing.assert_close(W.jvp(v), torch.einsum("bmd,nbd->nbm", dense, v), rtol=0, atol=1e-11)
         torch.testing.assert_close(W.vjp(eps), torch.einsum("bmd,nbm->nbd", dense, eps), rtol=0, atol=1e-11)
         assert dense.abs().max() > 0
-
-
-def test_branches_of_unlike_length():
-    """Over the frontier (shared, long.0, head) and no further: what other sites add is held still."""
-    case = make("branching")
-    model = case.model
-    graph = graph_of(case, "leaf")
-    s = graph.above["stem"].detach()
-    short = torch.relu(graph.above["shared"].detach())
-    for b in range(BATCH):
-        M = torch.diag((s[b] > 0).to(s.dtype))
-        head = model.head.weight[:, :7] @ torch.diag(short[b])  # cat[short * x, short + long]
-        expected = torch.cat([model.shared.weight @ M, model.long[0].weight @ M, head @ M])
-        found = graph.jacobian(graph.layout["stem"]).matrix()[b]
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-
-
-def test_skip_paths_of_a_residual_network():
-    case = make("residual")
-    graph = graph_of(case)
-    _, _, block2, norm, head = case.model
-    stem, branch1, branch2 = (graph.above[name].detach() for name in ("0", "1.down", "2.down"))
-
-    def frontier(s: Tensor, b: int) -> Tensor:
-        """The outputs of 2.down and of the head as functions of 1.down's."""
-        x = stem[b] + s
-        second = block2.down(F.gelu(block2.up(block2.norm(x))))
-        return torch.cat([second, head(norm(x + branch2[b]))])
-
-    found = graph.jacobian(graph.layout["1.down"]).matrix()
-    for b in range(BATCH):
-        expected = torch.autograd.functional.jacobian(lambda s, b=b: frontier(s, b), branch1[b])
-        torch.testing.assert_close(found[b], expected, rtol=0, atol=1e-12)
-
-
-def test_a_site_that_also_reaches_the_output_sees_it():
-    class Shortcut(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 4)
-
-        def forward(self, x):
-            x = self.a(x)
-            return 3 * x + self.b(torch.tanh(x))
-
-    torch.manual_seed(0)
-    case = Case(Shortcut().double(), torch.randn(BATCH, 6).double(), torch.randint(4, (BATCH,)))
-    graph = graph_of(case, "leaf")
-    site = graph.layout["a"]
-    assert site.reaches_output
-    gate = 1 - torch.tanh(graph.above["a"].detach()).square()
-    found = graph.jacobian(site).matrix()
-    for b in range(BATCH):
-        expected = torch.cat([case.model.b.weight @ torch.diag(gate[b]), 3 * torch.eye(4, dtype=torch.float64)])
-        torch.testing.assert_close(found[b], expected, rtol=0, atol=1e-12)
-
-
-def test_shared_basis_is_that_of_the_mean_gate():
-    torch.manual_seed(0)
-    weight, gate = torch.randn(5, 9).double(), torch.randint(2, (7, 9)).double()
-    V = GatedLinear(weight, gate).shared_basis(3, Noise(generator()))
-    expected = top_projector(weight @ torch.diag(gate.mean(0).sqrt()), 3)
-    torch.testing.assert_close(V @ V.mT, expected, rtol=0, atol=1e-9)
 
 
 def test_sketched_basis_finds_a_low_rank_row_space():
@@ -225,29 +154,6 @@ def test_a_graph_in_passing_frees_what_no_site_waits_for(depth):
     PassingCutGraph(step.layout, partial(step.passes.graph, twice=True), step.layout.guessed, settle)
     assert alive == [(1, 2, 1)] * (depth - 1) + [(1, 1, 1)]
     assert not nodes
-
-
-def test_sites_that_are_met_together_are_sketched_together(monkeypatch):
-    """Query, key and value of an attention share one reverse pass for each vector."""
-    calls = []
-    grad = torch.autograd.grad
-    monkeypatch.setattr(
-        torch.autograd,
-        "grad",
-        lambda ends, leaves, *rest, **more: (calls.append(len(leaves)), grad(ends, leaves, *rest, **more))[1],
-    )
-    step = step_of(make("branching"))
-    sizes = {}
-
-    def settle(graph: CutGraph, met: list[Site]) -> None:
-        for site in met:
-            rows = graph.jacobian(site).shared_basis(2, Noise(generator()))
-            sizes[site.name] = rows.shape[1]
-
-    PassingCutGraph(step.layout, step.passes.graph, step.layout.guessed, settle)
-    assert len(calls) % 8 == 0
-    assert sum(calls) == 8 * len(step.layout.guessed)
-    assert len(calls) < sum(calls)
 
 
 class Rewired(nn.Module):

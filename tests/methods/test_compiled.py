@@ -231,46 +231,6 @@ def test_memory_that_runs_out_in_the_compiler_is_no_reason_to_refuse(error, monk
     assert not forward.plan.runner.refused
 
 
-def test_a_large_alphabet_goes_through_a_projection_that_the_graph_holds(graphs_alone):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(300, 6), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 300)).double()
-    words = torch.randint(0, 300, (4, 5))
-
-    def loss_fn(outputs, targets):
-        return nn.functional.cross_entropy(outputs.transpose(1, 2), targets, reduction="none").mean(1)
-
-    found = []
-    for compiles in (False, True):
-        own = copy.deepcopy(model)
-        forward = gg.ForwardGradient(own, gg.Feedback(gg.WPerp(k=2)), compile=compiles)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for _ in range(4):
-                forward(loss_fn, words, words.roll(1, 1))
-        found.append([p.grad for p in own.parameters()])
-    for graph, plain in zip(*reversed(found), strict=True):
-        torch.testing.assert_close(graph, plain, rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("chained", {"tangents": 3}),
-        ("wperp", {"isolate": True}),
-        ("wperp", {"balance": True}),
-        ("wperp", {"top": "exact"}),
-        ("chained", {"chunk": 5}),
-    ],
-    ids=repr,
-)
-def test_options(method, options, graphs_alone):
-    model, x, t = networks()["chain"]
-    plain = trained(model, METHODS[method], x, t, **options)
-    graph = trained(model, METHODS[method], x, t, compile=True, **options)
-    for name, value in plain.items():
-        torch.testing.assert_close(graph[name], value, rtol=1e-9, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}")
-
-
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.filterwarnings("ignore:Samples mix")
 def test_the_zoo(name, graphs_alone):
@@ -310,13 +270,6 @@ def test_a_model_that_looks_at_numbers_runs_uncompiled(graphs_alone):
         forward(LOSS, -x, t)
 
 
-def test_replay_runs_uncompiled(graphs_alone):
-    model, x, t = networks()["chain"]
-    forward = gg.ForwardGradient(model, gg.WPerp(k=2), memory="replay", compile=True)
-    with pytest.warns(UserWarning, match="replay"):
-        forward(LOSS, x, t)
-
-
 def test_another_shape_is_another_graph(graphs_alone):
     model, x, t = networks()["chain"]
     forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
@@ -327,15 +280,6 @@ def test_another_shape_is_another_graph(graphs_alone):
     forward(LOSS, x, t)
     forward(LOSS, x, t)
     assert len(forward.plan.runner._graphs) == 3
-
-
-def test_another_loss_is_another_graph(graphs_alone):
-    model, x, t = networks()["chain"]
-    forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
-    for loss_fn in (LOSS, LOSS, LOSS, lambda outputs, targets: 5 * LOSS(outputs, targets)):
-        model.zero_grad()
-        loss = forward(loss_fn, x, t)
-    torch.testing.assert_close(loss, 5 * LOSS(model(x), t).mean())
 
 
 def test_a_loss_with_tensors_of_its_own_runs_uncompiled(graphs_alone):
@@ -381,29 +325,6 @@ def test_dropout_in_a_checkpoint_runs_uncompiled(graphs_alone):
         forward(LOSS, x, t)
 
 
-def test_numbers_on_modules_and_losses_are_looked_at(graphs_alone):
-    """Dropout's p, a scale of the loss, a number in a closure: another value is another graph."""
-
-    class Scaled:
-        scale = 1.0
-
-        def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-            return self.scale * LOSS(outputs, targets)
-
-        __hash__ = None  # type: ignore[assignment]
-
-    model, x, t = networks()["dropout"]
-    loss_fn = Scaled()
-    forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
-    for _ in range(3):
-        forward(loss_fn, x, t)
-    loss_fn.scale = 5.0
-    model[2].p = 0.0
-    for _ in range(3):
-        loss = forward(loss_fn, x, t)
-    torch.testing.assert_close(loss, 5 * LOSS(model(x), t).mean())
-
-
 def test_a_first_step_that_fails_is_forgotten(graphs_alone):
     class Fails(nn.Module):
         broken = True
@@ -426,7 +347,7 @@ def test_a_first_step_that_fails_is_forgotten(graphs_alone):
         torch.manual_seed(1)
         forward = gg.ForwardGradient(model, gg.WTranspose(), compile=compile)
         model.broken = True
-        with pytest.raises(KeyError):
+        with pytest.raises(KeyError, match="in the middle"):
             forward(LOSS, x, t)
         model.broken = False
         torch.manual_seed(2)
@@ -450,18 +371,6 @@ def test_autocast(graphs_alone):
     torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-7)
 
 
-def test_lists_of_targets_run_uncompiled(graphs_alone):
-    model, x, t = networks()["chain"]
-
-    def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
-        return torch.stack([-outputs.log_softmax(1)[i, j] for i, j in enumerate(targets.tolist())])
-
-    forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
-    forward(loss_fn, x, t)
-    with pytest.warns(UserWarning, match="looks at numbers"):
-        forward(loss_fn, x, t)
-
-
 def test_strides_and_dtypes_are_looked_at(graphs_alone):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))
@@ -479,6 +388,7 @@ def test_strides_and_dtypes_are_looked_at(graphs_alone):
     assert loss.dtype == torch.float64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("between", "tangents"), [(nn.ReLU(), 1), (nn.LayerNorm(8), 2)], ids=repr)
 def test_fused_kernels_make_the_same_steps(between, tangents):
     """Through the compiler, in float32."""
@@ -582,7 +492,6 @@ class Block(nn.Module):
         super().__init__()
         self.a, self.n, self.b, self.c = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 4)
         self.between, self.numbers, self.flag = between, [1.0], torch.tensor(True)
-        self.act, self.options = torch.relu, {"scale": 1.0}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.c(self.between(self, self.b(self.n(self.a(x))), x))
@@ -599,18 +508,6 @@ def scale_by_a_count(model: Block, h: Tensor, x: Tensor) -> Tensor:
 
 def scale_by_a_length(model: Block, h: Tensor, x: Tensor) -> Tensor:
     return h * x[x > 0].numel()
-
-
-def scale_by_a_list(model: Block, h: Tensor, x: Tensor) -> Tensor:
-    return h * model.numbers[0]
-
-
-def scale_by_an_option(model: Block, h: Tensor, x: Tensor) -> Tensor:
-    return h * model.options["scale"]
-
-
-def call_a_function(model: Block, h: Tensor, x: Tensor) -> Tensor:
-    return model.act(h)
 
 
 def look_at_a_flag(model: Block, h: Tensor, x: Tensor) -> Tensor:
@@ -640,9 +537,6 @@ def drop(model: Block, h: Tensor, x: Tensor) -> Tensor:
         (add_in_place, gg.Feedback(gg.WPerp(k=3)), None),
         (add_in_place, gg.WPerp(k=3), None),
         (product_with_a_vector, gg.WPerp(k=3), None),
-        (scale_by_a_list, gg.WPerp(k=3), None),
-        (scale_by_an_option, gg.WPerp(k=3), None),
-        (call_a_function, gg.WPerp(k=3), None),
         (scale_by_a_count, gg.WPerp(k=3), "shape of a tensor"),
         (scale_by_a_length, gg.WPerp(k=3), "shape of a tensor"),
         (look_at_a_flag, gg.WPerp(k=3), "looks at numbers"),
@@ -662,9 +556,7 @@ def test_what_changes_from_step_to_step(between, method, refused, graphs_alone):
         for step in range(6):
             if step == 4:
                 model.numbers += [3.0]
-                model.numbers[0] = 2.0
                 model.flag.fill_(False)
-                model.act, model.options["scale"] = torch.tanh, 2.0
             optimiser.zero_grad()
             x, t = torch.randn(8, 6, dtype=torch.float64), torch.randint(0, 4, (8,))
             with warnings.catch_warnings(record=True) as caught:

@@ -44,13 +44,6 @@ def test_less_memory_gives_the_same(name, options):
     assert_close(found[1], found[0], 1e-7)
 
 
-def test_compile_has_no_effect():
-    case, _ = gap("function without jvp")
-    forward = gg.ForwardGradient(case.model, gg.ActivationPerturbation(), derivative="finite", compile=True)
-    with pytest.warns(UserWarning, match=r"compile=True has no effect.*derivative='finite'"):
-        forward(*case.args)
-
-
 @pytest.mark.parametrize("kind", ["activation", "shared", "weight"])
 def test_inside_inference_mode(kind):
     """Nothing is lost, since there are no tangents. Gradients are tensors that a graph can hold."""
@@ -73,11 +66,3 @@ def test_balance_needs_the_outputs(options):
     forward = gg.ForwardGradient(case.model, memory="replay", derivative="finite", **options)
     with pytest.raises(gg.InputError, match=r"memory='replay' with derivative='finite' cannot balance.*memory='store'"):
         forward(*case.args)
-
-
-def test_buffers_are_written_once():
-    case, other = make("batch-norm"), make("batch-norm")
-    other.losses()
-    gg.ForwardGradient(case.model, gg.WPerp(k=3), coupling="batch", derivative="finite", tangents=2)(*case.args)
-    assert_same(dict(case.model.named_buffers()), dict(other.model.named_buffers()))
-    assert not any(buffer.is_inference() for buffer in case.model.buffers())

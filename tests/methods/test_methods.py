@@ -22,7 +22,7 @@ def test_a_method_is_a_value(name):
     assert twin is not method
     assert twin == method
     assert hash(twin) == hash(method)
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(dataclasses.FrozenInstanceError, match="refresh"):
         method.refresh = 2
 
 

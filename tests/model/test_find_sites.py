@@ -140,10 +140,6 @@ def test_every_tensor_that_a_call_returns_is_a_site():
     assert names(make("lstm")) == ["rnn", "rnn[1]", "head"]
 
 
-def test_named_containers_are_sites():
-    assert names(make("branching"), ["stem", "long"]) == ["stem", "long"]
-
-
 def test_what_the_loss_does_not_need_is_no_site():
     class Unused(nn.Module):
         def __init__(self):
@@ -221,20 +217,6 @@ def test_a_sequence_as_long_as_a_batch_is_not_mistaken_for_it(tokens):
     case = Case(Positions().double(), torch.randn(BATCH, tokens, 6).double(), torch.randint(4, (BATCH,)))
     assert layout_of(case)["positions"].batch_dim is None
     assert_close(oracle(case), gradients(case))
-
-
-def test_laying_out_leaves_no_trace():
-    case = make("batch-norm")
-    before = {name: value.clone() for name, value in case.model.state_dict().items()}
-    state = torch.get_rng_state()
-    layout = layout_of(case)
-    assert layout.mutates
-    assert not layout.stochastic
-    assert torch.equal(torch.get_rng_state(), state)
-    for name, value in case.model.state_dict().items():
-        assert torch.equal(value, before[name])
-    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in case.model.modules())
-    assert all(p.grad is None for p in case.model.parameters())
 
 
 class Skipping(nn.Module):

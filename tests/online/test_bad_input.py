@@ -86,19 +86,6 @@ def test_a_model_with_a_mistake(wrong, error, words):
         assert all(torch.equal(after[key], value) for key, value in at.items())
 
 
-def test_a_module_that_cannot_start():
-    class Needy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cell = nn.Linear(3, 3)
-
-        def forward(self, x, state):
-            return x, torch.tanh(self.cell(state) + x)
-
-    with pytest.raises(gg.InputError, match=r"forward\(x, None\) failed .* initial_state"):
-        ol.Online(Needy().double(), ol.RTRL())(loss_fn, *stream(1)[0])
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -148,22 +135,6 @@ def test_a_wrong_step_loses_nothing(x, target, loss, words):
                 learner(loss, to_double(x), target)
         learner(loss_fn, *step)
     assert_same(grads(network), online(network, ol.WPerp(2, refresh=2), data))
-
-
-@pytest.mark.parametrize("rows", [[3], [-1], [True], [0.5]])
-def test_rows_that_are_none(rows):
-    learner = ol.Online(model("rnn"), ol.RTRL())
-    learner.reset()
-    learner(loss_fn, *stream(1)[0])
-    with pytest.raises(gg.InputError, match="rows: expected numbers from 0 to 2"):
-        learner.reset(rows)
-
-
-def test_later_needs_a_step_without_a_loss():
-    learner = ol.Online(model("rnn"), ol.RTRL())
-    learner(loss_fn, *stream(1)[0])
-    with pytest.raises(gg.InputError, match="Step with target=None"):
-        learner.later()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=rule_name)
@@ -279,11 +250,6 @@ def test_a_state_of_another_generator():
     learner = ol.Online(model("rnn"), ol.RTRL())
     with pytest.raises(gg.InputError, match="expected that of a generator on cpu, 5056 bytes, found 16"):
         learner.load_state_dict(learner.state_dict() | {"generator": torch.zeros(16, dtype=torch.uint8)})
-
-
-def test_a_state_that_is_none():
-    with pytest.raises(gg.InputError, match=r"missing \['generator', 'skipped', 'steps'\]"):
-        ol.Online(model("rnn"), ol.RTRL()).load_state_dict({})
 
 
 @pytest.mark.parametrize("rule", RULES, ids=rule_name)

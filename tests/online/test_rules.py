@@ -263,15 +263,6 @@ def test_uoro_is_exact_in_the_mean():
         assert ((found.mean(0) - value).abs() <= 5 * error + 1e-12).all(), name
 
 
-def test_uoro_keeps_both_factors_equally_long():
-    network, data = model("rnn"), stream(1)
-    learner = ol.Online(network, ol.UORO())
-    learner(loss_fn, *data[0])
-    state = learner.state_dict()
-    lengths = torch.stack([v.norm(dim=1) for k, v in state.items() if k.startswith("rows/θ/")]).norm(dim=0)
-    torch.testing.assert_close(lengths, state["rows/s"].norm(dim=1))
-
-
 def test_wperp_remembers_where_errors_pointed():
     network, data = model("rnn"), stream(3)
     learner = ol.Online(network, ol.WPerp(2))

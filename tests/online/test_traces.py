@@ -81,13 +81,6 @@ def test_weights_that_start_at_zero_get_credit_later():
     assert_same(grads(network), through_the_stream(network, data[1:]))
 
 
-def test_nan_at_the_first_step_leaves_the_pattern_alone():
-    learner, (x, target) = ol.Online(model("rnn"), ol.SnAp(1)), stream(1)[0]
-    x[0] = float("nan")
-    learner(loss_fn, x, target)
-    assert learner.state_dict()["shared/colours"].shape == (1, 5)
-
-
 class Leaky(nn.Module):
     """A leaky unit; `how` says in which words its products are written."""
 
@@ -192,24 +185,6 @@ def test_what_multiplies_each_unit_by_itself_is_no_product(times):
     assert set(shapes.values()) == {(4, 1)}
 
 
-@pytest.mark.parametrize("rule", [ol.EProp(), ol.RFLO(0.7)], ids=str)
-def test_a_trace_in_a_stack_is_that_on_the_own_cell(rule):
-    network, (x, target) = model("stack"), stream(1)[0]
-    learner = ol.Online(network, rule)
-    learner(loss_fn, x, target)
-    state, first = learner.state_dict(), network.initial_state(3)
-
-    def after(weight):
-        states = torch.func.functional_call(network, {"cells.0.weight_ih": weight}, (x, first))[1]
-        return torch.cat(states, 1)
-
-    F = torch.autograd.functional.jacobian(after, network.cells[0].weight_ih.detach())  # (streams, n, rows, columns)
-    slots, T = state["shared/slots/cells.0.weight_ih"], state["rows/T/cells.0.weight_ih"]
-    assert slots.tolist() == [[i % 3] for i in range(9)]
-    for row in range(9):
-        torch.testing.assert_close(T[:, row, 0], F[:, row % 3, row])
-
-
 def test_a_fused_cell_hides_its_products():
     class Fused(nn.Module):
         def __init__(self):
@@ -238,16 +213,6 @@ def test_a_fused_cell_hides_its_products():
     online(network, ol.SnAp(1), data)
     with pytest.raises(gg.InputError, match=r"gru_cell hides its products .* gg.online.Recurrent"):
         online(network, ol.EProp(), data)
-
-
-def test_rflo_draws_its_feedback_from_the_seed():
-    drawn = []
-    for seed in (0, 0, 1):
-        learner = ol.Online(model("rnn"), ol.RFLO(), seed)
-        learner(loss_fn, *stream(1)[0])
-        drawn.append(learner.state_dict()["shared/B"])
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
 
 
 def test_rflo_needs_one_output():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import gradguess as gg
+from combinations import pairwise
 from gradguess import online as ol
 from online_streams import assert_same, grads, loss_fn, model, online, stream, through_the_stream
 
@@ -80,9 +81,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("rule", EXACT, ids=rule_name)
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize(("rule", "name", "streams"), pairwise(EXACT, MODELS, [1, 3]))
 def test_exact_rules_on_models_of_users(name, rule, streams):
     torch.manual_seed(0)
     network, data = MODELS[name]().double(), stream(5, streams)
@@ -211,14 +210,6 @@ def test_a_complex_state_is_refused():
         ol.Online(network, ol.RTRL())(loss_fn, *stream(1)[0])
 
 
-def test_a_loss_that_does_not_depend_on_the_state():
-    network, data = Plain(lambda m, x, h: (m.out(torch.cat([x, x[:, :1]], 1)), plain(m, x, h)[1])).double(), stream(3)
-    found = online(network, ol.RTRL(), data)
-    expected = through_the_stream(network, data)
-    assert_same({name: found[name] for name in expected}, expected)
-    assert not found["mix.weight"].any()
-
-
 def test_truncation_asks_the_model_for_no_step_that_never_was():
     """A row of zeros has no direction."""
     network, data = Plain(lambda m, x, h: plain(m, x / x.norm(dim=1, keepdim=True), h)).double(), stream(4)
@@ -245,27 +236,3 @@ def test_a_function_without_a_forward_formula():
     online(network, ol.RTRL(), data)
     with pytest.raises(gg.ForwardModeError, match=r"Give your autograd\.Function a jvp"):
         online(network, ol.UORO(), data)
-
-
-def test_a_state_of_another_dtype_is_not_loaded():
-    learner, (x, target) = ol.Online(model("rnn"), ol.RTRL()), stream(1)[0]
-    learner(loss_fn, x, target)
-    other = ol.Online(model("rnn").float(), ol.RTRL())
-    other.load_state_dict(learner.state_dict())
-    with pytest.raises(gg.InputError, match="was saved with another rule or model"):
-        other(loss_fn, x.float(), target.float())
-
-
-def test_leaves_of_the_state_are_found_again_whatever_their_order():
-    def many(m, x, state):
-        output, h = plain(m, x, state[0])
-        return output, (h, *(count + i for i, count in enumerate(state[1:])))
-
-    network = Plain(many, lambda n: (torch.zeros(n, 4).double(), *[torch.zeros(n, dtype=torch.long)] * 12)).double()
-    learner, data = ol.Online(network, ol.RTRL()), stream(3)
-    learner(loss_fn, *data[0])
-    other = ol.Online(network, ol.RTRL())
-    other.load_state_dict(dict(sorted(learner.state_dict().items())))
-    for each in (learner, other):
-        each(loss_fn, *data[1])
-    assert all(torch.equal(a, b) for a, b in zip(learner.state, other.state, strict=True))

@@ -91,6 +91,7 @@ def test_the_search_is_the_same(small: list[str]):
     assert [type(known) for known in forward.plan.runner._pieces.values()] == [compiled_pieces.CompiledPieces]
 
 
+@pytest.mark.slow
 def test_compiled_for_good(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compiled_pieces, "LARGE", 0)
     model = network(Block())
@@ -144,11 +145,6 @@ def test_other_models_are_searched_as_they_are(small: list[str], model: nn.Modul
     assert_same(plain, other)
     assert not forward.plan.runner._pieces
     assert not forward.plan.runner.refused
-
-
-def test_few_numbers_are_not_worth_it(codes: list[str]):
-    _, forward = found(network(), compile=True)
-    assert not forward.plan.runner._pieces
 
 
 def test_pieces_that_do_not_compile_are_named(small: list[str], monkeypatch: pytest.MonkeyPatch):
@@ -214,30 +210,6 @@ def test_derivatives_of_the_models_own_making(small: list[str], kind: str):
     assert any(forward.plan.runner._pieces.values())
 
 
-class Shared(nn.Module):
-    """One module under two names, and a site that returns its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.a, self.stay, self.last = nn.Linear(5, 6), Block(), nn.Identity(), nn.Linear(6, 3)
-        self.b = self.a
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.stay(self.a(self.first(x))))
-
-
-def test_a_module_with_two_names_keeps_its_parameters(small: list[str]):
-    torch.manual_seed(0)
-    model, sites = Shared().double(), ["first", "a", "stay", "last"]
-    own = dict(model.named_parameters())
-    forward = gg.ForwardGradient(model, gg.WPerp(k=2, refresh=1), sites=sites, compile=True)
-    for _ in range(3):
-        forward(LOSS, *batch())
-    assert any(forward.plan.runner._pieces.values())
-    assert all(p is own[name] for name, p in model.named_parameters())
-    assert_same(found(model, compile=False, sites=sites)[0], found(model, compile=True, sites=sites)[0])
-
-
 class Crossing(nn.Module):
     """What a site says decides two sites above, without a derivative."""
 
@@ -282,14 +254,6 @@ def test_pieces_that_share_most_of_their_work_are_left(small: list[str]):
     with pytest.warns(UserWarning, match="share what they compute"):
         other, _ = found(model, compile=True, sites=sites)
     assert_same(plain, other)
-
-
-def test_another_loss_needs_no_other_pieces(small: list[str]):
-    model = network()
-    forward = gg.ForwardGradient(model, gg.WPerp(k=2, refresh=1, solver="subspace"), sites=list("01234"), compile=True)
-    for _ in range(4):
-        forward(lambda outputs, targets: LOSS(outputs, targets), *batch())
-    assert len(forward.plan.runner._pieces) == 1
 
 
 class Rows(nn.Module):
@@ -404,16 +368,3 @@ def test_layers_of_many_widths(small: list[str]):
     (pieces,) = forward.plan.runner._pieces.values()
     assert len({id(piece.back) for piece in pieces._pieces[1:]}) == len(widths)
     assert_same(plain, other)
-
-
-def test_the_head_does_not_make_a_search_small(monkeypatch: pytest.MonkeyPatch):
-    """Nothing is guessed at the top, however many classes there are."""
-    monkeypatch.setattr(refresh, "MANY", 12 * 6)
-    monkeypatch.setattr(refresh, "FEW", 0)
-    model = network()
-    model[4] = nn.Linear(6, 300).double()
-    seen: list[int] = []
-    inner = refresh.CutGraph.sketch
-    monkeypatch.setattr(refresh.CutGraph, "sketch", lambda self, *rest: (seen.append(rest[1]), inner(self, *rest))[1])
-    found(model, 1, compile=False)
-    assert set(seen) == {8}

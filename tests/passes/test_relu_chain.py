@@ -96,36 +96,6 @@ def test_what_counts_as_linear_layers_in_a_row(model, expected):
     assert fits(model) is expected
 
 
-class Fickle(nn.Module):
-    """Another function between the same layers, from one call to the next."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.below, self.above = nn.Linear(5, 6), nn.Linear(6, 3)
-        self.bend = torch.relu
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.above(self.bend(self.below(x)))
-
-
-def test_a_model_that_takes_another_path_is_laid_out_again():
-    model = Fickle()
-    forward = gg.ForwardGradient(model, gg.ActivationPerturbation())
-    forward(LOSS, *batch())
-    model.bend = torch.tanh
-    model.zero_grad()
-    state = forward.generator.get_state()
-    forward(LOSS, *batch())
-    again = Fickle()
-    again.bend = torch.tanh
-    fresh = gg.ForwardGradient(again, gg.ActivationPerturbation())
-    fresh.generator.set_state(state)
-    fresh(LOSS, *batch())
-    for a, b in zip(model.parameters(), again.parameters(), strict=True):
-        assert torch.equal(a.grad, b.grad)
-
-
 # --- layer by layer, without calling the model ---------------------------------------------------------------
 
 
@@ -157,48 +127,6 @@ def test_a_row_of_layers_gives_what_the_model_gives(name, memory, monkeypatch):
     assert not fits(network(), keep=False)
     for ours, theirs in zip(row, gradients_over_steps(network(), FORMS[name], memory=memory), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-def test_tangents_on_a_part_of_the_batch_use_the_pass_that_was_run(monkeypatch):
-    method = gg.Feedback(gg.WPerp(k=3), form="direct", every=2, fraction=0.3)
-    row = gradients_over_steps(network(), method)
-    call_every_model(monkeypatch)
-    assert not fits(network(), keep=False)
-    for ours, theirs in zip(row, gradients_over_steps(network(), method), strict=True):
-        for a, b in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
-
-
-def _hook(model: nn.Sequential) -> None:
-    model[2].register_forward_hook(lambda module, args, output: output + 1)
-
-
-def _replace(model: nn.Sequential) -> None:
-    model[1] = nn.Tanh()
-
-
-def _override(model: nn.Sequential) -> None:
-    model[1].forward = torch.tanh  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize("memory", ["store", "replay"])
-@pytest.mark.parametrize("alter", [_hook, _replace, _override])
-def test_an_altered_model_is_called(alter, memory):
-    model = network()
-    forward = gg.ForwardGradient(model, gg.ActivationPerturbation(), memory=memory)
-    forward(LOSS, *batch())
-    alter(model)
-    model.zero_grad()
-    state = forward.generator.get_state()
-    loss = forward(LOSS, *batch())
-    with torch.no_grad():
-        assert torch.equal(loss, LOSS(model(batch()[0]), batch()[1]).mean())
-    fresh = gg.ForwardGradient(model, gg.ActivationPerturbation(), memory=memory)
-    fresh.generator.set_state(state)
-    expected = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-    fresh(LOSS, *batch())
-    assert all(torch.equal(a, p.grad) for a, p in zip(expected, model.parameters(), strict=True))
 
 
 def test_a_chain_that_begins_with_a_relu():

@@ -12,13 +12,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gradguess as gg
 from asserts import assert_jvp_matches_autograd
+from combinations import each, pairwise
 from frames import slots_of
 from gradguess.passes.forward_mode import forward_mode
 from models import BATCH, GUESSES, SITE_GUESSES, ZOO, Case, cross_entropy, generator, make
 
 
-@pytest.mark.parametrize("guess", GUESSES)
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(("name", "guess"), each([*ZOO] * 3, GUESSES))
 @pytest.mark.filterwarnings("ignore:Samples mix")
 def test_derivative_is_reverse_modes(name, guess):
     case = make(name)
@@ -28,8 +28,9 @@ def test_derivative_is_reverse_modes(name, guess):
     assert_jvp_matches_autograd(case, est, slots_of(case))
 
 
-@pytest.mark.parametrize("name", ["relu-bias", "branching", "transformer", "lstm", "batch-norm", "bare"])
-@pytest.mark.parametrize("guess", SITE_GUESSES)
+@pytest.mark.parametrize(
+    ("guess", "name"), each(SITE_GUESSES, ["relu-bias", "branching", "transformer", "lstm", "batch-norm", "bare"])
+)
 @pytest.mark.filterwarnings("ignore:Samples mix")
 def test_isolated_derivatives_are_tangent_major(name, guess):
     case = make(name)
@@ -56,9 +57,9 @@ class Around(nn.Module):
         return self.above(out[0].mean(1) if isinstance(out, tuple) else out.mean(1))
 
 
-@pytest.mark.parametrize("guess", ["activation", "weight", "wt", "shared"])
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("guess", "kernel", "training"), pairwise(["activation", "weight", "shared"], KERNELS, [True, False])
+)
 def test_fused_kernels_make_way(kernel, training, guess):
     torch.manual_seed(0)
     model, x = Around(KERNELS[kernel]()), torch.randn(BATCH, 3, 6)

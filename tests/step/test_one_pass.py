@@ -40,13 +40,6 @@ def test_one_call_of_the_model(name):
     assert_same(kept, again)
 
 
-def test_several_tangents_record_one_graph():
-    case = make("residual")
-    calls, kept, _ = step(case, "store", gg.ActivationPerturbation(), tangents=3)
-    assert calls == 3
-    assert_same(kept, step(case, "replay", gg.ActivationPerturbation(), tangents=3)[1])
-
-
 def test_tangents_are_not_in_the_graph():
     """A graph of tangents would hold all that they were made of."""
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6))

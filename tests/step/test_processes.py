@@ -18,7 +18,7 @@ import gradguess as gg
 from gradguess.step.processes import Pool
 from processes_worker import BOUNDS, SCENARIOS, run
 
-WORKER = Path(__file__).parents[1] / "processes_worker.py"
+WORKER = Path(__file__).parents[1] / "support" / "processes_worker.py"
 PATH = os.pathsep.join([str(WORKER.parent), os.environ.get("PYTHONPATH", "")])
 
 

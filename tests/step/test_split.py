@@ -46,26 +46,6 @@ def test_every_method(guess):
     assert_same("gelu-bias", METHODS[guess], 2)
 
 
-@pytest.mark.parametrize("name", ["cnn", "residual", "transformer", "branching", "lstm", "tied", "bare", "two-inputs"])
-@pytest.mark.parametrize("guess", ["activation", "wt", "shared", "weight"])
-def test_every_architecture(name, guess):
-    assert_same(name, GUESSES[guess], 2)
-
-
-@pytest.mark.parametrize("options", [{"tangents": 2}, {"isolate": True}, {"memory": "replay"}], ids=str)
-def test_with_other_options(options):
-    assert_same("relu-bias", gg.WPerp(k=3), 2, **options)
-
-
-@pytest.mark.parametrize("form", ["direct", "chained", "corrected"])
-def test_feedback_learns_in_pieces(form):
-    """Each piece is a lesson of its own, so the numbers are others; with a predictor that is perfect they are not."""
-    method = gg.Feedback(gg.WPerp(k=3), form=form)
-    found = gradients("relu-bias", method, 2)
-    assert all(torch.isfinite(value).all() for value in found[:-1])
-    assert_same("relu-bias", gg.Feedback(gg.WPerp(k=3), form="chained", sweeps=9), 2)
-
-
 def test_memory_is_bounded_by_the_chunk():
     """No tensor of the whole batch's height is made, but the noise of one site."""
     heights: set[int] = set()
@@ -113,20 +93,3 @@ def test_but_a_fraction_of_them_cannot_be_taken():
     forward = gg.ForwardGradient(Stored(case.model, case.inputs), gg.Feedback(gg.WPerp(k=3), fraction=0.4))
     with pytest.raises(gg.InputError, match="inputs: expected a tensor with one row per sample"):
         forward(case.loss_fn, [0, 1, 2, 3, 4], case.targets)
-
-
-def test_mixing_samples_is_refused():
-    with pytest.raises(gg.InputError, match=r"samples that mix"):
-        gg.ForwardGradient(nn.Linear(3, 2), gg.WPerp(), chunk=2, coupling="batch")
-
-
-@pytest.mark.parametrize("chunk", [0, -1, 2.5, True])
-def test_a_chunk_is_a_positive_whole_number(chunk):
-    with pytest.raises(gg.InputError, match=r"chunk: expected a whole number of at least 1"):
-        gg.ForwardGradient(nn.Linear(3, 2), gg.WPerp(), chunk=chunk)
-
-
-def test_a_batch_that_is_not_the_first_dimension_is_refused():
-    case = make("gru-time-first")
-    with pytest.raises(gg.InputError, match=r"not the first dimension"):
-        gg.ForwardGradient(case.model, gg.ActivationPerturbation(), chunk=2)(*case.args)

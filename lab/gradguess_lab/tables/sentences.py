@@ -7,7 +7,7 @@ from typing import Any
 
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.methods import method_label
-from gradguess_lab.tables.compare import DIFFERS, HOLDS, LEVEL, Summary, kind_of
+from gradguess_lab.tables.compare import DIFFERS, HOLDS, LEVEL, kind_of
 from gradguess_lab.tables.feedback_results import results_of
 from gradguess_lab.tables.lines import quantity_cell
 from gradguess_lab.tables.runs import Run
@@ -63,10 +63,6 @@ def tangents_sentence(runs: Sequence[Run]) -> str:
         if (s := r.ours("train_accuracy"))
     ]
     return "On the training data W⊥ with the shared basis at width 256 reaches " + ", ".join(parts) + "."
-
-
-def _seeds(summary: Summary) -> str:
-    return "seed" if summary.n == 1 else "seeds"
 
 
 def students_sentence(deep: Sequence[Table]) -> str:

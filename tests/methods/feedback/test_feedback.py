@@ -6,21 +6,16 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradguess as gg
 from asserts import assert_unbiased
 from gradguess.methods.feedback import feedback
-from gradguess.methods.feedback.lesson import Lesson
-from gradguess.methods.feedback.predictor import Predictor
-from gradguess.methods.feedback.rules import WEIGHTED
 from gradguess.step.base import Kept, State
 from gradguess.step.draw import Drawing
-from gradguess.step.processes import ALONE
-from models import BATCH, CLASSES, INPUTS, Case, cross_entropy, generator, make, mlp
+from models import CLASSES, INPUTS, Case, cross_entropy, generator, make
 from references import gradients
-from steps import layout_of, step_of
+from steps import step_of
 
 TEACHERS = {
     "wperp": gg.WPerp(k=4, refresh=20),
@@ -82,30 +77,6 @@ def random_B(case: Case, seed: int = 3) -> dict[str, dict[str, Tensor]]:
     return {name: {"B": torch.randn(s, generator=generator(seed + int(name))).double()} for name, s in shape.items()}
 
 
-# --- prediction ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
-def test_the_prediction_is_the_gated_error(activation):
-    case = Case(mlp(activation).double(), *make("relu-bias").args[1:])
-    learned = random_B(case)
-    est, _ = run(gg.Feedback(gg.WPerp(k=3), form="direct", rate=0.0), case, learned)
-    dense = Dense(case)
-    for i, gate in enumerate(dense.gates):
-        expected = gate * (dense.e @ learned[str(2 * i)]["B"].mT)
-        torch.testing.assert_close(est.site_grads[str(2 * i)], expected)
-    torch.testing.assert_close(est.site_grads["4"], dense.e)
-
-
-def test_the_error_is_the_derivative_of_any_loss():
-    case = make("two-inputs")
-    est, _ = run(gg.Feedback(gg.WPerp(k=3), form="direct"), case)
-    outputs = {name: out.detach().requires_grad_() for name, out in case.model(*case.inputs).items()}
-    e = torch.autograd.grad(case.loss_fn(outputs, case.targets).sum(), list(outputs.values()))
-    torch.testing.assert_close(est.site_grads["head"], e[0])
-    torch.testing.assert_close(est.site_grads["side"], e[1])
-
-
 # --- learning ------------------------------------------------------------------------------------------------
 
 
@@ -141,15 +112,6 @@ def test_learning_is_least_mean_squares_of_the_outputs_tangents(tangents):
             change[name] += mu / s * p.mT @ (weight[:, None] * r)
     for name, B in before.items():
         torch.testing.assert_close(learned[name]["B"], B + change[name])
-
-
-def test_the_largest_eigenvalue_is_found_over_the_steps():
-    phi = torch.randn(200, 12, generator=generator()).double() * torch.linspace(0.3, 2, 12).double()
-    (site, *_), predictor = layout_of(make("relu-bias")).sites, Predictor({}, ALONE)
-    found = [float(Lesson(predictor, WEIGHTED, 0.3, 1)._largest(site, phi, len(phi))) for _ in range(20)]
-    exact = float(torch.linalg.eigvalsh(phi.mT @ phi / len(phi))[-1])
-    assert 0.5 * exact < found[0] <= exact * (1 + 1e-9)
-    assert found[-1] == pytest.approx(exact, rel=1e-2)
 
 
 def fixed_point(case: Case, guess: gg.Guess, forward: gg.ForwardGradient) -> list[tuple[Tensor, Tensor]]:
@@ -192,84 +154,6 @@ def test_feedback_reaches_the_least_squares_fit(name):
 
 
 # --- the chain rule ------------------------------------------------------------------------------------------
-
-
-def test_chained_is_one_hop_of_the_chain_rule():
-    case = wide((8, 7, 6))
-    learned = random_B(case)
-    est, _ = run(gg.Feedback(gg.WPerp(k=3), rate=0.0), case, learned)
-    dense = Dense(case)
-    h = [gate * (dense.e @ learned[str(2 * i)]["B"].mT) for i, gate in enumerate(dense.gates)]
-    above = [*h[1:], dense.e]
-    for i, gate in enumerate(dense.gates):
-        torch.testing.assert_close(est.site_grads[str(2 * i)], gate * (above[i] @ dense.weights[i + 1]))
-
-
-class Residual(nn.Module):
-    def __init__(self, width: int = 6) -> None:
-        super().__init__()
-        self.stem, self.head = nn.Linear(INPUTS, width), nn.Linear(width, CLASSES)
-        self.up = nn.ModuleList(nn.Linear(width, 9) for _ in range(2))
-        self.down = nn.ModuleList(nn.Linear(9, width) for _ in range(2))
-
-    def branch(self, i: int, x: Tensor) -> Tensor:
-        return self.down[i](F.gelu(self.up[i](x)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        x = x + self.branch(0, x)
-        return self.head(x + self.branch(1, x))
-
-
-def residual_case() -> tuple[Case, list[Tensor], Tensor]:
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        model = Residual().double()
-        case = Case(model, torch.randn(BATCH, INPUTS).double(), torch.randint(CLASSES, (BATCH,)))
-    x1 = model.stem(case.inputs)
-    x2 = x1 + model.branch(0, x1)
-    outputs = model.head(x2 + model.branch(1, x2)).detach().requires_grad_()
-    (e,) = torch.autograd.grad(cross_entropy(outputs, case.targets).sum(), outputs)
-    return case, [x1.detach(), x2.detach()], e
-
-
-def test_over_a_residual_net_the_chain_goes_to_every_later_branch_and_the_head():
-    case, (x1, x2), e = residual_case()
-    model = case.model
-    B = {name: torch.randn(6, CLASSES, generator=generator(i)).double() for i, name in enumerate(("down.0", "down.1"))}
-    h = {name: e @ value.mT for name, value in B.items()}
-    assert [site.name for site in layout_of(case).sites] == ["stem", "down.0", "down.1", "head"]
-    est, _ = run(gg.Feedback(gg.WPerp(k=3), rate=0.0), case, {name: {"B": value} for name, value in B.items()})
-
-    def pull(i: int, x: Tensor, v: Tensor) -> Tensor:
-        return torch.autograd.functional.vjp(lambda x: model.branch(i, x), x, v)[1]
-
-    skip = e @ model.head.weight.detach()  # exact, along the additions alone
-    later = pull(1, x2, h["down.1"])
-    torch.testing.assert_close(est.site_grads["down.1"], skip)
-    torch.testing.assert_close(est.site_grads["down.0"], skip + later)
-    torch.testing.assert_close(est.site_grads["stem"], skip + later + pull(0, x1, h["down.0"]))
-
-
-def test_without_any_feedback_the_skip_path_and_the_head_are_exact():
-    case, _, e = residual_case()
-    est = gg.estimate(case.model, gg.Feedback(gg.WPerp(k=3), rate=0.0), *case.args)
-    skip = e @ case.model.head.weight.detach()
-    for name in ("stem", "down.0", "down.1"):
-        torch.testing.assert_close(est.site_grads[name], skip)
-    truth = gradients(case)
-    for name in ("head.weight", "head.bias", "down.1.weight", "up.1.weight"):  # nothing but the head above these
-        torch.testing.assert_close(est.grads[name], truth[name])
-
-
-@pytest.mark.parametrize("name", ["relu-bias", "gelu-no-bias", "cnn", "residual", "branching", "transformer", "tied"])
-@pytest.mark.parametrize("sites", ["auto", "leaf"])
-def test_with_as_many_sweeps_as_sites_it_is_backpropagation(name, sites):
-    case = make(name)
-    method = gg.Feedback(gg.WPerp(k=3), sweeps=len(layout_of(case, sites).sites), rate=0.0)
-    est = gg.estimate(case.model, method, *case.args, sites=sites)
-    for parameter, truth in gradients(case).items():
-        torch.testing.assert_close(est.grads[parameter], truth, rtol=1e-10, atol=1e-12)
 
 
 def test_one_sweep_less_is_not():
@@ -391,20 +275,6 @@ def test_a_loss_of_zero_teaches_nothing_wrong(form):
     for value in forward.state_dict().values():
         assert torch.isfinite(value.double()).all()
     assert all(p.grad.abs().max() == 0 for p in case.model.parameters())
-
-
-def test_a_long_run_beyond_the_point_where_the_loss_vanishes():
-    case = wide((32, 32), batch=16)
-    case.model.float()
-    case.inputs = case.inputs.float()
-    forward = gg.ForwardGradient(case.model, gg.Feedback(gg.WPerp(k=4)))
-    optimiser = torch.optim.AdamW(case.model.parameters(), lr=3e-3)
-    for _ in range(600):
-        optimiser.zero_grad()
-        loss = forward(*case.args)
-        optimiser.step()
-    assert loss < 1e-3
-    assert all(torch.isfinite(value.double()).all() for value in forward.state_dict().values())
 
 
 # --- balanced sites ------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 import gradguess as gg
 from gradguess.layers.tangents import own_kernels
@@ -28,7 +27,6 @@ from pieces import (
     images_model,
     model_of,
     small,
-    trained,
 )
 
 
@@ -72,14 +70,6 @@ def test_a_transformer_learns(name):
     descends(Tokens(), METHODS[name], tokens_loss, x, x.roll(-1, 1))
 
 
-def test_students_with_attention_learn_from_tangents_and_from_the_chain():
-    """The chain differentiates a student twice, inside of a pass that has rules for attention."""
-    torch.manual_seed(0)
-    x = torch.randint(9, (4, 7))
-    method = gg.Students(learn=("tangents", "chain"))
-    descends(Tokens(), method, tokens_loss, x, x.roll(-1, 1))
-
-
 KINDS = {
     "tokens": (Tokens, tokens_loss, lambda: (torch.randint(9, (4, 7)),) * 2),
     "vectors": (model_of, cross_entropy, batch_of),
@@ -121,39 +111,6 @@ def test_a_default_student_follows_the_slope_of_its_rule(kind, rule, monkeypatch
     assert len(seen) == 2
 
 
-def test_a_transformer_with_one_output_for_each_sequence_learns():
-    torch.manual_seed(0)
-    descends(Tokens(pooled=True), METHODS["loss"], cross_entropy, torch.randint(9, (4, 7)), torch.arange(4))
-
-
-def test_sequences_of_another_length_have_the_same_students():
-    torch.manual_seed(0)
-    model = Tokens()
-    forward = gg.ForwardGradient(model, METHODS["error"], sites=3)
-    for length in (7, 5, 9, 7):
-        x = torch.randint(9, (4, length))
-        forward(tokens_loss, x, x)
-    assert all(entries["count"] == 4 for entries in forward.learned.values())
-
-
-@pytest.mark.parametrize("name", ["loss", "loss chained", "error"])
-def test_a_convolutional_network_with_batch_norm_learns(name):
-    descends(images_model().float(), METHODS[name], cross_entropy, images()[0].float(), images()[1])
-
-
-def test_gpt2_learns():
-    transformers = pytest.importorskip("transformers")
-    sizes = {"n_embd": 8, "n_layer": 4, "n_head": 2, "vocab_size": 17, "n_positions": 6, "use_cache": False}
-    torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
-    x = torch.randint(0, 17, (3, 6))
-
-    def loss_fn(out: Any, t: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(out.logits[:, :-1].mT, t[:, 1:], reduction="none").mean(1)
-
-    descends(model, gg.Students(lr=1e-2), loss_fn, x, x, steps=60)
-
-
 def test_a_causal_student_does_not_see_later_tokens():
     student = default_student((6, 32), (6, 11))
     s = torch.randn(2, 6, 32, requires_grad=True)
@@ -166,57 +123,6 @@ def test_a_causal_student_does_not_see_later_tokens():
 @pytest.mark.parametrize("shape", [(8,), (6, 16), (4, 1, 1), (4, 9, 7), (3, 70, 40)])
 def test_default_students_have_the_outputs_shape(shape, outputs):
     assert default_student(shape, outputs)(torch.randn(3, *shape)).shape == (3, *outputs)
-
-
-def cost(module: nn.Module, *shape: int) -> int:
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module(torch.randn(2, *shape))
-    return int(counter.get_total_flops())
-
-
-def test_default_students_cost_what_the_page_says():
-    """A residual block of the model's width; a transformer block; on ResNet-18's lowest cut a seventh of it."""
-    block = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-    assert cost(default_student((64,), (10,)), 64) == cost(block, 64) + cost(nn.Linear(64, 10), 64)
-    layer = nn.TransformerEncoderLayer(64, 2, 256, 0.0, batch_first=True).train()
-    head = nn.Linear(64, 11)
-    assert cost(default_student((7, 64), (7, 11)), 7, 64) == pytest.approx(
-        cost(layer, 7, 64) + cost(head, 7, 64), rel=0.02
-    )
-    resnet18 = 2 * 2 * 555_422_720  # two samples, a multiplication and an addition: convolutions and the head
-    for shape, share in (((64, 32, 32), 0.14), ((128, 16, 16), 0.07), ((256, 8, 8), 0.05), ((512, 4, 4), 0.07)):
-        assert cost(default_student(shape, (10,)), *shape) / resnet18 == pytest.approx(share, abs=0.006)
-
-
-def size(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
-@pytest.mark.parametrize("shape", [(32, 14, 14), (64, 7, 7), (128, 4, 4), (3, 70, 40)])
-@pytest.mark.parametrize("part", [2.0, 0.5, 0.1, 1e-6])
-def test_a_student_of_maps_has_a_quarter_of_the_models_parameters_at_most(shape, part):
-    largest = default_student(shape, (10,))
-    small = default_student(shape, (10,), model=4 * part * size(largest))
-    width, widest = (student[-1].in_features // 4 for student in (small, largest))
-    assert size(small) <= part * size(largest) or width == 8
-    assert width == widest or 4 * size(small) > part * size(largest)  # twice as wide has at most 4 times as many
-
-
-def test_students_know_how_large_the_model_is():
-    """They are those of this model, whatever other models the same method has met before."""
-    torch.manual_seed(0)
-    method, (x, t), sizes = gg.Students(), images(), []
-    for width in (16, 8):
-        head = nn.Linear(width, CLASSES)
-        layers = nn.Conv2d(x.shape[1], width, 3), nn.ReLU(), nn.Conv2d(width, width, 3), nn.AdaptiveAvgPool2d(1)
-        model = nn.Sequential(*layers, nn.Flatten(), head).double()
-        for own in (method, gg.Students()):
-            forward = gg.ForwardGradient(model, own, sites=2)
-            forward(cross_entropy, x, t)
-            sizes.append(sum(len(entry["weights"]) for entry in forward.learned.values()))
-        (shape,) = {site.shape for site in forward.layout.sites if site.name in forward.learned}
-        assert sizes[-2:] == [size(default_student(shape, (CLASSES,), model=size(model)))] * 2
-        assert sizes[-1] < size(default_student(shape, (CLASSES,)))
 
 
 def test_under_autocast_the_weights_stay_float32():
@@ -233,17 +139,6 @@ def test_under_autocast_the_weights_stay_float32():
         assert all(p.grad.dtype == torch.float32 for p in model.parameters())
 
 
-def test_under_autocast_students_of_maps_learn_from_tangents():
-    torch.manual_seed(0)
-    first, second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
-    model = nn.Sequential(first, nn.BatchNorm2d(8), nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(512, 3))
-    forward = gg.ForwardGradient(model, gg.Students(learn=("loss", "tangents")), sites=2)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = forward(cross_entropy, torch.randn(6, 1, 8, 8), torch.arange(6) % 3)
-    assert torch.isfinite(loss)
-    assert all(t.isfinite().all() for entries in forward.learned.values() for t in entries.values())
-
-
 def test_under_autocast_a_student_is_called_with_float32_weights():
     class Noted(nn.Linear):
         def forward(self, s: Tensor) -> Tensor:
@@ -256,13 +151,6 @@ def test_under_autocast_a_student_is_called_with_float32_weights():
     with torch.autocast("cpu", torch.bfloat16):
         forward(cross_entropy, batch_of()[0].float(), batch_of()[1])
     assert set(seen) == {(torch.bfloat16, torch.float32)}
-
-
-def test_a_model_in_half_precision_has_students_whose_moments_are_not():
-    forward = gg.ForwardGradient(model_of().bfloat16(), gg.Students(signal="error"), sites=4)
-    x, t = batch_of()
-    assert torch.isfinite(forward(cross_entropy, x.bfloat16(), t))
-    assert all(t.dtype == torch.float32 for entries in forward.learned.values() for t in entries.values())
 
 
 def test_sites_that_end_below_the_output_have_students_as_well():
@@ -301,20 +189,6 @@ def test_the_details_of_an_estimate():
     assert est.jvp.shape == (0, len(x))
     report = gg.diagnose(model, gg.Students(small), cross_entropy, x, t, sites=4, curve=False)
     assert list(report) == names
-
-
-def test_what_a_student_does_not_learn_stays():
-    class Frozen(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.features, self.head = nn.Linear(WIDTH, 20).requires_grad_(False), nn.Linear(20, CLASSES)
-            self.norm = nn.BatchNorm1d(20)
-
-        def forward(self, s: Tensor) -> Tensor:
-            return self.head(self.norm(self.features(s)))
-
-    _, forward = trained(gg.Students(lambda shape, outputs: Frozen()), steps=2)
-    assert all(len(entries["weights"]) == 21 * CLASSES + 40 for entries in forward.learned.values())
 
 
 # --- what it refuses -------------------------------------------------------------------------------------------------
@@ -385,11 +259,6 @@ def test_time_first_is_refused():
     x, t = torch.randn(6, 3, 5), torch.randint(CLASSES, (6,))
     with pytest.raises(gg.InputError, match=r"tensor \(batch, ...\).*'a'.*dimension 1.*sites="):
         gg.ForwardGradient(Turned(), gg.Students(), sites=3)(cross_entropy, x, t)
-
-
-def test_a_shape_without_a_default_student_is_refused():
-    with pytest.raises(gg.InputError, match=r"found shape \(2, 3, 4, 5\). Pass make="):
-        default_student((2, 3, 4, 5), (10,))
 
 
 class TwoNames(nn.Module):

@@ -2,7 +2,7 @@
 
 `make_case(seed)` makes a case; `network_checks.check(case)` holds it against dense references. By hand, many of them:
 
-    GRADGUESS_CASES=10000 python tests/random_networks.py [first seed]
+    GRADGUESS_CASES=10000 python tests/support/random_networks.py [first seed]
 
 It goes on where it stopped: the seeds that are done are in build/random_networks.txt.
 """
@@ -28,7 +28,7 @@ from torch.nn.utils import parametrizations
 
 import gradguess as gg
 
-DONE = Path(__file__).parents[1] / "build" / "random_networks.txt"
+DONE = Path(__file__).parents[2] / "build" / "random_networks.txt"
 Shape = tuple[int, ...]  # of one sample: (d,), (tokens, d), (channels, length) or (channels, height, width)
 
 

@@ -58,6 +58,17 @@ def cnn() -> nn.Module:
     )
 
 
+class Calls(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import gradguess as gg
 from models import Case
@@ -94,3 +94,39 @@ def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], atol: float = 1e-10
     assert a.keys() == b.keys()
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=0, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def photograph(model: nn.Module) -> dict[str, Any]:
+    """All of a model and of PyTorch's global state that an estimate might touch."""
+    return {
+        "state": {n: t.clone() for n, t in model.state_dict().items()},
+        "identity": [id(t) for t in (*model.parameters(), *model.buffers())],
+        "versions": [p._version for p in model.parameters()],
+        "grads": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "flags": [p.requires_grad for p in model.parameters()],
+        "training": [m.training for m in model.modules()],
+        "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()],
+        "attributes": [sorted(vars(m)) for m in model.modules()],
+        "random": torch.get_rng_state(),
+        "switches": (
+            torch.is_grad_enabled(),
+            torch.backends.mha.get_fastpath_enabled(),
+            torch._C._get_mkldnn_enabled(),
+            torch.backends.cudnn.enabled,
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+        ),
+    }
+
+
+def assert_same_photograph(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert a.keys() == b.keys()
+    for key in a:
+        if key == "state":
+            assert_same(a[key], b[key])
+        elif key == "random":
+            assert torch.equal(a[key], b[key])
+        elif key == "grads":
+            assert all((x is None and y is None) or torch.equal(x, y) for x, y in zip(a[key], b[key], strict=True))
+        else:
+            assert a[key] == b[key], key

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
+from models import Calls
 
 B, T, C = 24, 5, 8
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -22,15 +23,6 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.branch(x)
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 class Turned(nn.Module):
@@ -55,12 +47,12 @@ def convolutions(*between: nn.Module) -> Residual:
 
 
 def channels_last() -> Residual:
-    turn, back = Function(lambda x: x.permute(0, 2, 3, 1)), Function(lambda x: x.permute(0, 3, 1, 2))
+    turn, back = Calls(lambda x: x.permute(0, 2, 3, 1)), Calls(lambda x: x.permute(0, 3, 1, 2))
     return Residual(turn, nn.LayerNorm(C), nn.Linear(C, C), back, nn.Conv2d(C, C, 3, padding=1))
 
 
-def mean() -> Function:
-    return Function(lambda x: x.mean(1))
+def mean() -> Calls:
+    return Calls(lambda x: x.mean(1))
 
 
 def networks() -> dict[str, tuple[nn.Module, Tensor]]:
