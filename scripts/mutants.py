@@ -48,7 +48,7 @@ def judged(change, limit: float) -> str:
 
 
 parser = ArgumentParser(description=__doc__.splitlines()[0])
-for name, default in {"sample": 20, "seed": 0, "limit": 300}.items():
+for name, default in {"sample": 20, "seed": 0, "limit": 600}.items():
     parser.add_argument(f"--{name}", type=int, default=default, help="seconds for the tests" * (name == "limit"))
 options, found = parser.parse_args(), defaultdict(Counter)
 with tempfile.TemporaryDirectory() as folder:

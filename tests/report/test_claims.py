@@ -11,11 +11,7 @@ from gradguess_lab.tables.runs import Run
 from gradguess_lab.tables.sides import Side, every
 from gradguess_lab.tables.speed import speed_claims_table
 from gradguess_lab.tables.trends import flat, gap_grows, slower_than_width
-from report.synthetic import Record, diagnosed, paper_records, record
-
-
-def runs(*records: Record) -> list[Run]:
-    return [Run(**{name: value for name, value in r.items() if name != "schema"}) for r in records]
+from report.synthetic import diagnosed, paper_records, record, runs
 
 
 def seeds(method: str, width: int, *accuracies: float, **config: object) -> list[Run]:
@@ -191,3 +187,17 @@ def test_cost_is_compared_at_equal_batching_only():
     assert [r[-1].verdict for r in both.rows] == ["holds", "holds"]
     worse = table(_bench("wperp-ns", 950, 9, 2), _bench("wperp-svd", 900, 10, 2))
     assert [r[-1].verdict for r in worse.rows] == ["differs", "differs"]
+
+
+def test_a_claim_about_ten_directions_looks_at_the_tenth():
+    (claim,) = (claim for claim in CLAIMS if claim.says.startswith("Layer 3 has rank 10"))
+
+    def verdict(overlap: list[float]) -> str:
+        found = [diagnosed(record(width=width, seed=s)) for width in (128, 512) for s in range(3)]
+        for result in found:
+            for entry in result["diagnostics"]:
+                entry["sites"]["4"]["overlap"] = overlap
+        return claim.check(runs(*found)).verdict
+
+    assert verdict([0.5] * 9 + [1.0, 1.0]) == "holds"
+    assert verdict([0.5] * 10 + [1.0]) != "holds"

@@ -25,15 +25,6 @@ def test_the_quantiles_are_scipy_s(df: float):
         assert quantile(p, df) == pytest.approx(stats.t.ppf(p, df), rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize(("df", "printed"), [(1, 12.706), (2, 4.303), (9, 2.262), (18, 2.101), (120, 1.980)])
-def test_the_printed_table(df: int, printed: float):
-    assert round(quantile(0.975, df), 3) == printed
-
-
-def test_two_deviations_of_three_seeds_are_not_95_percent():
-    assert round(2 * cdf(2.0, 2) - 1, 3) == 0.816
-
-
 def test_the_edges():
     assert cdf(math.inf, 3) == 1.0
     assert cdf(-math.inf, 3) == 0.0

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,33 +48,6 @@ def test_the_end_of_the_loop_is_a_place_to_stop():
     assert seen == ["waited", "the end"]
 
 
-def test_without_a_loop_it_raises_at_once_and_a_loop_below_hears_of_it():
-    with interrupts.listening():
-        with pytest.raises(KeyboardInterrupt):
-            press()
-        with interrupts.listening(), pytest.raises(KeyboardInterrupt):
-            interrupts.check()
-
-
-def test_what_was_ignored_stays_ignored_and_other_threads_listen_to_nothing():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with interrupts.listening():
-        press()
-        interrupts.check()
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    found: list[object] = []
-
-    def listen() -> None:
-        with interrupts.listening():
-            found.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=listen)
-    thread.start()
-    thread.join()
-    assert found == [signal.default_int_handler]
-
-
 THRICE = """
 import multiprocessing, signal, time
 from gradguess_lab import interrupts
@@ -92,6 +64,7 @@ with interrupts.listening():
 """
 
 
+@pytest.mark.slow
 def test_the_third_ends_a_process_that_swallows_the_others():
     done = subprocess.run([sys.executable, "-c", THRICE], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (130, "")
@@ -117,6 +90,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_one_that_comes_where_exceptions_are_forgotten(tmp_path: Path):
     out = tmp_path / "run"
     options = ["--data", "digits", "--width", "8", "--depth", "2", "--batch", "512", "--epochs", "5000"]

@@ -20,15 +20,6 @@ def invoke(*arguments: str):
     return typer_testing.CliRunner().invoke(app, ["advise", *SMALL, *arguments])
 
 
-def test_a_person_gets_a_table_and_a_line_of_code():
-    result = invoke()
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
-    assert lines[0].startswith("method ")
-    assert lines[1].startswith("Backpropagation ")
-    assert lines[-1] == "loss_fn(model(inputs), targets).mean().backward()"
-
-
 def test_a_program_gets_one_json_object_last():
     result = invoke("--json", "--memory-mb", "0.0001", "--sites", "2")
     assert result.exit_code == 0, result.output
@@ -49,14 +40,3 @@ def test_the_network_computes_in_the_precision_of_the_run(monkeypatch: pytest.Mo
     for options in ([], ["--autocast"]):
         assert isinstance(invoke(*options).exception, InputError)
     assert seen == [False, True]
-
-
-def test_ctrl_c_promises_nothing(monkeypatch: pytest.MonkeyPatch):
-    def interrupted(*task, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("gradguess.advise", interrupted)
-    result = invoke()
-    assert result.exit_code != 0
-    assert "Interrupted." in result.output
-    assert "--out" not in result.output

@@ -19,10 +19,8 @@ from gradguess_lab.methods import (
     method_label,
     settings_of,
     style_name,
-    subspace_size,
 )
 from gradguess_lab.report.palette import STYLES, style_of
-from gradguess_lab.studies import StudiedFeedback
 from gradguess_lab.tables.runs import Run, command
 
 
@@ -111,18 +109,6 @@ def test_a_method_takes_one_line(monkeypatch: pytest.MonkeyPatch):
     assert command(run.config).startswith("gradguess train --data mnist1d --method mine")
 
 
-@pytest.mark.parametrize("change", [{"learn": "never"}, {"start": "random"}])
-def test_what_a_study_alone_needs_is_made_by_the_studies(change: dict[str, str]):
-    assert type(guess_for(TrainConfig(method="feedback-direct"))) is gg.Feedback
-    studied = guess_for(TrainConfig(method="feedback-direct", **change))
-    assert isinstance(studied, StudiedFeedback)
-    assert {"learn": studied.learn, "start": studied.first} == {"learn": "weighted", "start": "zero"} | change
-
-
-def test_rank_means_the_width():
-    assert subspace_size(TrainConfig(k="rank", width=77)) == 77
-
-
 def test_plans_share_runs():
     quick, full = plan.plan("quick"), plan.plan("paper")
     assert set(quick) == set(full) == set(plan.PAPER)
@@ -137,12 +123,6 @@ def test_plans_share_runs():
     assert at_papers_widths <= set(plan.unique(full))
     alone = plan.plan("quick", ["choice-of-k"])["choice-of-k"]
     assert [config for config in alone if config in quick["choice-of-k"]] == quick["choice-of-k"]
-
-
-def test_beyond_names_the_study_of_feedback():
-    study = plan.plan("paper", ["beyond"])
-    assert set(study) == set(plan.BEYOND)
-    assert {"feedback-direct", "feedback-chained", "backprop"} <= {config.method for config in plan.unique(study)}
 
 
 def test_quick_leaves_out_what_takes_an_hour_unless_asked_for():
@@ -160,8 +140,3 @@ def test_plans_take_another_solver_and_seeds():
     assert {config.device for config in runs} == {"cuda"}
     with pytest.raises(InputError, match="seeds must be at least 1"):
         plan.plan(seeds=0)
-
-
-def test_configs_are_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        TrainConfig().width = 3  # type: ignore[misc]

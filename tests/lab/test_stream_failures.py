@@ -35,11 +35,3 @@ def test_a_run_leaves_the_global_generator_alone():
     before = torch.get_rng_state()
     run(SMALL)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_memory_is_unknown_where_the_system_does_not_tell(monkeypatch, tmp_path):
-    monkeypatch.setattr("gradguess_lab.streams.run.resident", lambda: None)
-    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", Here)
-    groups = {"recall12": plan.Group([SMALL], grid=(), seeds=1)}
-    sweep(groups.values(), tmp_path, 1, say=lambda text: None)
-    assert "wperp, lagged" in page(tmp_path, groups)

@@ -107,6 +107,7 @@ def test_resumed_in_process_is_bit_equal(small: TrainConfig, out: Path, tmp_path
         assert torch.equal(value, theirs[0][name]), name
 
 
+@pytest.mark.slow
 def test_killed_at_random_is_bit_equal(small: TrainConfig, out: Path):
     config = dataclasses.replace(small, epochs=60)
     command = [sys.executable, "-m", "gradguess", "train", "--out", str(out), "--json", "--threads", "1"]
@@ -193,6 +194,24 @@ def test_a_full_disk_is_explained_and_leaves_the_old_file(monkeypatch: pytest.Mo
     assert path.read_text() == "old"
 
 
+def test_half_written_files_are_not_seen(small: TrainConfig, out: Path):
+    """What a kill in the middle of a checkpoint leaves: a file beside, or tensors that no index names yet."""
+    interrupted(small, out, epochs=2)
+    (out / ".checkpoint.json.99.tmp").write_text('{"tensors": ')
+    (out / "checkpoint-3.safetensors").write_bytes(b"half")
+    with (out / "metrics.jsonl").open("a") as log:
+        log.write('{"epoch": 3, "lo')
+    assert scores(train(small, out)) == scores(train(small))
+
+
+def test_a_directory_that_cannot_be_written(small: TrainConfig, tmp_path: Path):
+    target = Path("/proc/self/nothing") if os.geteuid() == 0 else tmp_path / "locked" / "run"
+    if os.geteuid() != 0:
+        target.parent.mkdir(mode=0o500)
+    with pytest.raises(GradguessError, match=str(target.parent)):
+        train(small, target)
+
+
 def test_diagnoses_do_not_change_the_run(small: TrainConfig):
     looked = train(dataclasses.replace(small, diagnose=2))
     assert scores(looked) == scores(train(small))
@@ -214,27 +233,30 @@ def test_an_unusable_device_is_refused(small: TrainConfig):
         train(dataclasses.replace(small, device="nonsense"))
 
 
+LEARNED = 2.0  # a loss far below that of chance, ln 10 = 2.30
+
+
 @pytest.mark.parametrize("method", ["backprop", "weight", "activation", "wt", "wperp-bottom", "wp", "feedback-direct"])
-def test_every_method_trains(small: TrainConfig, method: str):
-    record = train(dataclasses.replace(small, method=method, epochs=2))
-    assert 0 < record["metrics"]["train_loss"] < 5
+def test_every_method_learns(method: str):
+    config = TrainConfig(data="digits", method=method, width=16, depth=2, epochs=8, batch=50, lr=1e-2, k=4, refresh=20)
+    assert train(config)["metrics"]["train_loss"] < LEARNED
 
 
 @pytest.mark.parametrize(
-    ("model", "data"),
+    ("model", "method", "data"),
     [
-        ("cnn", "digits"),
-        ("resnet", "digits"),
-        ("mixer", "digits"),
-        ("vit", "digits"),
-        ("gru", "digits"),
-        ("cnn", "mnist1d"),
+        ("cnn", "wperp", "digits"),
+        ("cnn", "feedback-chained", "mnist1d"),
+        ("resnet", "feedback-chained", "digits"),
+        ("mixer", "feedback-chained", "digits"),
+        ("vit", "feedback-chained", "digits"),
+        ("gru", "wperp", "digits"),
     ],
 )
-@pytest.mark.parametrize("method", ["wperp", "feedback-chained"])
-def test_every_network_trains(model: str, data: str, method: str):
-    config = TrainConfig(model=model, data=data, method=method, width=8, depth=2, epochs=1, batch=500, k=4)
-    assert 0 < train(config)["metrics"]["train_loss"] < 5
+@pytest.mark.slow
+def test_every_network_learns(model: str, method: str, data: str):
+    config = TrainConfig(model=model, data=data, method=method, width=8, depth=2, epochs=4, batch=50, k=4, lr=1e-2)
+    assert train(config)["metrics"]["train_loss"] < LEARNED
 
 
 def test_a_text_is_scored_in_bits_per_character(monkeypatch: pytest.MonkeyPatch):

@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
-from gradguess.errors import GradguessError
 from gradguess_lab.config import TrainConfig
-from gradguess_lab.real import STUDIED, TASKS, real, task_of, variant_of
+from gradguess_lab.real import STUDIED, TASKS, real
 from gradguess_lab.tables.real import real_table
 from gradguess_lab.tables.runs import Run
 
@@ -15,25 +12,6 @@ def test_every_task_runs_every_method_on_the_same_grid():
     runs = real(device="cpu")
     assert len({run.key for run in runs}) == len(runs) == len(TASKS) * len(STUDIED) * 3 * 3
     assert all(TrainConfig.from_dict(run.as_dict()) == run for run in runs)
-
-
-def test_a_part_of_it():
-    runs = real(["cnn-mnist"], seeds=1, rates=[1e-3], epochs=2)
-    assert [variant_of(run) for run in runs] == list(STUDIED)
-    assert {(run.data, run.model, run.epochs) for run in runs} == {("mnist", "cnn", 2)}
-    with pytest.raises(GradguessError, match="Did you mean 'cnn-mnist'"):
-        real(["cnn-mist"])
-
-
-def test_part_of_the_data():
-    runs = real(["cnn-mnist"], seeds=1, rates=[1e-3], samples=500)
-    assert {run.samples for run in runs} == {500}
-    assert {task_of(run) for run in runs} == {"cnn-mnist"}
-    assert variant_of(dataclasses.replace(runs[0], method="feedback-chained", every=2)) is None
-    both = dataclasses.replace(runs[0], method="feedback-chained", bootstrap=0.3)  # bootstrap and tangents
-    assert variant_of(both) is None
-    assert task_of(TrainConfig()) is None
-    assert task_of(dataclasses.replace(TASKS["cnn-mnist"], width=7)) is None
 
 
 def run_of(config: TrainConfig, **metrics: float) -> Run:
@@ -73,7 +51,3 @@ def test_bits_are_better_when_fewer():
     table = real_table(runs)
     assert table is not None
     assert table.rows[0][4].value == 1e-3
-
-
-def test_no_table_without_runs():
-    assert real_table([run_of(TrainConfig(), train_accuracy=0.5, test_accuracy=0.4)]) is None

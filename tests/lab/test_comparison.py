@@ -16,19 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-import gradguess as gg
 from gradguess.errors import GradguessError, InputError
 from gradguess_lab import train as training
-from gradguess_lab.compare import contenders, measure, plan, run, tables, tasks
-from gradguess_lab.compare.contenders import CONTENDERS
+from gradguess_lab.compare import measure, plan, run, tables, tasks
 from gradguess_lab.compare.plan import Comparison, best
 from gradguess_lab.compare.run import compare
 from gradguess_lab.compare.tasks import TASKS
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.files import read_json, write_json
-from gradguess_lab.methods import METHODS, VARIANTS
-from gradguess_lab.recipes import RECIPES
-from gradguess_lab.report import write_comparison
 from gradguess_lab.run_many import run_directory
 
 SMALL = Comparison(["mlp-mnist1d"], ["frozen"], epochs=4, seeds=2, grid=(1e-3, 1e-2), width=8, samples=200)
@@ -59,26 +54,6 @@ def trained(monkeypatch) -> list[str]:
 
 
 # --- the plan ------------------------------------------------------------------------------------------------------
-
-
-def test_ten_methods_and_four_tasks_at_least():
-    assert len([entry for entry in CONTENDERS.values() if not entry.control]) >= 10
-    assert {"pieces-zero", "frozen"} <= {name for name, entry in CONTENDERS.items() if entry.control}
-    assert {"mlp-mnist1d", "cnn-fashion-mnist", "residual-mnist1d", "charformer-shakespeare"} <= TASKS.keys()
-    assert len(Comparison().entries) == len(TASKS) * len(CONTENDERS)
-
-
-def test_every_method_and_every_recipe_is_there():
-    assert all(name in METHODS or name in VARIANTS for name in CONTENDERS)
-    assert RECIPES.keys() <= TASKS.keys()
-    assert dataclasses.replace(TASKS["resnet18-cifar10"].config, rate=0.3, eval_every=5) == RECIPES["resnet18-cifar10"]
-
-
-def test_a_method_that_works_in_pieces_is_cut_as_the_task_says():
-    chosen = Comparison(["residual-mnist1d"], ["checkpointed", "dfa"])
-    assert chosen.config(("residual-mnist1d", "checkpointed")).sites == "6"
-    assert chosen.config(("residual-mnist1d", "dfa")).sites == "auto"
-    assert chosen.config(("residual-mnist1d", "dfa")).method == "dfa"
 
 
 def test_backpropagation_is_always_there_and_first():
@@ -172,17 +147,6 @@ def test_another_seed_or_method_adds_its_runs_alone(tmp_path, untimed, trained):
     assert all("-s2-" in key for key in trained)
 
 
-def test_tasks_that_were_compared_before_stay(tmp_path, untimed, trained):
-    first = compare(SMALL, tmp_path)["tasks"]
-    other = dataclasses.replace(SMALL, tasks=["residual-mnist1d"], methods=["backprop"], grid=(1e-3,), seeds=1)
-    (mlp, residual) = compare(other, tmp_path)["tasks"]
-    assert [mlp] == first
-    assert residual["name"] == "residual-mnist1d"
-    (mlp, again) = compare(dataclasses.replace(SMALL, seeds=1), tmp_path)["tasks"]
-    assert again == residual
-    assert [len(row["test"]) for row in mlp["rows"]] == [1, 1]  # a task that is compared again is replaced
-
-
 def test_what_is_no_comparison_is_refused_before_all_the_work(tmp_path, untimed, trained):
     write_json(tmp_path / "compare.json", {"kind": "comparison", "schema": 1})
     with pytest.raises(GradguessError, match="in another directory"):
@@ -190,25 +154,7 @@ def test_what_is_no_comparison_is_refused_before_all_the_work(tmp_path, untimed,
     assert not trained
 
 
-def test_an_interrupted_comparison_goes_on(tmp_path, untimed, trained, monkeypatch):
-    real = training.train
-
-    def stops(config: Any, out: Any) -> Any:
-        if len(trained) == 3:
-            raise KeyboardInterrupt
-        return real(config, out)
-
-    monkeypatch.setattr(training, "train", stops)
-    with pytest.raises(KeyboardInterrupt):
-        compare(SMALL, tmp_path)
-    assert not (tmp_path / "compare.json").exists()
-    done = list(trained)
-    monkeypatch.setattr(training, "train", real)
-    compare(SMALL, tmp_path)
-    assert len(done) == 3
-    assert len(trained) == len(set(trained)) == 8
-
-
+@pytest.mark.slow
 def test_a_killed_comparison_goes_on(tmp_path, untimed, trained):
     words = ["compare", "--tasks", "mlp-mnist1d", "--methods", "frozen", "--epochs", "4", "--seeds", "2", "--jobs", "1"]
     words += ["--grid", "1e-3,1e-2", "--width", "8", "--samples", "200", "--out", str(tmp_path)]
@@ -258,39 +204,6 @@ def test_a_method_that_refuses_a_task_says_why(tmp_path, untimed, monkeypatch):
 # --- what is measured ----------------------------------------------------------------------------------------------
 
 
-def test_costs_are_measured_in_one_process_and_once(tmp_path, monkeypatch):
-    asked = []
-
-    def in_turns(jobs: Any, together: int, say: Any) -> Any:
-        for name, job in jobs.items():
-            asked.append(job)
-            names = ("backprop", *(method for method in job.methods if method != "backprop"))
-            yield name, [{"method": m, "ratio": 1.5, "step_ms": 2.0, "peak_mb": 3.0, "mode": "eager"} for m in names]
-
-    monkeypatch.setattr(measure, "in_turns", in_turns)
-    own = {
-        "backprop": {"sites": "auto", "method": "backprop"},
-        "checkpointed": {"sites": "4", "method": "checkpointed"},
-    }
-    for _ in range(2):
-        found = measure.costs("mlp-mnist1d", SMALL.task("mlp-mnist1d"), own, 0.1, tmp_path, lambda words: None)
-    assert found["checkpointed"] == {"ratio": 1.5, "step_ms": 2.0, "peak_mb": 3.0}
-    (job,) = asked
-    assert job.memory
-    assert list(job.methods) == list(own)
-    loops = job.loops()
-    assert loops["checkpointed", "eager"].forward.plan.method == gg.baselines.Checkpointed()
-    assert loops["checkpointed", "eager"].forward.plan.sites == 4
-    measure.costs("mlp-mnist1d", SMALL.task("mlp-mnist1d"), own, 0.2, tmp_path, lambda words: None)
-    assert len(asked) == 2  # other settings
-
-
-def test_timing_that_fails_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "in_turns", lambda jobs, together, say: ((name, "out of memory") for name in jobs))
-    with pytest.raises(GradguessError, match="timing mlp-mnist1d failed: out of memory"):
-        measure.costs("mlp-mnist1d", SMALL.task("mlp-mnist1d"), {"backprop": {}}, 0.1, tmp_path, lambda words: None)
-
-
 def test_the_cosine_is_with_what_the_method_has_learned(tmp_path, small):
     """The heads of a local loss are those of the checkpoint; against the same by hand."""
     config = dataclasses.replace(small, method="local-linear", sites="3", seed=3, samples=100, batch=100, lr=0.01)
@@ -332,88 +245,3 @@ def record() -> dict[str, Any]:
         row("local-predsim", [], lr=None, failed="PredSim needs classes. Use another."),
     ]
     return made
-
-
-def test_the_table(record):
-    (one,) = tables.compared(record)
-    shown = [[cell.text for cell in line] for line in one.table.rows]
-    assert shown[1] == [
-        "DFA",
-        "0.001",
-        "0.520 ± 0.028",
-        "0.520 ± 0.028",
-        "−0.090",
-        "0.90",
-        "0.80",
-        "0.20",
-        "nothing",
-        "2",
-    ]
-    assert shown[0][4] == "–"
-    assert one.table.rows[2][0].text == "Lower part frozen (control)"
-    assert one.table.rows[2][9].note == "1 diverged"
-    assert shown[3][1:9] == ["–", "–", "–", "–", "–", "–", "–", "nothing"]
-    assert one.table.rows[3][0].note == "PredSim needs classes"
-    assert "Width 8, depth 3, 4 epochs, 200 samples, batches of 128" in one.table.caption
-    assert "out of 0.001, 0.01, chosen by the test set after 1 epochs with another seed" in one.table.caption
-
-
-def test_the_figures(record):
-    (one,) = tables.compared(record)
-    time_figure, memory = one.figures
-    assert [curve.x for curve in time_figure.curves] == [[1.0], [0.9], [0.5]]
-    assert [curve.x for curve in memory.curves] == [[1.0], [0.8], [0.4]]
-    assert [curve.dashed for curve in memory.curves] == [False, False, True]
-    assert memory.curves[1].low[0] == pytest.approx(0.52 - 0.0283, abs=1e-4)
-    record["tasks"][0]["rows"] = [row("dfa", [])]
-    assert tables.compared(record)[0].figures == ()
-
-
-def test_the_page(record, tmp_path):
-    write_json(tmp_path / "compare.json", record)
-    page = write_comparison(tmp_path).read_text(encoding="utf-8")
-    assert "<title>gradguess: methods compared</title>" in page
-    assert "MLP on MNIST-1D" in page
-    assert "Lower part frozen (control)" in page
-    assert page.count("<figure") == 2
-    assert "The paper" not in page
-    assert (tmp_path / "report" / "tables" / "compare-mlp-mnist1d.csv").read_text().startswith("Method,Rate")
-
-
-def test_the_command_report_makes_the_page_again(record, tmp_path):
-    from typer.testing import CliRunner
-
-    from gradguess_lab.cli import app
-
-    write_json(tmp_path / "compare.json", record)
-    done = CliRunner().invoke(app, ["report", str(tmp_path)])
-    assert done.stdout.strip() == str(tmp_path / "report" / "compare.html")
-    assert (tmp_path / "report" / "compare.html").exists()
-
-
-def test_a_file_that_is_no_comparison_is_refused(tmp_path):
-    write_json(tmp_path / "compare.json", {"kind": "time"})
-    with pytest.raises(GradguessError, match="expected a comparison of schema 2"):
-        write_comparison(tmp_path)
-
-
-def test_the_list_runs_nothing(capsys, monkeypatch, tmp_path):
-    from typer.testing import CliRunner
-
-    from gradguess_lab.cli import app
-
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["compare", "--list", "--tasks", "mlp-mnist1d", "--methods", "dfa", "--json"])
-    assert done.exit_code == 0
-    assert json.loads(done.stdout)["runs"] == {
-        "mlp-mnist1d, backprop": "3 runs of 25 epochs, then 3 of 100 epochs, sites auto, on cpu",
-        "mlp-mnist1d, dfa": "3 runs of 25 epochs, then 3 of 100 epochs, sites auto, on cpu",
-    }
-    assert list(tmp_path.iterdir()) == []
-    wrong = CliRunner().invoke(app, ["compare", "--grid", "a,b"])
-    assert isinstance(wrong.exception, InputError)
-    assert "--grid: expected learning rates" in str(wrong.exception)
-
-
-def test_every_contender_is_said_to_send_something_back():
-    assert {entry.sends for entry in contenders.CONTENDERS.values()} == {"nothing", "one piece", "all"}

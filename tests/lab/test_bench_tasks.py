@@ -12,15 +12,12 @@ import torch
 from gradguess.errors import GradguessError
 from gradguess.methods import compiled
 from gradguess_lab import environment
-from gradguess_lab.bench import bench_starts, bench_tasks, loops, real_networks, tasks, timing, turns
+from gradguess_lab.bench import bench_tasks, real_networks, tasks, timing
 from gradguess_lab.bench.cases import RealCase
 from gradguess_lab.bench.memory import EXACT, run_apart
 from gradguess_lab.bench.registry import make_loop
-from gradguess_lab.bench.tasks import Job, make_loops, modes, time_task
+from gradguess_lab.bench.tasks import Job, time_task
 from gradguess_lab.config import TrainConfig
-from gradguess_lab.real import STUDIED, TASKS
-from gradguess_lab.tables.bench import bench_figures, bench_tables
-from gradguess_lab.tables.compiled import memory_matrix, times_matrix
 from traced_graphs import as_compiled
 
 pytest.importorskip("mnist1d")
@@ -61,20 +58,6 @@ def by_name(jobs, together, say):
 # --- loops ---------------------------------------------------------------------------------------------------------
 
 
-def test_modes():
-    assert modes(compile=False, captured=False) == ["eager"]
-    assert modes(compile=True, captured=True) == ["eager", "captured", "compiled", "compiled-captured"]
-
-
-def test_a_captured_loop_shares_the_network_of_its_twin():
-    made = make_loops(RealCase(SMALL), ["wperp", "checkpoint-all"], modes(compile=True, captured=True))
-    plain, captured = made["wperp", "compiled"], made["wperp", "compiled-captured"]
-    assert captured.loop is plain
-    assert made["wperp", "eager"] is not plain
-    assert ("checkpoint-all", "compiled") not in made
-    assert next(iter(made)) == ("backprop", "eager")
-
-
 @pytest.mark.parametrize("method", ["backprop", "wperp", "feedback-chained-rare"])
 def test_compiled_loops_make_the_same_steps(method, graphs_alone):
     case = RealCase(dataclasses.replace(SMALL, dtype="float64"))
@@ -85,25 +68,6 @@ def test_compiled_loops_make_the_same_steps(method, graphs_alone):
         found.append(list(loop.model.parameters()))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
-
-
-def test_all_kinds_of_steps_are_compiled_before_the_clock_runs(graphs_alone):
-    loop = make_loop("feedback-chained-rare", RealCase(dataclasses.replace(SMALL, depth=1)), compiled=True)
-    timing.first_rounds(loop, "cpu")
-    graphs = set(loop.forward.plan.runner._graphs)
-    assert len(graphs) == 2  # with a lesson and without; a refresh is done before the step
-    timing._round(loop, True, lambda: None)
-    timing._round(loop, False, lambda: None)
-    assert set(loop.forward.plan.runner._graphs) == graphs
-
-
-def test_a_refusal_is_noted(graphs_alone):
-    loop = loops.GuessedLoop(
-        dataclasses.replace(SMALL, memory="replay", compile=True), RealCase(SMALL).network(), *RealCase(SMALL).data()
-    )
-    found = timing.measure({"loop": loop}, 0.0, "cpu")["loop"]
-    assert ["memory='replay'" in note for note in found.notes] == [True]
-    assert found.start > 0
 
 
 # --- one task ------------------------------------------------------------------------------------------------------
@@ -123,11 +87,7 @@ def test_a_row_has_the_ratio_to_backprop_in_every_mode(graphs_alone):
     assert rows[0]["ratios"]["eager"] == rows[1]["ratios"]["compiled"] == 1
 
 
-def test_a_job_survives_the_way_to_its_process():
-    job = Job("small", SMALL, ["wt"], compile=True, seconds=0.5, memory=True)
-    assert Job.from_json(job.as_json()) == job
-
-
+@pytest.mark.slow
 def test_peak_memory_of_each_loop_in_a_process():
     """Recomputing keeps less than backpropagation, and MeZO least of all."""
     task = TrainConfig(model="mlp", data="mnist1d", width=64, depth=24, batch=2048)
@@ -141,6 +101,7 @@ def test_peak_memory_of_each_loop_in_a_process():
 # --- processes -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_processes_take_turns_and_one_that_fails_is_named(tmp_path: Path, monkeypatch):
     broken = dataclasses.replace(SMALL, data="shakespeare")
     monkeypatch.setattr(real_networks, "TASKS", {"broken": broken, "small": SMALL})
@@ -171,68 +132,7 @@ def test_what_is_measured_is_not_measured_again(small, tmp_path: Path, monkeypat
     assert said[4:] == ["small"]
 
 
-def test_without_names_the_eight_tasks_are_measured(monkeypatch):
-    monkeypatch.setattr(real_networks, "in_turns", by_name)
-    assert len(TASKS) == 8
-    found = bench_tasks(compile=True)
-    assert list(dict.fromkeys(row["task"] for row in found["rows"])) == list(TASKS)
-    studied = bench_tasks()
-    assert list(dict.fromkeys(row["method"] for row in studied["rows"])) == [n for n in STUDIED if n[-4:] != "zero"]
-    with pytest.raises(GradguessError, match="Did you mean 'mlp-mnist'"):
-        bench_tasks(["mlp-mnits"])
-    with pytest.raises(GradguessError, match="Did you mean 'mezo'"):
-        bench_tasks(methods=["mezzo"])
-
-
-def test_the_start_is_timed_twice_with_a_cache_that_is_empty_at_first(small, tmp_path: Path, monkeypatch):
-    caches: list[Path] = []
-
-    def apart(what: str, command: list[str], variables: dict[str, str]) -> float:
-        caches.append(Path(variables["TORCHINDUCTOR_CACHE_DIR"]))
-        job = Job.from_json(command[-1])
-        assert (command[:2], job.compile) == ([tasks.__name__, "start"], True)
-        full = any(caches[-1].iterdir())
-        (caches[-1] / "graph").touch()
-        return 1.0 if full else 9.0
-
-    monkeypatch.setattr(real_networks, "run_apart", apart)
-    found = bench_starts(["small"], ["wt", "wperp"], out=tmp_path)
-    assert [(row["method"], row["first_s"], row["second_s"]) for row in found["rows"]] == [
-        ("wt", 9.0, 1.0),
-        ("wperp", 9.0, 1.0),
-    ]
-    assert len(set(caches)) == 2
-    assert not caches[0].exists()
-    bench_starts(["small"], ["wt", "wperp"], out=tmp_path)
-    assert len(caches) == 4
-    assert json.loads((tmp_path / "starts-cpu.json").read_text())["kind"] == "starts"
-    (table,) = bench_tables([found])
-    assert [cell.text for cell in table.rows[0]] == ["small", "Wᵀ", "cpu", "9.0", "1.0"]
-
-
-def test_a_start_takes_time(graphs_alone):
-    assert tasks.start(Job("small", SMALL, ["mezo"], compile=True, seconds=0)) > 0
-
-
 # --- tables --------------------------------------------------------------------------------------------------------
-
-
-def test_tables_hold_every_row(small, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(real_networks, "in_turns", by_name)
-    found = bench_tasks(compile=True, out=tmp_path)
-    (table,) = bench_tables([found])
-    assert table.columns[:6] == ("Task", "Method", "Mode", "Step, ms", "÷ eager", "÷ compiled")
-    assert [cell.text for cell in table.rows[0]] == [
-        *("small", "Backpropagation", "eager", "2", "1.50", "2.50", "0", "3.0", "4.0", ""),
-    ]
-    assert len(table.rows) == len(found["rows"])
-    assert not bench_figures([found])
-    times, memory = times_matrix(found), memory_matrix(found)
-    assert times.columns[:3] == ("", "Backpropagation", "Backpropagation, compiled")
-    assert [cell.text for cell in times.rows[1][:3]] == ["smaller", "2 ms", "1.50 / 2.50"]
-    assert [cell.text for cell in memory.rows[0][:3]] == ["small", "3.0", "3.0"]
-    (plain,) = bench_tables([bench_tasks()])
-    assert "Ratio" in plain.columns
 
 
 @pytest.mark.parametrize("option", ["--compile", "--starts"])
@@ -253,16 +153,3 @@ def test_the_command_refuses_what_a_task_has_itself(options):
     result = testing.CliRunner().invoke(app, ["bench", "--task", "mlp-mnist", *options])
     assert isinstance(result.exception, GradguessError)
     assert f"leave out {', '.join(options[::2])}." in str(result.exception)
-
-
-def test_the_command_prints_the_record(small, tmp_path: Path, monkeypatch):
-    testing = pytest.importorskip("typer.testing")
-    from gradguess_lab.cli import app
-
-    monkeypatch.setattr(real_networks, "in_turns", by_name)
-    options = ["--task", "small", "--compile", "--jobs", "2", "--out", str(tmp_path), "--json"]
-    result = testing.CliRunner().invoke(app, ["bench", *options])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout.splitlines()[-1])["kind"] == "compiled"
-    assert (tmp_path / "compiled-cpu.json").exists()
-    assert turns.failed({"a": "b"}).args == ("timing a failed: b",)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from gradguess.errors import NonFiniteError
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.train import train
-from gradguess_lab.watch import PATIENCE, Watch, remedy, watching
+from gradguess_lab.watch import PATIENCE, Watch, remedy
 
 CHANCE = math.log(10)
 
@@ -61,14 +60,6 @@ def test_remedies_suit_the_method():
     assert "--student-lr" not in remedy(TrainConfig(method="local-linear", sites="4"))  # it has no students
     for exact in ("backprop", "checkpointed"):
         assert remedy(TrainConfig(method=exact, lr=0.5, sites="4")) == "Try a smaller --lr (it is 0.5)."
-
-
-def test_what_was_said_before_an_interruption_is_not_said_again():
-    rows = [{"epoch": epoch, "loss": math.nan} for epoch in (1, 2)]
-    heard: list[str] = []
-    with watching(TrainConfig(), torch.arange(10), rows[:1], heard.append) as look:
-        look(rows[1])
-    assert heard == []
 
 
 def test_a_run_that_diverges_is_named_and_still_an_error(small: TrainConfig):
