@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from gradguess.errors import GradguessError, InputError
-from gradguess_lab.bench import bench_memory, bench_time, memory, timing
+from gradguess_lab.bench import bench_memory, bench_time, memory
 from gradguess_lab.bench.cases import Case, grid
-from gradguess_lab.bench.loops import GuessedLoop
 from gradguess_lab.bench.memory import probe
 from gradguess_lab.bench.registry import make_loop
 from gradguess_lab.bench.run import growth, slopes
@@ -41,13 +40,6 @@ def test_the_record_holds_every_method_in_every_case_and_where_it_was_measured(t
     }
 
 
-def test_backprop_is_one_and_the_dense_twin_says_what_it_was_scaled_from():
-    rows = {(row["method"], row["width"]): row for row in record()["rows"]}
-    assert rows["backprop", 8]["ratio"] == rows["backprop", 8]["quiet_ratio"] == 1
-    assert rows["wperp-svd", 8]["scaled_from"] == 2
-    assert rows["wperp", 8]["scaled_from"] is None
-
-
 def test_a_step_carries_its_share_of_the_refreshes():
     times = Times(plain=[1.0, 1.0, 5.0], refreshing=[3.0], between=20)
     assert times.refresh == ROUND * 2.0
@@ -58,18 +50,6 @@ def test_a_step_carries_its_share_of_the_refreshes():
 def test_ratios_are_paired():
     """A machine that is ten times slower in one round slows down both sides of the ratio."""
     assert Times(plain=[2.0, 20.0, 2.0]).ratio(Times(plain=[1.0, 10.0, 1.0])) == 2.0
-
-
-def test_plain_rounds_do_not_refresh_and_refreshing_ones_do(monkeypatch):
-    loop = make_loop("feedback-direct-rare", TINY)
-    assert isinstance(loop, GuessedLoop)
-    counts = []
-    monkeypatch.setattr(loop, "step", lambda: counts.append(loop.forward.steps))
-    timing._round(loop, False, lambda: None)
-    timing._round(loop, True, lambda: None)
-    assert counts == [4] * ROUND + [0] * ROUND
-    method = loop.forward.plan.method
-    assert method.kind(0) != method.kind(4)
 
 
 @pytest.mark.parametrize("name", [*METHODS, *VARIANTS])

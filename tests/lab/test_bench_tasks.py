@@ -143,13 +143,3 @@ def test_the_command_names_what_is_missing(option):
     result = testing.CliRunner().invoke(app, ["bench", option])
     assert isinstance(result.exception, GradguessError)
     assert "need --task" in str(result.exception)
-
-
-@pytest.mark.parametrize("options", [["--memory"], ["--width", "64", "--k", "3"]], ids=" ".join)
-def test_the_command_refuses_what_a_task_has_itself(options):
-    testing = pytest.importorskip("typer.testing")
-    from gradguess_lab.cli import app
-
-    result = testing.CliRunner().invoke(app, ["bench", "--task", "mlp-mnist", *options])
-    assert isinstance(result.exception, GradguessError)
-    assert f"leave out {', '.join(options[::2])}." in str(result.exception)

@@ -111,14 +111,6 @@ def test_an_mlp_is_held_to_the_cases_of_chains(root: Path, case: str, stale: lis
     assert list(check(results, root).stale) == stale
 
 
-def test_thresholds_are_told_apart(root: Path):
-    first = commit(root, "first")
-    record_golden(root, **{"ns-placed": 1.0})
-    commit(root, "second")
-    results = [result(threshold, "wperp-ns", first, threshold=threshold) for threshold in ("nearest", "placed")]
-    assert list(check(results, root).stale) == ["placed"]
-
-
 def test_a_record_that_is_not_committed_yet_counts(root: Path):
     first = commit(root, "first")
     commit(root, "second")
@@ -142,15 +134,6 @@ def test_what_cannot_be_told_is_said(root: Path):
     said = "\n".join(found.lines())
     assert "have no commit" in said
     assert "in no commit" in said
-
-
-def test_a_commit_before_the_record_cannot_be_compared(tmp_path: Path):
-    git(tmp_path, "init", "-q")
-    first = commit(tmp_path, "first")
-    record_golden(tmp_path)
-    commit(tmp_path, "second")
-    found = check([result("a", "wt", first)], tmp_path)
-    assert found.not_comparable == {"a": f"commit {first[:10]} has no golden record"}
 
 
 def test_without_a_repository_it_says_what_to_do(tmp_path: Path):

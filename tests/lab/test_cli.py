@@ -54,14 +54,6 @@ def test_an_error_is_one_line_and_code_2():
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_dump_writes_configurations_that_can_be_run(tmp_path: Path):
-    target = tmp_path / "configs.json"
-    result = invoke("reproduce", "--only", "choice-of-k", "--seeds", "2", "--dump", str(target))
-    assert result.exit_code == 0, result.output
-    configs = [TrainConfig.from_dict(entry) for entry in json.loads(target.read_text())]
-    assert len(configs) == 10
-
-
 def test_tensorboard_without_a_directory_is_refused():
     result = invoke("train", *SMALL, "--tensorboard")
     assert isinstance(result.exception, GradguessError)
@@ -151,13 +143,6 @@ def test_streams_refuse_what_they_do_not_read(tmp_path: Path, option: str, value
     assert isinstance(result.exception, GradguessError)
     assert f"reads --preset, --seeds, --jobs, --out and --device, found {option}:" in str(result.exception)
     assert not list(tmp_path.iterdir())
-
-
-def test_streams_need_a_seed_and_stand_alone(tmp_path: Path):
-    result = invoke("reproduce", "--only", "streams", "--seeds", "0", "--out", str(tmp_path))
-    assert "seeds: expected a whole number of at least 1" in str(result.exception)
-    result = invoke("reproduce", "--only", "streams", "--only", "scaling", "--out", str(tmp_path))
-    assert "found another --only" in str(result.exception)
 
 
 def test_configurations_from_a_file_keep_what_is_finished(tmp_path: Path):

@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from gradguess.errors import GradguessError, InputError
+from gradguess.errors import InputError
 from gradguess_lab import train as training
-from gradguess_lab.compare import measure, plan, run, tables, tasks
+from gradguess_lab.compare import plan, run, tables, tasks
 from gradguess_lab.compare.plan import Comparison, best
 from gradguess_lab.compare.run import compare
-from gradguess_lab.compare.tasks import TASKS
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.files import read_json, write_json
 from gradguess_lab.run_many import run_directory
@@ -54,20 +52,6 @@ def trained(monkeypatch) -> list[str]:
 
 
 # --- the plan ------------------------------------------------------------------------------------------------------
-
-
-def test_backpropagation_is_always_there_and_first():
-    assert Comparison(["mlp-mnist1d"], ["dfa", "dfa"]).entries == [("mlp-mnist1d", "backprop"), ("mlp-mnist1d", "dfa")]
-
-
-def test_runs_that_tune_are_short_and_have_another_seed():
-    entry = ("mlp-mnist1d", "frozen")
-    tuning, reported = SMALL.tuning(entry), SMALL.reported(entry, 1e-2)
-    assert [(c.lr, c.seed, c.epochs) for c in tuning] == [(1e-3, 100, 1), (1e-2, 100, 1)]
-    assert [(c.lr, c.seed, c.epochs) for c in reported] == [(1e-2, 0, 4), (1e-2, 1, 4)]
-    assert {(c.width, c.samples, c.schedule) for c in (*tuning, *reported)} == {(8, 200, "cosine")}
-    assert dataclasses.replace(SMALL, grid=(3e-3,)).tuning(entry) == []
-    assert [c.lr for c in dataclasses.replace(SMALL, grid=()).tuning(entry)] == list(TASKS["mlp-mnist1d"].grid)
 
 
 @pytest.mark.parametrize(
@@ -147,13 +131,6 @@ def test_another_seed_or_method_adds_its_runs_alone(tmp_path, untimed, trained):
     assert all("-s2-" in key for key in trained)
 
 
-def test_what_is_no_comparison_is_refused_before_all_the_work(tmp_path, untimed, trained):
-    write_json(tmp_path / "compare.json", {"kind": "comparison", "schema": 1})
-    with pytest.raises(GradguessError, match="in another directory"):
-        compare(SMALL, tmp_path)
-    assert not trained
-
-
 @pytest.mark.slow
 def test_a_killed_comparison_goes_on(tmp_path, untimed, trained):
     words = ["compare", "--tasks", "mlp-mnist1d", "--methods", "frozen", "--epochs", "4", "--seeds", "2", "--jobs", "1"]
@@ -199,32 +176,6 @@ def test_a_method_that_refuses_a_task_says_why(tmp_path, untimed, monkeypatch):
     assert rows["local-predsim"]["failed"].startswith("PredSim compares the classes of samples")
     (one,) = tables.compared(record)
     assert one.table.rows[1][0].note.startswith("PredSim compares the classes of samples")
-
-
-# --- what is measured ----------------------------------------------------------------------------------------------
-
-
-def test_the_cosine_is_with_what_the_method_has_learned(tmp_path, small):
-    """The heads of a local loss are those of the checkpoint; against the same by hand."""
-    config = dataclasses.replace(small, method="local-linear", sites="3", seed=3, samples=100, batch=100, lr=0.01)
-    training.train(config, tmp_path)
-    found = measure.cosine(config, 3, tmp_path)
-    stored = measure.checkpoint.by_part(measure.checkpoint.load(tmp_path)[0])
-    data = measure.load(config.data).first(100)
-    model = training.build_model(config, data)
-    model.load_state_dict(stored["model"])
-    gradients = []
-    for outputs in (head(model, stored["forward"], data.x_train), model(data.x_train)):
-        loss = torch.nn.functional.cross_entropy(outputs, data.y_train)
-        gradients.append(torch.autograd.grad(loss, model[0].weight)[0].flatten())
-    ours, true = gradients
-    assert found == pytest.approx(float(ours @ true / ours.norm() / true.norm()), rel=1e-5)
-    assert 0 < found < 0.999
-    assert measure.cosine(config, 3, tmp_path / "nowhere") is None
-
-
-def head(model: torch.nn.Sequential, forward: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    return torch.relu(model[0](x)) @ forward["learned/0/W"].t() + forward["learned/0/b"]
 
 
 # --- what is shown -------------------------------------------------------------------------------------------------

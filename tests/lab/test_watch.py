@@ -9,7 +9,7 @@ import pytest
 from gradguess.errors import NonFiniteError
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.train import train
-from gradguess_lab.watch import PATIENCE, Watch, remedy
+from gradguess_lab.watch import PATIENCE, Watch
 
 CHANCE = math.log(10)
 
@@ -52,16 +52,6 @@ def test_a_run_that_does_not_learn_is_named_after_a_while():
     assert said([2.31] * (PATIENCE - 1) + [2.2] + [2.31] * (PATIENCE - 1)) == []
 
 
-def test_remedies_suit_the_method():
-    assert "instead of a bare guess" in remedy(TrainConfig(method="wperp"))
-    assert "--bootstrap" in remedy(TrainConfig(method="feedback-chained"))
-    assert "--sites, it is 4" in remedy(TrainConfig(method="students", sites="4"))
-    assert "--student-lr" in remedy(TrainConfig(method="students", sites="4"))
-    assert "--student-lr" not in remedy(TrainConfig(method="local-linear", sites="4"))  # it has no students
-    for exact in ("backprop", "checkpointed"):
-        assert remedy(TrainConfig(method=exact, lr=0.5, sites="4")) == "Try a smaller --lr (it is 0.5)."
-
-
 def test_a_run_that_diverges_is_named_and_still_an_error(small: TrainConfig):
     heard: list[str] = []
     with pytest.raises(NonFiniteError, match="NaN or infinite"):
@@ -79,11 +69,3 @@ def test_listening_changes_no_result(small: TrainConfig):
     heard: list[str] = []
     assert metrics(say=heard.append) == metrics()
     assert heard == []
-
-
-def test_every_epoch_of_a_run_is_watched(small: TrainConfig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gradguess_lab.watch.PATIENCE", small.epochs)
-    heard: list[str] = []
-    train(TrainConfig(**(small.as_dict() | {"lr": 1e-12})), say=heard.append)
-    assert len(heard) == 1
-    assert f"for {small.epochs} epochs" in heard[0]

@@ -81,16 +81,6 @@ def test_the_tables_beside_the_report_are_those_of_the_results():
         )
 
 
-def test_a_task_is_compared_on_one_grid_with_as_many_seeds_in_one_process():
-    folder = ROOT / "results" / "compare"
-    for task in json.loads((folder / "compare.json").read_text(encoding="utf-8"))["tasks"]:
-        assert {len(row["test"]) for row in task["rows"]} == {len(task["rows"][0]["test"])}, task["name"]
-        for row in task["rows"]:
-            assert [rate for rate, _ in row["scores"]] == task["grid"], (task["name"], row["method"])
-        timed = json.loads((folder / "bench" / f"{task['name']}.json").read_text(encoding="utf-8"))["rows"]
-        assert not [row["method"] for row in timed if "commit" in row], task["name"]  # of another run
-
-
 def prose(name: str) -> str:
     """A page without what is made from the results, and without code."""
     text = (ROOT / name).read_text(encoding="utf-8")

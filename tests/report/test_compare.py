@@ -23,7 +23,6 @@ from gradguess_lab.tables.compare import (
 
 ACCURACY = Published("t", "wt", 128, "train_accuracy", "0.312")
 BIAS = Published("t", "wt", 128, "bias", "2.75e-4", layer=1)
-RANK = Published("t", "wperp", 128, "rank", "64", layer=1)
 
 
 def test_summary_is_mean_and_sample_deviation():
@@ -62,16 +61,6 @@ def test_one_run_in_twenty_falls_outside():
 def test_one_seed_is_not_judged():
     assert verdict(ACCURACY, Summary(0.312, None, 1)) == SINGLE
     assert verdict(BIAS, Summary(0.01, None, 1)) == SINGLE
-
-
-@pytest.mark.parametrize("ratio", [1.9, 0.51])
-def test_a_factor_of_two_is_no_excuse(ratio: float):
-    assert verdict(BIAS, Summary(ratio * BIAS.value, 1e-9, 10)) == DIFFERS
-
-
-def test_a_tenth_of_the_width_is_no_excuse():
-    assert verdict(RANK, Summary(64.4, 0.0, 10)) == HOLDS  # half a unit of the last digit
-    assert verdict(RANK, Summary(66.0, 0.1, 10)) == DIFFERS
 
 
 def test_zero_to_rounding_needs_both_below_the_floor():

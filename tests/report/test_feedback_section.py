@@ -55,22 +55,10 @@ def test_the_bar_is_a_two_sided_welch_test(ours, shown):
     assert compared(ours).text == shown
 
 
-def test_equal_accuracies_without_spread_are_within():
-    assert compared((1.0, 1.0), (1.0, 1.0)).text == "0.000 within"
-
-
 def test_backpropagation_of_another_setting_is_no_reference():
     found = runs(*seeds("backprop", BACKPROP, lr=1e-3), *seeds("feedback-direct", BACKPROP))
     rows = table(feedback_tables(found), "feedback-width")
     assert line(rows, Method="Feedback, direct", Width="256")["Train against backprop"].text == "–"
-
-
-def test_options_of_feedback_do_not_change_the_reference():
-    found = runs(*seeds("backprop", BACKPROP), *seeds("feedback-direct", BACKPROP, every=4, fraction=0.25))
-    rows = table(feedback_tables(found), "feedback-width")
-    name = "Feedback, direct, tangents every 4 steps, on 0.25 of the batch"
-    assert line(rows, Method=name, Width="256")["Train against backprop"].text == "0.000 within"
-    assert line(rows, Method="Feedback, direct", Width="256")["Train accuracy"].text == "not run"
 
 
 def test_collapse_is_named_and_wide_seeds_are_listed():

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from gradguess.errors import GradguessError
 from gradguess_lab.report import sections, write_report
 from report.synthetic import diagnosed, record
 from report.synthetic import write as write_results
@@ -69,30 +67,3 @@ def test_names_from_results_are_inert(tmp_path: Path):
     assert [tag for tag, _ in tags].count("script") == 1
     assert not [tag for tag, attributes in tags if tag == "img" or "onerror" in attributes]
     assert "&lt;script&gt;alert(1)" in content
-
-
-def test_a_diverged_run_is_shown(tmp_path: Path):
-    result = record("wt", 128, train_accuracy=0.1, train_loss=math.nan)
-    result["history"][5]["train_loss"] = math.inf
-    content = write_report(write_results(tmp_path, [result])).read_text()
-    assert ">nan\n" in content
-
-
-@pytest.mark.usefixtures("plain")
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    results = write_results(tmp_path, [record("wt")])
-    page = write_report(results)
-    before = page.read_bytes()
-    real = Path.write_bytes
-
-    def full(path: Path, data: bytes) -> int:
-        if "report.html" in path.name:
-            real(path, data[:100])
-            raise OSError(28, "No space left on device")
-        return real(path, data)
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(GradguessError, match="disk is full"):
-        write_report(results)
-    assert page.read_bytes() == before
-    assert not list(page.parent.glob(".*.tmp"))

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from gradguess_lab.paper_numbers import CHOICE_OF_K, NEWTON_SCHULZ, SCALING
-from gradguess_lab.tables.layers import layers_table
+from gradguess_lab.paper_numbers import CHOICE_OF_K, SCALING
 from gradguess_lab.tables.lines import compare
 from gradguess_lab.tables.paper import choice_of_k_table, scaling_matrix, scaling_table
-from gradguess_lab.tables.runs import command
 from gradguess_lab.tables.table import Cell, Table
 from report.synthetic import paper_records, record, runs
 
@@ -69,25 +67,6 @@ def test_the_definition_comes_first_whatever_has_most_seeds():
     ]
 
 
-def test_the_nearest_set_comes_before_the_placed_threshold():
-    ways = [record("wperp-ns", seed=seed, threshold="placed", key=f"p{seed}") for seed in range(2)]
-    lines = [line for line in compare(NEWTON_SCHULZ, runs(record("wperp-ns"), *ways)) if line.ours]
-    by = [line.computed_by for line in lines if line.entry.quantity == "train_accuracy"]
-    assert by == ["nearest set", "threshold placed"]
-
-
-def test_an_older_run_of_newton_schulz_took_the_nearest_set():
-    old = record("wperp-ns")
-    del old["config"]["threshold"], old["config"]["script"]
-    lines = [line for line in compare(NEWTON_SCHULZ, runs(old)) if line.ours]
-    assert {line.computed_by for line in lines} == {"nearest set"}
-
-
-def test_options_that_a_method_does_not_read_make_no_difference():
-    found = [line for line in compare(SCALING, runs(record("wt", 64, k=3), record("wt", 64, 1, k=7))) if line.ours]
-    assert [line.ours.n for line in found] == [2]
-
-
 def test_the_same_seed_twice_counts_once():
     twice = runs(record("wt", 128, key="a"), record("wt", 128, key="b"))
     assert row(choice_of_k_table(twice), Method="Wᵀ")["Seeds"].value == 1
@@ -116,14 +95,3 @@ def test_all_entries_of_a_perfect_repetition_hold():
     ]
     table = scaling_table(runs(*perfect))
     assert {r[table.columns.index("Verdict")].text for r in table.rows} == {"holds"}
-
-
-def test_the_last_diagnosed_epoch_counts():
-    result = record("wt", 128)
-    result["diagnostics"] = [{"epoch": epoch, "sites": {"0": {"bias": float(epoch)}}} for epoch in (0, 300, 10)]
-    table = layers_table(runs(result))
-    assert table.rows[0][table.columns.index("Bias")].value == 300.0
-
-
-def test_a_command_quotes_what_a_shell_would_read():
-    assert command({"method": "wt", "data": "a b; rm"}) == "gradguess train --data 'a b; rm' --method wt"

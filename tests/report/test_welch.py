@@ -31,11 +31,6 @@ def test_the_slope_is_scipy_s():
     assert 2 * found.chance_below(0.0) == pytest.approx(twin.pvalue)
 
 
-def test_a_slope_needs_three_points_and_two_places():
-    assert slope([(1, 1), (2, 2)]) is None
-    assert slope([(1, 1), (1, 2), (1, 3)]) is None
-
-
 def test_one_sided_verdicts():
     assert Estimate(1.9, 1.0, 10).exceeds() == "holds"  # t(.95, 10) = 1.812
     assert Estimate(1.7, 1.0, 10).exceeds() == "unclear"
