@@ -10,7 +10,7 @@ ALL := $(VENV)/.installed
 SITE := $(VENV)/.installed-site
 JOBS ?= 2
 
-.PHONY: setup test tests test-slow test-gpu lint format docs docs-serve reproduce bench mutants mutants-list coverage-map dist smoke clean
+.PHONY: setup test tests test-slow test-gpu lint format docs docs-serve reproduce bench mutants dist smoke clean
 
 setup: $(ALL)
 
@@ -66,17 +66,10 @@ reproduce: $(RUNS)
 bench: $(RUNS)
 	$(BIN)/gradguess bench $(ARGS)
 
-SAMPLE ?= 40
+SAMPLE ?= 20
 SEED ?= 0
-
-mutants: $(ALL)  # docs/mutants.md
-	PYTHONPATH=tests $(BIN)/python -m mutants --jobs $(JOBS) run --sample $(SAMPLE) --seed $(SEED) $(ARGS)
-
-mutants-list: $(ALL)
-	PYTHONPATH=tests $(BIN)/python -m mutants list --sample $(SAMPLE) --seed $(SEED) $(ARGS) carry/mutants.json
-
-coverage-map: $(ALL)
-	PYTHONPATH=tests $(BIN)/python -m mutants --jobs $(JOBS) map $(ARGS)
+mutants: $(ALL)  # which small changes of the core no test notices; $(SAMPLE) of them, drawn by $(SEED)
+	$(BIN)/python scripts/mutants.py --sample $(SAMPLE) --seed $(SEED)
 
 dist:  # the wheel and the source archive, in dist/
 	$(PYTHON) -m venv build/release

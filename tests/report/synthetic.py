@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gradguess_lab.paper_numbers import ENTRIES, SETTING
+from gradguess_lab.tables.runs import Run
 
 Record = dict[str, Any]
 
@@ -120,3 +121,8 @@ def write(directory: Path, records: Iterable[Record]) -> Path:
         folder.mkdir(parents=True)
         (folder / "result.json").write_text(json.dumps(result))
     return directory
+
+
+def runs(*records: Record) -> list[Run]:
+    """As `load_runs` reads them."""
+    return [Run(**{name: value for name, value in r.items() if name != "schema"}) for r in records]

@@ -44,12 +44,3 @@ def test_bits_are_better_when_less_and_the_best_epoch_is_the_least():
     assert [row[0] for row in texts(table)] == ["Backpropagation", "Students", "Students, chained"]
     assert texts(table)[0][5] == "2.100"
     assert texts(table)[1][6] == "−0.1000"
-
-
-def test_a_variant_has_its_own_name():
-    (table,) = deep_tables([made(0.8, method="feedback-chained", learn="never"), made(0.9, method="feedback-chained")])
-    assert [row[0] for row in texts(table)] == ["Feedback, chained", "Pieces, B = 0"]
-    (table,) = deep_tables(
-        [made(0.8, method="students", student_lr=0.01), made(0.7, method="backprop", student_lr=0.01)]
-    )
-    assert [row[0] for row in texts(table)] == ["Backpropagation", "Students, their rate 0.01"]

@@ -10,7 +10,7 @@ import pytest
 
 from gradguess.errors import GradguessError, InputError
 from gradguess_lab.report.results import load_runs
-from report.synthetic import diagnosed, record, write
+from report.synthetic import record, write
 
 
 def test_folders_and_lines_are_both_read(tmp_path: Path):
@@ -31,19 +31,6 @@ def test_a_runs_own_file_counts_before_a_collection(tmp_path: Path):
     assert [run.config["width"] for run in load_runs(tmp_path)] == [64]
 
 
-def test_other_logs_are_left_alone(tmp_path: Path):
-    write(tmp_path, [record(key="a")])
-    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1, "train_loss": 2.0}\n{"epoch": 2, "tr')
-    (tmp_path / "errors.jsonl").write_text('{"key": "b", "config": {}, "error": "no"}\n')
-    assert len(load_runs(tmp_path)) == 1
-
-
-def test_what_was_not_measured_is_left_out(tmp_path: Path):
-    result = record()
-    result["metrics"]["peak_memory_mb"] = None
-    assert "peak_memory_mb" not in load_runs(write(tmp_path, [result]))[0].metrics
-
-
 def damaged(**changes: Any) -> str:
     return json.dumps({**record(), **changes})
 
@@ -52,21 +39,14 @@ def damaged(**changes: Any) -> str:
     ("content", "message"),
     [
         (json.dumps(record())[:200], "truncated or not JSON"),
-        ("", "truncated or not JSON"),
         ("[1, 2]", "expected a JSON object"),
         (damaged(schema=2), "expected schema 1, found 2"),
-        (damaged(schema=None), "expected schema 1"),
-        (damaged(key=3), "expected text under 'key'"),
-        (damaged(config="x"), "expected an object under 'config'"),
         (damaged(config={}), "expected a method in 'config'"),
         (damaged(config={"method": "wt", "width": "128"}), "a whole number under 'width'"),
         (damaged(metrics={"train_accuracy": "high"}), "expected a number under 'train_accuracy'"),
-        (damaged(metrics=None), "expected an object under 'metrics'"),
-        (damaged(history={}), "expected a list under 'history'"),
         (damaged(history=[{"train_loss": 1.0}]), "expected epochs in 'history'"),
         (damaged(diagnostics=[{"epoch": 1}]), "expected an object under 'sites'"),
         (damaged(diagnostics=[{"epoch": 1, "sites": {"0": {"overlap": 3}}}]), "a list of numbers under 'overlap'"),
-        (damaged(diagnostics=[{"epoch": 1, "sites": {"0": {"bias": "x"}}}]), "expected a number under 'bias'"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, content: str, message: str):
@@ -76,12 +56,6 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str, message: str):
     with pytest.raises(GradguessError, match=message) as caught:
         load_runs(tmp_path)
     assert str(path) in str(caught.value)
-
-
-def test_bytes_that_are_no_text_are_named(tmp_path: Path):
-    (tmp_path / "result.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(GradguessError, match=r"result\.json is not text"):
-        load_runs(tmp_path)
 
 
 def test_a_damaged_line_is_named_with_its_number(tmp_path: Path):
@@ -95,8 +69,3 @@ def test_nothing_there(tmp_path: Path):
         load_runs(tmp_path)
     with pytest.raises(InputError, match="found no directory"):
         load_runs(tmp_path / "absent")
-
-
-def test_diagnostics_survive(tmp_path: Path):
-    run = load_runs(write(tmp_path, [diagnosed(record())]))[0]
-    assert run.diagnostics[0]["sites"]["4"]["rank"] == 10

@@ -1,1 +1,0 @@
-"""Mutants of the source, run against the tests that cover them: see docs/mutants.md."""
