@@ -564,7 +564,8 @@ class Training(RuleBasedStateMachine):
                 V = self.forward.kept[site.name]["basis"].double()
                 whole = V.shape[1] == V.shape[0] and gate is not None and self.name == "shared"
                 latent = V.shape[1]
-            z = noise.batched(tangents, len(v), latent + signs, torch.float64, torch.device("cpu"))
+            shape, where = (tangents, len(v), latent + signs), (torch.float64, torch.device("cpu"))
+            z = noise.normal(shape, *where) if site.batch_dim is None else noise.batched(*shape, *where)
             z, sign = z[..., :latent], torch.where(z[..., latent:] < 0, -1.0, 1.0)
             if signs:  # undo the random sign of every token
                 y = (y.unflatten(-1, (signs, -1)) * sign[..., None]).flatten(-2)

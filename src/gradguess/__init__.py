@@ -9,7 +9,7 @@ from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.1"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from gradguess.front import *  # noqa: F403 (its `__all__` names them)

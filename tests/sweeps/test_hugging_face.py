@@ -15,6 +15,8 @@ from torch import Tensor
 from models import CLASSES, Case
 from outside_checks import CHECKS
 
+pytestmark = pytest.mark.filterwarnings("ignore:Samples mix")  # the derivatives are right all the same
+
 transformers = pytest.importorskip("transformers")
 BATCH, WORDS, TOKENS = 3, 31, 8
 SOME = ("llama", "t5", "vit")

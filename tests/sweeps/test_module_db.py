@@ -36,7 +36,10 @@ LEFT_OUT = {  # modules of torch.nn that are not run here, and why
 }
 CLASSES = {name: getattr(nn, name) for name in nn.modules.__all__ if isinstance(getattr(nn, name), type)}
 NAMES = [name for name, kind in CLASSES.items() if issubclass(kind, nn.Module) and name not in LEFT_OUT]
-pytestmark = pytest.mark.filterwarnings("ignore:linear_cross_entropy")  # PyTorch's, where its chunks do not apply
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:linear_cross_entropy"),  # PyTorch's, where its chunks do not apply
+    pytest.mark.filterwarnings("ignore:Samples mix"),  # the derivatives are right all the same
+]
 
 
 def found(name: str) -> list[tuple[str, Case]]:
