@@ -202,3 +202,11 @@ def style_name(name: str) -> str:
 def options_of(method: str) -> frozenset[str]:
     """The options that a method reads; none for a method that is not known."""
     return METHODS[method].options if method in METHODS else _NONE
+
+
+def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration in which every option that its method does not read stands at its default."""
+    from gradguess_lab.config import TrainConfig
+
+    unread = OPTIONS - options_of(config.get("method", ""))
+    return {name: getattr(TrainConfig, name) if name in unread else value for name, value in config.items()}

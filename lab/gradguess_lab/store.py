@@ -14,12 +14,17 @@ import zlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradguess.errors import GradguessError
 from gradguess_lab.files import explained, read_json, write_atomic
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 CURVES = ("history", "diagnostics", "curve")
+IDENTITY = ("experiments", "task", "method", "variant", "role")
+MACHINE = {"device": "machine"}  # a column of the environment whose name the settings have too
 Row = dict[str, Any]
 
 
@@ -71,6 +76,36 @@ def records(place: Path) -> Iterator[tuple[str, Row]]:
     stored = {key: (f"{files_of(place)[0]}, {key}", row) for key, row in _stored(place).items()}
     both = stored | _loose_records(place)
     yield from (both[key] for key in sorted(both))
+
+
+def frame(place: Path, experiment: str | None = None) -> pd.DataFrame:
+    """All that a study or a folder holds, flat: a line for each run, and for each row that a benchmark measured.
+
+    Columns: `key`; whose run this is (`experiments`, a tuple, `task`, `method`, `variant`, `seed`, `role`); every
+    setting, at its default where the method does not read it; every metric; the environment, whose device is
+    `machine`; the curves, as lists. With `experiment`, the lines of that experiment alone.
+    """
+    import pandas as pd
+
+    seen: dict[str, Row] = {}
+    for _, row in [*_loose_runs(place), *records(place)]:
+        seen.setdefault(row["key"], row)
+    lines = [line for row in seen.values() for line in _flat(row)]
+    found = pd.DataFrame(lines).reindex(columns=[*dict.fromkeys([*IDENTITY, *(name for one in lines for name in one)])])
+    return found if experiment is None else found[[experiment in names for names in found["experiments"]]]
+
+
+def _flat(row: Row) -> list[Row]:
+    from gradguess_lab.methods import read_settings
+
+    where = {MACHINE.get(name, name): value for name, value in row.get("environment", {}).items()}
+    if "rows" in row:
+        about = {"record": row["key"], "kind": row.get("kind"), "experiments": (row["key"],), **where}
+        return [{"key": f"{row['key']}/{i}", **about, **one} for i, one in enumerate(row["rows"])]
+    config, metrics = read_settings(row.get("config", {})), row.get("metrics", {})
+    rest = {name: value for name, value in row.items() if name not in ("config", "metrics", "environment")}
+    method = config.get("method", config.get("rule"))
+    return [config | rest | metrics | where | {"experiments": tuple(row.get("experiments", ())), "method": method}]
 
 
 def _loose_runs(folder: Path) -> Iterator[tuple[str, Any]]:
