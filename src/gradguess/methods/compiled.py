@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from gradguess.backends.cuda_graphs import recording
 from gradguess.backends.inductor import compiled
 from gradguess.backends.policy import full_precision
 from gradguess.backends.tracing import Form, Graph, NotTraceable, tensors_of, trace
@@ -26,11 +25,8 @@ from gradguess.methods.run import Runner
 from gradguess.methods.signature import Signatures
 from gradguess.model.assumptions import Members
 from gradguess.model.side_effects import Snapshot
-from gradguess.model.site import Layout
-from gradguess.model.task import Task, with_tensors
+from gradguess.model.task import with_tensors
 from gradguess.noise import Noise
-from gradguess.passes import Pass
-from gradguess.passes.compiled_pieces import CompiledPieces, PiecewisePass
 from gradguess.passes.functional_pass import FunctionalPass
 from gradguess.passes.randomness import Given, Watched
 from gradguess.step.base import State, Step
@@ -41,18 +37,13 @@ Drawn = tuple[str, tuple[Any, ...]]  # which method of `Noise` was called, and w
 
 
 class Compiler(Runner):
-    """Runs steps as compiled graphs. The first step of each kind runs by itself, and shows what it draws.
-
-    The passes of a search run as compiled pieces where these gain from it, from the second search on.
-    """
+    """Runs steps as compiled graphs. The first step of each kind runs by itself, and shows what it draws."""
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, _Draws] = {}
         self._graphs: dict[Hashable, _CompiledStep] = {}
-        self._pieces: dict[Hashable, CompiledPieces | None] = {}  # None: of a search that ran by itself
         self._signatures = Signatures()
         self.refused = False
-        self.plain_searches = False  # the model cannot be cut into compiled pieces
 
     def __call__(self, method: Method, step: Step) -> Result:
         kind = method.kind(step.state.count)
@@ -87,26 +78,6 @@ class Compiler(Runner):
                 return result
         return self._graphs[key](step)
 
-    def aside(self, task: Task, layout: Layout) -> Pass:
-        plain = super().aside(task, layout)
-        if self.refused or self.plain_searches or not CompiledPieces.fit(task, layout):
-            return plain
-        try:
-            key = self._signatures.of_model(task, layout)
-            known = self._pieces.get(key)
-            if known is None and (recording() or (key not in self._pieces and len(self._pieces) == MOST)):
-                return plain
-            if key not in self._pieces:
-                self._pieces[key] = None
-                return plain
-            self._pieces[key] = pieces = known or CompiledPieces(task, layout)
-        except NotTraceable as reason:
-            self.plain_searches = True
-            self._pieces.clear()
-            warnings.warn(f"compile=True: searches for bases run uncompiled: {reason}.", stacklevel=7)
-            return plain
-        return PiecewisePass(task, layout, pieces)
-
     def _applies(self, step: Step) -> bool:
         if step.pool.size > 1:
             self._refuse("Processes share the batch: they talk to each other in the middle of a step.")
@@ -118,8 +89,8 @@ class Compiler(Runner):
 
     def _refuse(self, why: str) -> None:
         self.refused = True
-        for known in (self._seen, self._graphs, self._pieces):
-            known.clear()
+        self._seen.clear()
+        self._graphs.clear()
         warnings.warn(f"compile=True has no effect. {why} Steps run uncompiled, with the same result.", stacklevel=6)
 
 

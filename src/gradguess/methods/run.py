@@ -22,7 +22,7 @@ from gradguess.model.side_effects import Snapshot
 from gradguess.model.site import Layout, LayoutChanged, Sites
 from gradguess.model.task import Task
 from gradguess.noise import Noise
-from gradguess.passes import Pass, choose_pass
+from gradguess.passes import choose_pass
 from gradguess.step.base import Options, State, Step
 from gradguess.step.gradients import NotFiniteError, Sums
 from gradguess.step.processes import ALONE, Pool, add_up
@@ -31,15 +31,11 @@ from gradguess.step.split import Part, first_rows, first_samples, samples, split
 
 
 class Runner:
-    """Runs steps, and the passes of searches, as they are."""
+    """Runs steps as they are."""
 
     def __call__(self, method: Method, step: Step) -> tuple[Estimate, State]:
         """The estimate of a step, and the state that it leaves."""
         return method.run(step)
-
-    def aside(self, task: Task, layout: Layout) -> Pass:
-        """Passes that leave no trace, for a search that pulls vectors back."""
-        return choose_pass(task, layout).aside()
 
 
 @dataclass(frozen=True)
@@ -199,7 +195,6 @@ def refreshed(
         probe=lambda: first_samples(task, layout, plan.pool, SKETCH_ROWS),
         mixes=plan.options.coupling == "batch",
         source=plan.sketching or device,
-        aside=plan.runner.aside,
     )
     return replace(state, kept=refresh(search, layout, state.kept, plan.pool, missing_only=missing_only))
 

@@ -18,7 +18,7 @@ from gradguess.layers.elementwise import mask
 from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import Task
 from gradguess.noise import SketchNoise
-from gradguess.passes import Pass, choose_pass
+from gradguess.passes import choose_pass
 from gradguess.step.base import Kept
 from gradguess.step.draw import SEED, jacobian_at
 from gradguess.step.processes import Pool
@@ -45,7 +45,6 @@ class Search:
         probe: gives the batch whose first samples are sketched on; with several processes, those of all of them.
         mixes: samples are not independent of each other, so that a batch must not be cut.
         source: of the noise.
-        aside: gives passes for a search that pulls vectors back, and multiplies with nothing.
     """
 
     guess: Guess
@@ -54,7 +53,6 @@ class Search:
     probe: Callable[[], Task]
     mixes: bool
     source: torch.Generator | torch.device
-    aside: Callable[[Task, Layout], Pass]
 
     def noise(self) -> SketchNoise:
         """Noise with the seed of this search, from its beginning."""
@@ -174,7 +172,6 @@ def _below_others(search: Search, layout: Layout, sites: list[Site], kept: Kept)
             views.append(_view(site, flat, site.gate_at(s), kept, jacobian, noise))
         found.update(_found(search.guess, views))
 
-    twice = search.guess.multiplies
-    passes = choose_pass(task, layout).aside() if twice else search.aside(task, layout)
-    PassingCutGraph(layout, partial(passes.graph, twice=twice), sites, settle, vectors)
+    graph = partial(choose_pass(task, layout).aside().graph, twice=search.guess.multiplies)
+    PassingCutGraph(layout, graph, sites, settle, vectors)
     return found
