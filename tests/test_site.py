@@ -17,7 +17,7 @@ pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PUBLIC = ("gradguess", "gradguess.guesses", "gradguess.online", "gradguess.baselines")
-OURS = {"gradguess.online.step.Later"}  # classes that users get and do not make
+OURS = {"gradguess.online.later.Later"}  # classes that users get and do not make
 REFERENCE = "\n".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "api").glob("*.md")))
 
 

@@ -303,6 +303,6 @@ def test_a_late_loss_ends_no_block():
         waiting.append(learner.later())
         if step >= 2:
             waiting.pop(0)(lambda output, target: (output - target).square().mean(1), torch.zeros(3, 1))
-        ages.append(int(learner._place.kept.rows["age"].max()))
+        ages.append(int(learner.state_dict()["rows/age"].max()))
     assert ages == [1, 2, 3, 4] * 3
-    assert bool(learner._place.kept.shared["S"].any())
+    assert bool(learner.state_dict()["shared/S"].any())

@@ -6,6 +6,7 @@
 from gradguess.online.blockwise import Blockwise
 from gradguess.online.completed import Completed
 from gradguess.online.eprop import EProp
+from gradguess.online.later import Later
 from gradguess.online.lru import LRU
 from gradguess.online.one_step import OneStep
 from gradguess.online.online import Online
@@ -14,7 +15,6 @@ from gradguess.online.rflo import RFLO
 from gradguess.online.rtrl import RTRL
 from gradguess.online.rule import Rule
 from gradguess.online.snap import SnAp
-from gradguess.online.step import Later
 from gradguess.online.tbptt import TBPTT
 from gradguess.online.uoro import UORO
 from gradguess.online.wperp import WPerp

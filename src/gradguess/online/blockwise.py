@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradguess.errors import InputError
-from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition, carried, contracted
+from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition, carried, contracted, influences
 from gradguess.online.tbptt import TBPTT, chosen
 from gradguess.online.wperp import WPerp, noted
 
@@ -73,7 +73,7 @@ class Blockwise(Rule):
         """The influence at the end of the block in the new basis."""
         age, V = kept.rows["age"], kept.shared["V"]
         C = new.T.expand(len(age), *new.T.shape)
-        total = {name.removeprefix("P/"): torch.zeros_like(P) for name, P in kept.rows.items() if name[:2] == "P/"}
+        total = {name: torch.zeros_like(P) for name, P in influences(kept).items()}
         for back in range(1, int(age.max()) + 1):
             there, step = self.block.at(kept, back, transition)
             CJ, CF = step.vjps(chosen(there, C, torch.zeros_like(C)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gradguess.errors import InputError
+from gradguess.online import traces
 from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition, carried, contracted
 from gradguess.online.snap import SnAp
-from gradguess.online.units import Traces
 from gradguess.online.wperp import WPerp
 
 
@@ -43,15 +43,14 @@ class Completed(Rule):
     def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
         V = kept.shared["V"]
         within = error.q @ V
-        beyond = Traces.of(kept).credit(kept, error.q - within @ V.T)
+        beyond = traces.credit(kept, error.q - within @ V.T)
         return {name: ours.flatten() + beyond[name] for name, ours in contracted(within, kept).items()}
 
     def look(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
-        V, own = kept.shared["V"], {name: value for name, value in kept.rows.items() if name.startswith("P/")}
-        seen = self.inner.look(Kept(own, kept.shared), error, transition)
+        V, seen = kept.shared["V"], self.inner.look(kept, error, transition)
         new = seen.shared["V"]
         if new is not V:
-            gained = Traces.of(kept).through(kept, (new.T - new.T @ V @ V.T)[None])  # from beyond the old basis
+            gained = traces.through(kept, (new.T - new.T @ V @ V.T)[None])  # from beyond the old basis
             seen = Kept({f"P/{name}": seen.rows[f"P/{name}"] + more for name, more in gained.items()}, seen.shared)
         return kept.joined(seen)
 
@@ -59,6 +58,6 @@ class Completed(Rule):
         V = kept.shared["V"]
         CJ, CF = transition.vjps(V.T)
         within = CJ @ V
-        gained = Traces.of(kept).through(kept, CJ - within @ V.T)
+        gained = traces.through(kept, CJ - within @ V.T)
         rows = carried(within, kept, {name: more.add_(CF.pop(name)) for name, more in gained.items()})
         return Kept({**self.rest.advance(kept, transition).rows, **rows}, kept.shared)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradguess.online import traces
 from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition
-from gradguess.online.units import Traces
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class EProp(Rule):
     """
 
     def start(self, transition: Transition) -> Kept:
-        return Traces.find(transition, closed=True, cut=True).start(transition)
+        return traces.start(transition, closed=True, cut=True)
 
     def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
-        return Traces.of(kept).credit(kept, error.q)
+        return traces.credit(kept, error.q)
 
     def advance(self, kept: Kept, transition: Transition) -> Kept:
-        return Traces.of(kept).advance(kept, transition, cut=True)
+        return traces.advance(kept, transition, cut=True)

@@ -14,10 +14,10 @@ from gradguess.backends.policy import one_at_a_time
 from gradguess.backends.tracing import reason_of
 from gradguess.errors import GradguessError, InputError
 from gradguess.model.task import LossFn, check_trainable
+from gradguess.online.later import Later, learn, write
 from gradguess.online.one_step import OneStep
 from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition
 from gradguess.online.state_tree import StateTree, batch_of
-from gradguess.online.step import Later, Place, Step, trained, write
 from gradguess.online.transition import run
 from gradguess.step.saved import random_state
 
@@ -61,24 +61,22 @@ class Online:
         self.generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
         self.steps = self.skipped = 0
         self.output: Any = None
-        self._place: Place | None = None  # where the streams stand
-        self._start: Place | None = None  # where they start, without influence
+        self._now: Kept | None = None  # state and influence of the streams
+        self._start = Kept()  # the state in which they start
         self._tree: StateTree | None = None
         self._trained: frozenset[str] = frozenset()  # the parameters that required a gradient at the first step
         self._recurrent: tuple[str, ...] = ()  # those of them that the state depends on
-        self._held: Step | None = None  # the last step, if it had no loss
+        self._held: tuple[Kept, Transition] | None = None  # the last step, if it had no loss
 
     @property
     def state(self) -> Any:
         """A copy of the state, as the model returned it; None before the first step, and after loading."""
-        if self._tree is None or self._place is None:
-            return None
-        return self._tree.tree(self._place.h, self._place.others)
+        return None if self._tree is None or self._now is None else self._tree.tree(self._now.rows)
 
     @property
     def kept_bytes(self) -> int:
         """The size of what lives from step to step: influence, basis and state."""
-        return 0 if self._place is None else sum(value.nbytes for value in self._place.tensors.values())
+        return 0 if self._now is None else sum(v.nbytes for v in (*self._now.rows.values(), *self._now.shared.values()))
 
     @one_at_a_time
     def __call__(self, loss_fn: LossFn | None, x: Any, target: Any = None) -> Tensor:
@@ -90,33 +88,28 @@ class Online:
             target: of the loss. None steps without a loss; `later` can supply it.
         """
         x = tree_map_only(Tensor, Tensor.detach, x)
-        streams, self._held, weights = batch_of(x), None, None
-        place = self._ready(x, streams)
-        assert self._tree is not None
+        streams, self._held, weights = batch_of(x), None, _trained(self.model)
+        now = self._ready(x, streams)
         if target is None:  # `later` may need input and weights of this step after they have changed
             x = tree_map_only(Tensor, torch.clone, x)
-            weights = {name: p.detach().clone().requires_grad_() for name, p in trained(self.model).items()}
-        step = Step(
-            *(self.model, self._rule, self._tree, self._recurrent, place, x, self.generator, self.steps),
-            parameters=weights,
-            write=True,
-        )
+            weights = {name: p.detach().clone().requires_grad_() for name, p in weights.items()}
+        step = self._transition(now, x, weights)
         output, finite = step.output, step.finite
-        loss, error, unjudged = place.h.new_full((), float("nan")), None, 0
+        loss, error, unjudged = step.h.new_full((), float("nan")), None, 0
         grads: Tensors = {}
         if not bool(finite.all()):
             step = step.part(finite.nonzero()[:, 0])
         if step.batch:
+            kept = now.select(step.index)
             if target is not None:
                 if loss_fn is None:
                     raise InputError("loss_fn: expected a function of (output, target), found None beside a target.")
-                loss, grads, error, unjudged = step.learn(loss_fn, target, streams)
-            place = replace(place, kept=self._rule.look(place.kept, error, step.transition))
-            kept = place.kept if step.index is None else place.kept.select(step.index)
-            part = Place(*step.after, self._rule.advance(kept, step.transition))
+                loss, grads, error, unjudged = learn(self._rule, kept, step, loss_fn, target, streams)
+            now = now.joined(self._rule.look(now, error, step))
+            after = Kept({name: value.detach() for name, value in step.after.items()})
+            self._now = now.replace(step.index, self._rule.advance(now.select(step.index), step).joined(after))
             write(self.model, grads)
-            self._place = part if step.index is None else place.replace(step.index, part)
-            self._held = step if target is None else None
+            self._held = (kept, step) if target is None else None
         self.steps += 1
         self.skipped += streams - step.batch + unjudged
         self.output = tree_map_only(Tensor, Tensor.detach, output)
@@ -133,9 +126,9 @@ class Online:
         >>> _ = online(None, torch.randn(1, 2))
         >>> loss = held(lambda output, reward: -reward * output.log_softmax(1)[:, 0], torch.ones(1))
         """
-        if self._held is None or self._place is None:
+        if self._held is None or self._now is None:
             raise InputError("later: the last step has a loss, or there is none yet. Step with target=None first.")
-        return Later(self._held, self._place.h.shape[0], self._learned)
+        return Later(self._rule, *self._held, len(self._now.rows["h"]), self._learned)
 
     def reset(self, rows: Any = None) -> None:
         """Start streams anew where an episode ends: their state is that of the very first step, their influence zero.
@@ -143,12 +136,9 @@ class Online:
         Args:
             rows: numbers of streams, or a mask (streams,) of bool; None: all.
         """
-        if self._place is None or self._start is None:
-            return
-        index = _numbers(rows, self._place.h)
-        kept = self._place.kept.cleared(index)
-        fresh = replace(self._start, kept=kept).select(index)
-        self._place = replace(self._place, kept=kept).replace(index, fresh)
+        if self._now is not None:
+            index = _numbers(rows, self._now.rows["h"])
+            self._now = self._now.cleared(index).replace(index, self._start.select(index))
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that lives from step to step, as a flat dict of tensors (safetensors can hold it).
@@ -157,12 +147,11 @@ class Online:
         """
         state = {"generator": self.generator.get_state(), "steps": torch.tensor(self.steps)}
         state["skipped"] = torch.tensor(self.skipped)
-        if self._place is not None and self._start is not None:
-            for when, place in (("now", self._place), ("start", self._start)):
-                state[f"{when}/h"] = place.h.clone()
-                state |= {f"{when}/others/{i}": leaf.clone() for i, leaf in enumerate(place.others)}
-            state |= {f"rows/{name}": value.clone() for name, value in self._place.kept.rows.items()}
-            state |= {f"shared/{name}": value.clone() for name, value in self._place.kept.shared.items()}
+        if self._now is not None:
+            state |= {f"start/{name}": value.clone() for name, value in self._start.rows.items()}
+            for name, value in self._now.rows.items():
+                state[f"{'now' if name in self._start.rows else 'rows'}/{name}"] = value.clone()
+            state |= {f"shared/{name}": value.clone() for name, value in self._now.shared.items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -175,16 +164,11 @@ class Online:
         def under(prefix: str) -> Tensors:
             return {k.removeprefix(prefix): v.clone().to(device) for k, v in state.items() if k.startswith(prefix)}
 
-        def place(when: str, kept: Kept) -> Place:
-            others = under(f"{when}/others/")
-            return Place(state[f"{when}/h"].clone().to(device), tuple(others[str(i)] for i in range(len(others))), kept)
-
         self.generator.set_state(random_state(state["generator"], device))
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
-        self._tree = self._held = self.output = self._place = self._start = None
+        self._tree = self._held = self.output = self._now = None
         if "now/h" in state:
-            self._place = place("now", Kept(under("rows/"), under("shared/")))
-            self._start = place("start", Kept())
+            self._now, self._start = Kept(under("now/") | under("rows/"), under("shared/")), Kept(under("start/"))
 
     @property
     def _rule(self) -> Rule:
@@ -193,18 +177,18 @@ class Online:
 
     def _learned(self, error: Error, transition: Transition) -> None:
         """A loss that arrived late says where errors point, too."""
-        if self._place is not None and self._tree is not None:
-            self._place = replace(self._place, kept=self._rule.hear(self._place.kept, error, transition))
+        if self._now is not None and self._tree is not None:
+            self._now = self._now.joined(self._rule.hear(self._now, error, transition))
 
-    def _ready(self, x: Any, streams: int) -> Place:
+    def _ready(self, x: Any, streams: int) -> Kept:
         """Where the streams stand. The first step finds out what the state looks like and what it depends on."""
-        if self._place is not None and self._place.h.shape[0] != streams:
+        if self._now is not None and (before := len(self._now.rows["h"])) != streams:
             raise InputError(
-                f"x: expected {self._place.h.shape[0]} streams, as before, found {streams}. For a stream that has "
+                f"x: expected {before} streams, as before, found {streams}. For a stream that has "
                 "ended pass a row of NaN, which is skipped; or make a new Online for the streams that are left."
             )
-        names = frozenset(trained(self.model))
-        changed = (names - self._trained) | (frozenset(self._recurrent) - names)
+        weights = _trained(self.model)
+        changed = (set(weights) - self._trained) | (set(self._recurrent) - set(weights))
         if self._tree is not None and changed:
             raise InputError(
                 f"model: {', '.join(sorted(changed))} started or ceased to require a gradient since the first step. "
@@ -214,18 +198,25 @@ class Online:
             state = self._initial(x, streams)
             tree = StateTree.of(state)
             tree.check(state, streams)
-            first = Place(tree.vector(state), tuple(tree.others(state)), Kept())
-            drawn = self.generator if self._place is None else torch.Generator(self.generator.device)
-            probe = Step(self.model, OneStep(), tree, (), first, x, drawn, 0)
-            self._trained, self._recurrent = names, probe.depends_on()
-            kept = self._rule.start(replace(probe, recurrent=self._recurrent).transition)
-            if self._place is None:
-                self._place, self._start = Place(first.h, first.others, kept), first
-            elif not self._place.looks_like(replace(first, kept=kept)):
+            start = tree.rows(state)
+            drawn = self.generator if self._now is None else torch.Generator(self.generator.device)
+            probe = Transition(self.model, tree, weights, (), start, x, drawn, 0)
+            self._trained, self._recurrent = frozenset(weights), probe.depends_on()
+            now = Kept(start).joined(self._rule.start(replace(probe, recurrent=self._recurrent)))
+            if self._now is None:
+                self._now, self._start = now, Kept(start)
+            elif _shapes(self._now) != _shapes(now):
                 raise InputError("state: what was loaded was saved with another rule or model. Use the same ones.")
             self._tree = tree
-        assert self._place is not None
-        return self._place
+        assert self._now is not None
+        return self._now
+
+    def _transition(self, kept: Kept, x: Any, weights: Tensors) -> Transition:
+        """The step of all streams."""
+        assert self._tree is not None
+        state = {name: kept.rows[name] for name in self._start.rows}
+        drawn, count = self.generator, self.steps
+        return Transition(self.model, self._tree, weights, self._recurrent, state, x, drawn, count, write=True)
 
     def _initial(self, x: Any, streams: int) -> Any:
         first: Any = getattr(self.model, "initial_state", None)
@@ -257,3 +248,12 @@ def _numbers(rows: Any, h: Tensor) -> Tensor:
             f"rows: expected numbers from 0 to {h.shape[0] - 1} or a mask of {h.shape[0]}, found {rows!r}."
         )
     return index.long()
+
+
+def _trained(model: nn.Module) -> Tensors:
+    """The parameters that require a gradient, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _shapes(kept: Kept) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (value.shape, value.dtype) for name, value in {**kept.rows, **kept.shared}.items()}

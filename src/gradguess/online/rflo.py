@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gradguess.errors import InputError
+from gradguess.online import traces
 from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition
-from gradguess.online.units import Traces
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,20 @@ class RFLO(Rule):
             raise InputError(f"decay: expected a number from 0 to below 1, found {self.decay!r}.")
 
     def start(self, transition: Transition) -> Kept:
-        output, h, generator = transition.output(), transition.h, transition.generator
+        output, h, generator = transition.output, transition.h, transition.generator
         if not isinstance(output, Tensor) or output.shape[:1] != h.shape[:1]:
             raise InputError(
                 "RFLO: expected an output that is one tensor with a row per stream: its feedback starts there."
             )
         size = output[0].numel(), transition.width
         B = torch.randn(size, generator=generator, device=generator.device).to(h) / transition.width**0.5
-        kept = Traces.find(transition, cut=True).start(transition)
+        kept = traces.start(transition, cut=True)
         return Kept(kept.rows, {**kept.shared, "B": B})
 
     def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
         if error.e is None:  # the output depends on no parameter in this step
             return {}
-        return Traces.of(kept).credit(kept, self.decay * (error.e @ kept.shared["B"]))
+        return traces.credit(kept, self.decay * (error.e @ kept.shared["B"]))
 
     def advance(self, kept: Kept, transition: Transition) -> Kept:
-        return Traces.of(kept).advance(kept, transition, float(self.decay), cut=True)
+        return traces.advance(kept, transition, float(self.decay), cut=True)

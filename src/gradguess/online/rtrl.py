@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from gradguess.online import traces
 from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition, carried, contracted, zeros
-from gradguess.online.units import Traces
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,17 @@ class RTRL(Rule):
 
     def start(self, transition: Transition) -> Kept:
         if getattr(transition.model, "elementwise", False):
-            return Traces.find(transition, closed=True).start(transition)
+            return traces.start(transition, closed=True)
         return Kept(zeros(transition, transition.width))
 
     def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
         if kept.shared:
-            return Traces.of(kept).credit(kept, error.q)
+            return traces.credit(kept, error.q)
         return contracted(error.q, kept)
 
     def advance(self, kept: Kept, transition: Transition) -> Kept:
         if kept.shared:
-            return Traces.of(kept).advance(kept, transition)
+            return traces.advance(kept, transition)
         every = torch.eye(transition.width, dtype=transition.h.dtype, device=transition.h.device)
         J, F = transition.vjps(every)
         return Kept(carried(J, kept, F))

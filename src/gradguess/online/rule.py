@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from gradguess.online.transition import Tensors, Transition
+from gradguess.online.transition import Error, Tensors, Transition
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,16 @@ class Kept:
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     shared: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def select(self, rows: Tensor) -> Kept:
-        """The same for some of the streams."""
-        return Kept({name: value[rows] for name, value in self.rows.items()}, self.shared)
+    def select(self, rows: Tensor | None) -> Kept:
+        """The same for some of the streams; None: for all."""
+        return self if rows is None else Kept({name: value[rows] for name, value in self.rows.items()}, self.shared)
 
-    def replace(self, rows: Tensor, part: Kept) -> Kept:
-        """The streams `rows` as they are in `part`, the others as they are here."""
-        return Kept(
-            {name: value.index_copy(0, rows, part.rows[name]) for name, value in self.rows.items()}, part.shared
+    def replace(self, rows: Tensor | None, part: Kept) -> Kept:
+        """What `part` holds for the streams `rows` (None: for all), and for the others what is here."""
+        if rows is None:
+            return self.joined(part)
+        return self.joined(
+            Kept({name: self.rows[name].index_copy(0, rows, new) for name, new in part.rows.items()}, part.shared)
         )
 
     def cleared(self, rows: Tensor) -> Kept:
@@ -41,19 +43,6 @@ class Kept:
     def joined(self, other: Kept) -> Kept:
         """Both; where names are the same, those of `other`."""
         return Kept({**self.rows, **other.rows}, {**self.shared, **other.shared})
-
-
-@dataclass(frozen=True)
-class Error:
-    """What the loss of a step says.
-
-    Attributes:
-        q: `dL_t/dh_{t-1}`, (batch, n): the error that goes back to the state before the step.
-        e: `dL_t/d output`, (batch, outputs); None where the output is no single tensor.
-    """
-
-    q: Tensor
-    e: Tensor | None
 
 
 class Rule(ABC):
@@ -89,22 +78,23 @@ class Rule(ABC):
         """What is kept after the step."""
 
 
-def zeros(transition: Transition, rank: int, prefix: str = "P/") -> Tensors:
+def zeros(transition: Transition, rank: int) -> Tensors:
     """(batch, rank, size) of zeros for each parameter."""
     h = transition.h
-    return {prefix + name: h.new_zeros(h.shape[0], rank, p.numel()) for name, p in transition.parameters.items()}
+    return {f"P/{name}": h.new_zeros(h.shape[0], rank, p.numel()) for name, p in transition.parameters.items()}
 
 
-def contracted(c: Tensor, kept: Kept, prefix: str = "P/") -> Tensors:
+def influences(kept: Kept) -> Tensors:
+    """`P` for each parameter."""
+    return {name.removeprefix("P/"): P for name, P in kept.rows.items() if name.startswith("P/")}
+
+
+def contracted(c: Tensor, kept: Kept) -> Tensors:
     """`Σ_b c_b P_b`: c (batch, rank), P (batch, rank, size)."""
-    return {
-        name.removeprefix(prefix): c.reshape(1, -1) @ P.flatten(0, 1)
-        for name, P in kept.rows.items()
-        if name.startswith(prefix)
-    }
+    return {name: c.reshape(1, -1) @ P.flatten(0, 1) for name, P in influences(kept).items()}
 
 
-def carried(A: Tensor, kept: Kept, F: Tensors, prefix: str = "P/") -> Tensors:
+def carried(A: Tensor, kept: Kept, F: Tensors) -> Tensors:
     """`A P + F`: A (batch, rank, rank). `F` is overwritten, so that there are never three of this size.
 
     Autograd may return one tensor for two parameters, or for a parameter and the state: these are copied first.
@@ -113,4 +103,4 @@ def carried(A: Tensor, kept: Kept, F: Tensors, prefix: str = "P/") -> Tensors:
     alone = {
         name: value if uses[value.untyped_storage().data_ptr()] == 1 else value.clone() for name, value in F.items()
     }
-    return {prefix + name: new.contiguous().baddbmm_(A, kept.rows[prefix + name]) for name, new in alone.items()}
+    return {f"P/{name}": new.contiguous().baddbmm_(A, kept.rows[f"P/{name}"]) for name, new in alone.items()}

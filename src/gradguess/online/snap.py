@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradguess.errors import check_count
+from gradguess.online import traces
 from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition
-from gradguess.online.units import Traces
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class SnAp(Rule):
         check_count("order", self.order)
 
     def start(self, transition: Transition) -> Kept:
-        return Traces.find(transition, self.order).start(transition)
+        return traces.start(transition, self.order)
 
     def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
-        return Traces.of(kept).credit(kept, error.q)
+        return traces.credit(kept, error.q)
 
     def advance(self, kept: Kept, transition: Transition) -> Kept:
-        return Traces.of(kept).advance(kept, transition, transition.jacobian())
+        return traces.advance(kept, transition, transition.jacobian())

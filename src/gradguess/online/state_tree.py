@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 from math import prod
 from typing import Any
 
@@ -66,19 +67,20 @@ class StateTree:
         """`h`, (batch, n)."""
         return torch.cat([leaf.reshape(len(leaf), -1) for leaf in tree_leaves(state) if leaf.is_floating_point()], 1)
 
-    def others(self, state: Any) -> list[Tensor]:
-        """The leaves that are not in the vector."""
-        return [leaf for leaf in tree_leaves(state) if not leaf.is_floating_point()]
+    def rows(self, state: Any) -> dict[str, Tensor]:
+        """The state by name: "h" is the vector, "others/0" and so on are the leaves that are not in it."""
+        others = [leaf for leaf in tree_leaves(state) if not leaf.is_floating_point()]
+        return {"h": self.vector(state), **{f"others/{i}": leaf for i, leaf in enumerate(others)}}
 
-    def tree(self, h: Tensor, others: Sequence[Tensor]) -> Any:
-        """The state with the vector `h`. It is a copy: a model may write into the state that it is given."""
-        leaves, start, rest = [], 0, iter(others)
+    def tree(self, rows: Mapping[str, Tensor]) -> Any:
+        """The state with these rows. It is a copy: a model may write into the state that it is given."""
+        leaves, start, h, others = [], 0, rows["h"], count()
         for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
             if dtype.is_floating_point:
                 leaf = h[:, start : start + prod(shape)].reshape(len(h), *shape)
                 start += prod(shape)
             else:
-                leaf = next(rest)
+                leaf = rows[f"others/{next(others)}"]
             leaves.append(leaf.to(dtype, copy=True))
         return tree_unflatten(leaves, self.spec)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,8 +61,9 @@ class TBPTT(Rule):
         """
         there = kept.rows["age"] >= back  # streams that started later have no such past
         past = [kept.rows[f"past/{i}"][:, -back] for i in range(len(_seen(transition)))]
-        seen = [chosen(there, then, now[:1]) for then, now in zip(past, _seen(transition), strict=True)]
-        return there, _placed(transition, seen)
+        seen = iter(chosen(there, then, now[:1]) for then, now in zip(past, _seen(transition), strict=True))
+        state, x = tree_map_only(Tensor, lambda _: next(seen), (dict(transition.state), transition.x))
+        return there, dataclasses.replace(transition, state=state, x=x)
 
     def advance(self, kept: Kept, transition: Transition) -> Kept:
         rows = {
@@ -76,17 +75,9 @@ class TBPTT(Rule):
 
 def _seen(transition: Transition) -> list[Tensor]:
     """All tensors that a step starts from."""
-    return [transition.h, *transition.others, *(leaf for leaf in tree_leaves(transition.x) if isinstance(leaf, Tensor))]
+    return [leaf for leaf in tree_leaves((dict(transition.state), transition.x)) if isinstance(leaf, Tensor)]
 
 
 def chosen(there: Tensor, values: Tensor, others: Tensor) -> Tensor:
     """The values in some rows, and the others elsewhere: a model may not know what to do with a row of zeros."""
     return torch.where(there.view(-1, *[1] * (values.dim() - 1)), values, others)
-
-
-def _placed(transition: Transition, seen: Sequence[Tensor]) -> Transition:
-    """The same step from other tensors."""
-    h, rest = seen[0], iter(seen[1:])
-    others = tuple(next(rest) for _ in transition.others)
-    x: Any = tree_map_only(Tensor, lambda _: next(rest), transition.x)
-    return dataclasses.replace(transition, h=h, others=others, x=x)

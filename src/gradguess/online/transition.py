@@ -1,10 +1,11 @@
-"""One step of every stream, `h_{t-1} -> h_t`, and products with its two Jacobians."""
+"""One step of some streams, `h_{t-1} -> h_t`: its output, its gradient, and products with its two Jacobians."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,17 +13,30 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import ForwardModeError, GradguessError, InputError
-from gradguess.model.task import LossFn, Task
+from gradguess.model.task import LossFn, Task, rows_of
 from gradguess.online.cut_products import CutProducts
-from gradguess.online.state_tree import StateTree
+from gradguess.online.state_tree import StateTree, finite_rows
 from gradguess.passes.forward_mode import quiet_jvp
 
 Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
+class Error:
+    """What the loss of a step says.
+
+    Attributes:
+        q: `dL_t/dh_{t-1}`, (batch, n): the error that goes back to the state before the step.
+        e: `dL_t/d output`, (batch, outputs); None where the output is no single tensor.
+    """
+
+    q: Tensor
+    e: Tensor | None
+
+
+@dataclass(frozen=True)
 class Transition:
-    """The step from `h_{t-1}` to `h_t` with the weights of now.
+    """The step from `h_{t-1}` to `h_t`.
 
     `J = ∂h_t/∂h_{t-1}` is (n, n) and `F = ∂h_t/∂θ` is (n, p), for each stream. Neither is ever needed whole: rules ask
     for products from the left, all of them in one vectorised reverse pass.
@@ -30,22 +44,31 @@ class Transition:
     Attributes:
         model: of the user.
         tree: what the state looks like.
-        parameters: those that the state depends on, by name, detached.
-        h: the state before the step, (batch, n).
-        others: the leaves of the state that are not floating-point.
+        weights: the parameters that require a gradient, by name.
+        recurrent: the names of those that the state depends on.
+        state: before the step, as rows: "h" (batch, n), and the leaves that are not floating-point.
         x: the input of the step.
         generator: for rules that draw.
         count: steps that were made before this one.
+        index: numbers of the streams, where these are not all.
+        write: whether the model may write its buffers, when it is run for `output` and `after`.
     """
 
     model: nn.Module
     tree: StateTree
-    parameters: Mapping[str, Tensor]
-    h: Tensor
-    others: tuple[Tensor, ...]
+    weights: Mapping[str, Tensor]
+    recurrent: tuple[str, ...]
+    state: Mapping[str, Tensor]
     x: Any
     generator: torch.Generator
     count: int
+    index: Tensor | None = None
+    write: bool = False
+
+    @property
+    def h(self) -> Tensor:
+        """The state before the step, (batch, n)."""
+        return self.state["h"]
 
     @property
     def batch(self) -> int:
@@ -55,6 +78,18 @@ class Transition:
     def width(self) -> int:
         """`n`."""
         return self.h.shape[1]
+
+    @property
+    def parameters(self) -> Tensors:
+        """Those that the state depends on, by name, detached."""
+        return {name: self.weights[name].detach() for name in self.recurrent}
+
+    def part(self, index: Tensor) -> Transition:
+        """The same step of some of the streams."""
+        state, x = {name: value[index] for name, value in self.state.items()}, rows_of(self.x, index, self.batch)
+        return replace(self, state=state, x=x, index=index, write=False)
+
+    # --- products with the Jacobians ---------------------------------------------------------------------------
 
     def vjps(self, cotangents: Tensor, cut: bool = False) -> tuple[Tensor, Tensors]:
         """`c J` and `c F` for each cotangent `c`.
@@ -66,77 +101,129 @@ class Transition:
         Returns:
             (batch, m, n), and for each parameter (batch, m, its size).
         """
-
-        def of_one(h: Tensor, others: tuple[Tensor, ...], x: Any, c: Tensor) -> tuple[Tensor, Tensors]:
-            made: Any = torch.func.vjp(lambda p, h: self._one(p, h, others, x, cut), dict(self.parameters), h)
-            to_parameters, to_state = torch.func.vmap(made[1])(c)
-            return to_state, {name: grad.reshape(len(grad), -1).to(h.dtype) for name, grad in to_parameters.items()}
-
-        shared = None if cotangents.dim() == 2 else 0
-        with explained():
-            return torch.func.vmap(of_one, in_dims=(0, 0, 0, shared))(self.h, self.others, self.x, cotangents)
+        return self._vjps(self.parameters, cotangents, cut)
 
     def jacobian(self) -> Tensor:
         """`J`, (batch, n, n)."""
+        return self._vjps({}, torch.eye(self.width, dtype=self.h.dtype, device=self.h.device))[0]
 
-        def of_one(h: Tensor, others: tuple[Tensor, ...], x: Any) -> Tensor:
-            made: Any = torch.func.vjp(lambda h: self._one(self.parameters, h, others, x), h)
-            return torch.func.vmap(made[1])(torch.eye(self.width, dtype=h.dtype, device=h.device))[0]
+    def _vjps(self, parameters: Tensors, cotangents: Tensor, cut: bool = False) -> tuple[Tensor, Tensors]:
+        fixed, dtype = self.parameters, self.h.dtype
+
+        def of_one(state: Tensors, x: Any, c: Tensor) -> tuple[Tensor, Tensors]:
+            """Of one stream: the model sees a batch of one."""
+            x = tree_map_only(Tensor, lambda leaf: leaf[None], x)
+
+            def step(p: Tensors, h: Tensor) -> Tensor:
+                before = self.tree.tree({name: value[None] for name, value in {**state, "h": h}.items()})
+                with CutProducts((x, before)) if cut else contextlib.nullcontext():
+                    after = run(self.model, {**fixed, **p}, x, before)[1]
+                return self.tree.vector(after)[0]
+
+            made: Any = torch.func.vjp(step, parameters, state["h"])
+            to_parameters, to_state = torch.func.vmap(made[1])(c)
+            return to_state, {name: grad.reshape(len(grad), -1).to(dtype) for name, grad in to_parameters.items()}
 
         with explained():
-            return torch.func.vmap(of_one)(self.h, self.others, self.x)
+            return torch.func.vmap(of_one, in_dims=(0, 0, None if cotangents.dim() == 2 else 0))(
+                dict(self.state), self.x, cotangents
+            )
 
     def vjp(self, cotangent: Tensor) -> tuple[Tensor, Tensors]:
         """`c J` for one cotangent `c` (batch, n) of each stream, and `c F` summed over the streams."""
-        parameters = {name: p.detach().requires_grad_() for name, p in self.parameters.items()}
-        h = self.h.detach().requires_grad_()
-        with torch.enable_grad():
-            after = self.tree.vector(run(self.model, parameters, self.x, self.tree.tree(h, self.others))[1])
-        wanted = [h, *parameters.values()]
-        to_state, *grads = torch.autograd.grad(after, wanted, cotangent, allow_unused=True, materialize_grads=True)
-        return to_state, dict(zip(parameters, grads, strict=True))
+        leaves = {name: p.requires_grad_() for name, p in self.parameters.items()}
+        step = replace(self, weights={**self.weights, **leaves}, write=False)
+        to_state, *grads = torch.autograd.grad(
+            step.after["h"], [step._leaf, *leaves.values()], cotangent, allow_unused=True, materialize_grads=True
+        )
+        return to_state, dict(zip(leaves, grads, strict=True))
 
     def jvp(self, tangent: Tensor) -> Tensor:
         """`J s` for one direction `s` (batch, n) of each stream."""
 
         def step(h: Tensor) -> Tensor:
-            return self.tree.vector(run(self.model, self.parameters, self.x, self.tree.tree(h, self.others))[1])
+            return self.tree.vector(run(self.model, self.parameters, self.x, self.tree.tree({**self.state, "h": h}))[1])
 
         with explained():
             moved: Tensor = quiet_jvp(step, (self.h,), (tangent,))[1]
             return moved
 
+    # --- the step itself, with a graph --------------------------------------------------------------------------
+
+    @cached_property
+    def _leaf(self) -> Tensor:
+        return self.h.detach().requires_grad_()
+
+    @cached_property
+    def _ran(self) -> tuple[Any, Any]:
+        with torch.enable_grad():
+            before = self.tree.tree({**self.state, "h": self._leaf})
+            output, state = run(self.model, self.weights, self.x, before, self.write)
+        self.tree.check(state, self.batch)
+        return output, state
+
+    @property
     def output(self) -> Any:
         """What the model returns beside the new state."""
-        with torch.no_grad():
-            return run(self.model, self.parameters, self.x, self.tree.tree(self.h, self.others))[0]
+        return self._ran[0]
 
-    def _one(
-        self, parameters: Mapping[str, Tensor], h: Tensor, others: tuple[Tensor, ...], x: Any, cut: bool = False
-    ) -> Tensor:
-        """The new state of one stream: the model sees a batch of one."""
-        state = self.tree.tree(h[None], [leaf[None] for leaf in others])
-        x = tree_map_only(Tensor, lambda leaf: leaf[None], x)
-        with CutProducts((x, state)) if cut else contextlib.nullcontext():
-            after = run(self.model, parameters, x, state)[1]
-        return self.tree.vector(after)[0]
+    @cached_property
+    def after(self) -> Tensors:
+        """The new state, as rows."""
+        return self.tree.rows(self._ran[1])
+
+    @property
+    def finite(self) -> Tensor:
+        """(streams,): are input, output and new state of the stream finite?"""
+        return finite_rows((self.x, self._ran), self.batch)
+
+    def depends_on(self) -> tuple[str, ...]:
+        """Names of the parameters that the new state depends on. It must depend on the old state."""
+        h, ends = self.after["h"], [self._leaf, *self.weights.values()]
+        found = torch.autograd.grad(h.sum(), ends, allow_unused=True) if h.requires_grad else [None] * len(ends)
+        if found[0] is None:
+            raise InputError(
+                "model: the state that forward(x, state) returns does not depend on the state that it is given. Use "
+                "the state, without detaching it, or train the model as one without memory."
+            )
+        return tuple(name for name, grad in zip(self.weights, found[1:], strict=True) if grad is not None)
+
+    def newest(self, loss_fn: LossFn, target: Any) -> tuple[Tensor, Tensors, Error | None, int]:
+        """The mean loss, its exact gradients within the step, the error, and how many losses were not finite."""
+        with torch.enable_grad():
+            losses = self._losses(loss_fn, self.output, target, self.batch)
+            fine = torch.isfinite(losses.detach())
+            bad = int((~fine).sum())
+            if bad == self.batch:
+                return self.h.new_full((), float("nan")), {}, None, bad
+            if bad:  # a NaN times zero is a NaN: the loss must not see those rows
+                rows = fine.nonzero()[:, 0]
+                seen, wanted = (rows_of(tree, rows, self.batch) for tree in (self.output, target))
+                losses = self._losses(loss_fn, seen, wanted, len(rows))
+            loss = losses.mean()
+        if not loss.requires_grad:
+            raise InputError("loss_fn: the loss depends neither on the model's parameters nor on its state.")
+        out = self.output
+        single = isinstance(out, Tensor) and out.requires_grad and out.shape[:1] == (self.batch,)
+        ends = [self._leaf, *self.weights.values(), *([out] if single else [])]
+        found = torch.autograd.grad(loss, ends, retain_graph=True, allow_unused=True, materialize_grads=True)
+        error = Error(found[0], found[-1].reshape(self.batch, -1).to(found[0]) if single else None)
+        return loss.detach(), dict(zip(self.weights, found[1:], strict=False)), error, bad
+
+    def _losses(self, loss_fn: LossFn, output: Any, target: Any, batch: int) -> Tensor:
+        losses = Task(self.model, loss_fn, (self.x,), target).losses(output)
+        if losses.shape[0] != batch:
+            raise InputError(f"loss_fn: expected one loss per stream, {batch}, found {losses.shape[0]}.")
+        return losses
 
 
-def run(model: nn.Module, parameters: Mapping[str, Tensor], x: Any, state: Any, write: bool = False) -> tuple[Any, Any]:
+def run(model: nn.Module, weights: Mapping[str, Tensor], x: Any, state: Any, write: bool = False) -> tuple[Any, Any]:
     """Call the model: (output, new state). Its buffers stay as they are unless it may `write` them."""
     buffers = {} if write else {name: buffer.clone() for name, buffer in model.named_buffers()}
-    result = Task(model, _no_loss, (x, state), None).outputs({**buffers, **parameters})
+    result = Task(model, _no_loss, (x, state), None).outputs({**buffers, **weights})
     if not isinstance(result, tuple) or len(result) != 2:
         raise InputError(f"model: forward(x, state) must return (output, state), found {type(result).__name__}.")
     return result
-
-
-def losses_of(model: nn.Module, loss_fn: LossFn, x: Any, output: Any, target: Any, batch: int) -> Tensor:
-    """One loss per stream."""
-    losses = Task(model, loss_fn, (x,), target).losses(output)
-    if losses.shape[0] != batch:
-        raise InputError(f"loss_fn: expected one loss per stream, {batch}, found {losses.shape[0]}.")
-    return losses
 
 
 def _no_loss(output: Any, target: Any) -> Tensor:

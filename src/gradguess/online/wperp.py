@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradguess.errors import NonFiniteError, check_choice, check_count
 from gradguess.online.bases import BASES
-from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition, carried, contracted, zeros
+from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition, carried, contracted, influences, zeros
 
 MEMORY = 0.99  # of the second moment of the errors, per step
 
@@ -70,7 +70,7 @@ class WPerp(Rule):
         seen = S if bool(S.any()) else torch.eye(len(S), dtype=S.dtype, device=S.device)  # no error yet: any may come
         new = search(J, seen, V.shape[1]).to(V)
         turn = new.T @ V
-        return Kept({name: turn @ P for name, P in kept.rows.items()}, {"V": new, "S": S})
+        return Kept({f"P/{name}": turn @ P for name, P in influences(kept).items()}, {"V": new, "S": S})
 
     def advance(self, kept: Kept, transition: Transition) -> Kept:
         V = kept.shared["V"]

@@ -1,0 +1,166 @@
+"""Traces: the influence of each parameter on the few components of the state that it moves, and on no other.
+
+A row of a parameter (its first dimension) moves some components of the state within one step: in an `RNNCell` row i
+moves unit i, in an `LSTMCell` it moves `h_i` and `c_i`. A trace `T` keeps these components alone, and `slots` (rows,
+slots) lists them, in order, then -1. Components are coloured so that no row moves two of the same colour; one vjp for
+each colour then gives all of `F` that is kept. `colours` (colours, n) says which components have the colour.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from gradguess.online.rule import Kept, Tensors, Transition
+
+DRAWS = 8  # of random states, at most, from which the pattern is read
+SIZES = (1.0, 1.0, 30.0, 300.0)  # of the states in each draw: large ones turn on what is off
+CHUNK = 32  # cotangents at a time
+
+
+def start(transition: Transition, order: int = 1, closed: bool = False, cut: bool = False) -> Kept:
+    """The pattern, read from a step at random states, and traces of zero.
+
+    Args:
+        transition: the first step.
+        order: number of steps in which a row reaches what is kept.
+        closed: any number of steps.
+        cut: of what a unit does by itself, without products with weights.
+    """
+    reached, J = _pattern(transition, cut)
+    names, sizes = list(reached), [reach.shape[1] for reach in reached.values()]
+    R = torch.cat(list(reached.values()), 1)
+    for _ in range(transition.width if closed else order - 1):
+        more = R | ((J.float() @ R.float()) > 0)
+        if torch.equal(more, R):
+            break
+        R = more
+    colour = _coloured((R.float() @ R.float().T) > 0)
+    shared, rows = {"colours": torch.nn.functional.one_hot(colour).T.to(transition.h)}, {}
+    for name, reach in zip(names, R.split(sizes, 1), strict=True):
+        slots = shared[f"slots/{name}"] = _packed(reach).to(transition.h.device)
+        columns = transition.parameters[name].numel() // len(slots)
+        rows[f"T/{name}"] = transition.h.new_zeros(transition.batch, *slots.shape, columns)
+    return Kept(rows, shared)
+
+
+def slots_of(kept: Kept) -> Tensors:
+    return {name.removeprefix("slots/"): v for name, v in kept.shared.items() if name.startswith("slots/")}
+
+
+def credit(kept: Kept, q: Tensor) -> Tensors:
+    """`Σ_b q_b P_b` with what is kept of `P`."""
+    return {
+        name: torch.einsum("brk,brkc->rc", _at(slots, q), kept.rows[f"T/{name}"]).flatten()
+        for name, slots in slots_of(kept).items()
+    }
+
+
+def through(kept: Kept, C: Tensor) -> Tensors:
+    """`C_b P_b` with what is kept of `P`: C (batch, m, n), or (1, m, n) for all, -> (batch, m, size)."""
+    return {
+        name: torch.einsum("bmrk,brkc->bmrc", _at(slots, C), kept.rows[f"T/{name}"]).flatten(2)
+        for name, slots in slots_of(kept).items()
+    }
+
+
+def advance(kept: Kept, transition: Transition, J: Tensor | float | None = None, cut: bool = False) -> Kept:
+    """`T ← J T + F`, in the pattern.
+
+    Args:
+        kept: the pattern, and the traces before the step.
+        transition: the step.
+        J: the Jacobian (batch, n, n); a number: `J T` is this number times `T`; None: the pattern is closed, so
+            that the vjps of the colours hold all of J that is needed.
+        cut: of what a unit does by itself, without products with weights.
+    """
+    colours = kept.shared["colours"]
+    of_colours, F = transition.vjps(colours, cut)
+    colour = colours.argmax(0)
+    rows = {}
+    for name, slots in slots_of(kept).items():
+        T, at, there = kept.rows[f"T/{name}"], slots.clamp_min(0), slots >= 0
+        row = torch.arange(slots.shape[0], device=slots.device)[:, None]
+        new = F.pop(name).unflatten(2, (slots.shape[0], -1))[:, colour[at], row]  # (batch, rows, slots, columns)
+        if isinstance(J, float):
+            rows[f"T/{name}"] = torch.add(new, T, alpha=J)
+            continue
+        to, source = (colour[at], of_colours) if J is None else (at, J)
+        block = source[:, to[:, :, None], at[:, None, :]] * (there[:, :, None] & there[:, None, :])
+        rows[f"T/{name}"] = block * T + new if slots.shape[1] == 1 else block @ T + new
+    return Kept(rows, kept.shared)
+
+
+def _at(slots: Tensor, C: Tensor) -> Tensor:
+    """What C (..., n) has for the components in the slots, and zero for empty ones: (..., rows, slots)."""
+    return C[..., slots.clamp_min(0)] * (slots >= 0)
+
+
+def _pattern(transition: Transition, cut: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """Which components each row of each parameter moves, (n, rows), and which components move which, (n, n).
+
+    What is zero at one state (a ReLU that is off, a weight that starts at zero) may not be so at another: states are
+    drawn, and every second time weights are moved, until each row moves something. A row that never does while others
+    of its parameter do, such as that of a word that was not there, is taken to move everything.
+    """
+    generator = torch.Generator().manual_seed(0)
+    sizes = {name: p.shape[0] if p.dim() else 1 for name, p in transition.parameters.items()}
+    n = transition.width
+    every = torch.eye(n, dtype=transition.h.dtype, device=transition.h.device)
+    reached = {name: torch.zeros(n, rows, dtype=torch.bool) for name, rows in sizes.items()}
+    J = torch.zeros(n, n, dtype=torch.bool)
+    for draw in range(DRAWS):
+        probe = _probe(transition, generator, moved=draw % 2 == 1)
+        for first, c in enumerate(every.split(CHUNK)):
+            part = slice(first * CHUNK, first * CHUNK + len(c))
+            of_state, F = probe.vjps(c, cut)
+            J[part] |= _anywhere(of_state)
+            for name, rows in sizes.items():
+                reached[name][part] |= _anywhere(F.pop(name)).unflatten(1, (rows, -1)).any(2)
+        if draw and all(bool(reach.any(0).all()) for reach in reached.values()):
+            break
+    return {name: torch.where(reach.any(0), reach, reach.any()) for name, reach in reached.items()}, J
+
+
+def _anywhere(values: Tensor) -> Tensor:
+    """Where a stream has another number than zero: (streams, ...) -> (...). NaN says nothing."""
+    return (torch.nan_to_num(values) != 0).any(0).cpu()
+
+
+def _probe(transition: Transition, generator: torch.Generator, moved: bool) -> Transition:
+    """The same step at random states, and at inputs and weights that are nowhere zero."""
+    rows = torch.arange(len(SIZES), device=transition.h.device) % transition.batch
+
+    def shaken(leaf: Tensor, size: Tensor | float) -> Tensor:
+        if not leaf.is_floating_point():
+            return leaf
+        return torch.nan_to_num(leaf) + (size * torch.randn(leaf.shape, generator=generator)).to(leaf)
+
+    def sizes(leaf: Tensor) -> Tensor:
+        return torch.tensor(SIZES).view(-1, *[1] * (leaf.dim() - 1))
+
+    h = shaken(torch.zeros_like(transition.h[rows]), sizes(transition.h))
+    parameters = {name: shaken(p, 0.1 if moved else 0.0) for name, p in transition.parameters.items()}
+    x = tree_map_only(Tensor, lambda leaf: shaken(leaf[rows], 0.1 * sizes(leaf)), transition.x)
+    state = {name: leaf[rows] for name, leaf in transition.state.items()} | {"h": h}
+    return dataclasses.replace(transition, weights={**transition.weights, **parameters}, state=state, x=x)
+
+
+def _packed(reach: Tensor) -> Tensor:
+    """The components that each row reaches, in order, then -1: (n, rows) -> (rows, slots)."""
+    most = max(1, int(reach.sum(0).max()))
+    there, component = reach.T.long().sort(dim=1, descending=True, stable=True)
+    return torch.where(there[:, :most] > 0, component[:, :most], -1)
+
+
+def _coloured(conflict: Tensor) -> Tensor:
+    """A colour for each component, so that two that are in conflict differ (greedy)."""
+    n = conflict.shape[0]
+    colour = torch.full((n,), -1)
+    for i in range(n):
+        taken = set(colour[:i][conflict[i, :i]].tolist())
+        colour[i] = next(c for c in range(n) if c not in taken)
+    return colour
