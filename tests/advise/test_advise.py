@@ -177,11 +177,11 @@ def test_a_ratio_is_a_median_and_has_its_share_of_searches():
     back, check, rare, *_ = candidates_for(nn.Linear(1, 1))
     guess = Candidate("W⊥", gg.WPerp(refresh=50), "")
     base, other = trial(back, [1.0, 2.0, 4.0]), trial(check, [3.0, 4.0, 400.0])
-    assert other.row(base, base).time == 3.0  # of 3, 2 and 100
-    assert trial(guess, [4.0, 4.0, 4.0], search=104.0).row(base, other).time == 2.0 + 100 / 50 / 2.0
-    assert trial(rare, [4.0, 4.0, 4.0], search=104.0).row(base, other).time == 2.0 + 100 / 200 / 2.0
-    base.problem = "out of memory"
-    assert other.row(base, base).time is None
+    assert other.compared(base, base).time == 3.0  # of 3, 2 and 100
+    assert trial(guess, [4.0, 4.0, 4.0], search=104.0).compared(base, other).time == 2.0 + 100 / 50 / 2.0
+    assert trial(rare, [4.0, 4.0, 4.0], search=104.0).compared(base, other).time == 2.0 + 100 / 200 / 2.0
+    base.fail("out of memory")
+    assert other.compared(base, base).time is None
 
 
 def test_a_round_ends_before_the_next_search(monkeypatch: pytest.MonkeyPatch):

@@ -7,9 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-COLUMNS = ("time", "over_checkpoints", "memory", "cosine", "lowest_cosine")
-TITLES = ("method", "works?", "time / backprop", "/ checkpoints", "memory / backprop", "cosine", "lowest")
-WIDTH = 120
+from gradguess.advise.candidates import BACKPROP, CHECKPOINTED
+
+COLUMNS = {
+    "time": "time / backprop",
+    "over_checkpoints": "/ checkpoints",
+    "memory": "memory / backprop",
+    "cosine": "cosine",
+    "lowest_cosine": "lowest",
+}
 
 
 @dataclass(frozen=True)
@@ -75,24 +81,45 @@ class Advice:
 
     def table(self) -> str:
         """The rows as plain text. A method that does not work has its reason in place of numbers."""
-        shown = [[row.method, "yes", *(_shown(getattr(row, name)) for name in COLUMNS)] for row in self.rows]
-        widths = [max(map(len, column)) for column in zip(TITLES, *shown, strict=True)]
-        lines = [_aligned(TITLES, widths)]
-        for row, cells in zip(self.rows, shown, strict=True):
-            if row.works:
-                lines.append(_aligned(cells, widths))
-            else:
-                lines.append(f"{row.method.ljust(widths[0])}  {row.problem}")
-        return "\n".join(lines)
+        cells = [["method", *COLUMNS.values()]]
+        cells += [[row.method, *(_shown(getattr(row, name)) for name in COLUMNS)] for row in self.rows]
+        first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
+        problems = [None, *(row.problem for row in self.rows)]
+        return "\n".join(
+            "  ".join([name.ljust(first), *(map(str.rjust, numbers, widths) if problem is None else [problem])])
+            for (name, *numbers), problem in zip(cells, problems, strict=True)
+        )
 
     def __str__(self) -> str:
-        return "\n\n".join([self.table(), textwrap.fill(self.recommendation, WIDTH), self.code]).rstrip()
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    texts = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
-    return "  ".join([*texts, *(cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True))])
+        return "\n\n".join([self.table(), textwrap.fill(self.recommendation, 120), self.code]).rstrip()
 
 
 def _shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
+
+
+def recommend(rows: Sequence[Row], memory_mb: float | None = None) -> tuple[Row | None, str]:
+    """The first row that works and fits into `memory_mb`, and why. What was not measured does not fit."""
+    working = [row for row in rows if row.works]
+    known = [row for row in working if row.memory_mb is not None]
+    fits = [row for row in known if memory_mb is None or (row.memory_mb or 0) <= memory_mb]
+    chosen = next(iter(working if memory_mb is None else fits), None)
+    if not working:
+        return None, "Nothing works here; the table says why."
+    if chosen is None and not known:
+        return None, "Memory is not counted on this device, so nobody knows what fits."
+    if chosen is None:
+        least = min(known, key=lambda row: row.memory_mb or 0)
+        return None, (
+            f"Nothing that was measured fits into {memory_mb:g} MB; {least.method} needs least, {least.memory_mb:.4g} "
+            "MB. Take a smaller batch (or chunk= of gg.ForwardGradient), more pieces, or memory='replay'."
+        )
+    limit = "" if memory_mb is None else f" in {memory_mb:g} MB"
+    why = f"Use {chosen.method}, the first method that works here{limit}"
+    if chosen.method in (BACKPROP, CHECKPOINTED):
+        return chosen, f"{why}: its gradient is exact."
+    near = "" if chosen.cosine is None else f" (cosine {chosen.cosine:.2f})"
+    return chosen, (
+        f"{why}. Its gradient is an approximation{near}: compare its accuracy with that of backpropagation on a "
+        "smaller model or batch."
+    )

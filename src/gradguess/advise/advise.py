@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from gradguess.advise.advice import Advice
+from gradguess.advise.advice import Advice, recommend
 from gradguess.advise.candidates import candidates_for
-from gradguess.advise.recommend import recommend
-from gradguess.advise.trial import Names, Trial
+from gradguess.advise.trial import Trial
 from gradguess.backends import RandomState
 from gradguess.backends.tracing import reason_of
 from gradguess.errors import InputError, check_count
@@ -84,7 +83,7 @@ def advise(
             _measure(trials, lowest, begin, seconds)
     finally:
         before.restore()
-    rows = tuple(trial.row(trials[0], trials[1]) for trial in trials)
+    rows = tuple(trial.compared(trials[0], trials[1]) for trial in trials)
     chosen, why = recommend(rows, memory_mb)
     name, code = (chosen.method, chosen.code) if chosen else (None, "")
     return Advice(rows, name, why, code, time.perf_counter() - begin)
@@ -110,7 +109,7 @@ def _copied(task: Task) -> Task:
     return Task(model, loss_fn, *tree_map_only(Tensor, own, (task.inputs, task.targets)))
 
 
-def _trials(task: Task, sites: Sites, pieces: int, seed: int) -> tuple[list[Trial], Names]:
+def _trials(task: Task, sites: Sites, pieces: int, seed: int) -> tuple[list[Trial], tuple[str, ...]]:
     """One for each candidate, and the parameters of the lowest site."""
 
     def found(where: Sites) -> Layout | None:
@@ -126,7 +125,7 @@ def _trials(task: Task, sites: Sites, pieces: int, seed: int) -> tuple[list[Tria
     return trials, owned[0] if owned else tuple(trials[0].parameters)[:1]
 
 
-def _measure(trials: list[Trial], lowest: Names, begin: float, seconds: float) -> None:
+def _measure(trials: list[Trial], lowest: tuple[str, ...], begin: float, seconds: float) -> None:
     spent = lambda: time.perf_counter() - begin  # noqa: E731
     first, true = trials[0], None
     try:
@@ -134,15 +133,15 @@ def _measure(trials: list[Trial], lowest: Names, begin: float, seconds: float) -
         true = first.gradients()
         first.prepare(true, lowest)
     except torch.OutOfMemoryError:  # other errors are of the model, the loss or the batch: the caller must see them
-        first.problem = "out of memory"
+        first.fail("out of memory")
     for number, trial in enumerate(trials[1:], 1):
         if number >= SURE and spent() > PREPARING * seconds:
-            trial.problem = f"not measured: the {seconds:g} s were spent; pass a larger seconds=, or a smaller batch"
+            trial.fail(f"not measured: the {seconds:g} s were spent; pass a larger seconds=, or a smaller batch")
         else:
             trial.attempt(partial(trial.prepare, true, lowest))
     for done in range(ROUNDS):
         if done >= LEAST and spent() > seconds:
             break
         for trial in trials:
-            if trial.works:
+            if trial.row.works:
                 trial.attempt(trial.round)

@@ -15,65 +15,74 @@ from gradguess.advise.candidates import Candidate
 from gradguess.backends import peak_bytes, seconds, seed_global
 from gradguess.errors import GradguessError, InputError, NonFiniteError
 from gradguess.estimate import ForwardGradient
-from gradguess.model.cut_pass import watched_run
 from gradguess.model.site import Sites
 from gradguess.model.task import Task
 
 STEPS, LESSONS = 4, 6  # steps until the gradient is compared: of a method that learns nothing, of one that does
 SHORTEST = 0.02  # seconds of a round
-LONGEST = 160  # characters
+LONGEST = 160  # characters of a reason
 Gradients = dict[str, Tensor]  # by the parameter's name
-Names = tuple[str, ...]
 
 
 class Trial:
-    """A candidate, and what was measured of it. An error becomes its `problem`."""
+    """A candidate, and its row of the table. An error becomes the row's `problem`."""
 
     def __init__(self, candidate: Candidate, task: Task, sites: Sites, pieces: int, seed: int) -> None:
         self.candidate, self.task, self.seed = candidate, task, seed
         self.sites: Sites = pieces if candidate.in_pieces else sites
-        self.code = candidate.line(sites, pieces, task.inputs)
+        self.row = Row(candidate.name, candidate.line(sites, pieces, task.inputs))
         self.parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
         self.device = next(iter(self.parameters.values())).device
         self.forward: ForwardGradient | None = None
-        self.problem: str | None = None
-        self.memory: int | None = None
-        self.cosine: float | None = None
-        self.lowest_cosine: float | None = None
         self.rounds: list[float] = []  # seconds of a step, by round
         self.search = 0.0  # seconds of a step that searches
         self.length = 1  # rounds of `every` steps that are timed together
 
-    @property
-    def works(self) -> bool:
-        return self.problem is None
+    def attempt(self, run: Callable[[], None]) -> None:
+        """Do `prepare` or `round`; an error is the reason why this candidate does not work."""
+        try:
+            run()
+        except Exception as error:
+            self.fail(reason(error))
+        finally:
+            self._clear()
 
-    def prepare(self, true: Gradients | None, lowest: Names) -> None:
+    def fail(self, problem: str) -> None:
+        self.row = Row(self.row.method, self.row.code, problem)
+
+    def prepare(self, true: Gradients | None, lowest: tuple[str, ...]) -> None:
         """The first steps: they set up libraries, measure memory and let the method learn. The last is compared.
 
         Args:
             true: the gradients of backpropagation; None where they are not known.
             lowest: the parameters of the lowest site.
         """
+        kept, steps = 0, STEPS
         if self.candidate.method is not None:
             model, method, top = self.task.model, self.candidate.method, self.candidate.top
             self.forward = ForwardGradient(model, method, sites=self.sites, top=top, seed=self.seed)
             self.forward.mixes = True  # no candidate warns of it: the cosines show what comes of it
         self.step()
+        if self.forward is not None:
+            entries = [*self.forward.kept.values(), *self.forward.learned.values()]
+            kept = sum(value.nbytes for values in entries for value in values.values())
+            steps = LESSONS if self.forward.learned else STEPS
         self._rewind(search=True)
-        kept = self._kept()
         peak = peak_bytes(self.step, self.device)
-        self.memory = None if peak is None else peak + kept
         self._rewind(search=True)
         self.search = seconds(self.step, self.device)
         self._rewind()
-        steps = LESSONS if self.forward is not None and self.forward.learned else STEPS
         spent = [seconds(self.step, self.device) for _ in range(3, steps)]
         self.length = max(1, ceil(SHORTEST / (min(spent) * self.candidate.every)))
         if self.candidate.refresh > 1:
             self.length = min(self.length, self.candidate.refresh - 1)  # no search in a round: `_ratio` adds it
-        if true is not None:
-            self.cosine, self.lowest_cosine = cosine(self.gradients(), true), cosine(self.gradients(), true, lowest)
+        found = self.gradients()
+        self.row = replace(
+            self.row,
+            memory_mb=None if peak is None else (peak + kept) / 2**20,
+            cosine=None if true is None else cosine(found, true),
+            lowest_cosine=None if true is None else cosine(found, {n: g for n, g in true.items() if n in lowest}),
+        )
 
     def gradients(self) -> Gradients:
         """Of the last step."""
@@ -84,15 +93,6 @@ class Trial:
         self._rewind()
         count = self.length * self.candidate.every
         self.rounds.append(seconds(lambda: self.step(count), self.device) / count)
-
-    def attempt(self, run: Callable[[], None]) -> None:
-        """Do `prepare` or `round`; an error is the reason why this candidate does not work."""
-        try:
-            run()
-        except Exception as error:
-            self.problem = reason(error)
-        finally:
-            self._clear()
 
     def step(self, count: int = 1) -> None:
         """Compute gradients, so many times."""
@@ -105,7 +105,7 @@ class Trial:
                 self.forward(self.task.loss_fn, self.task.inputs, self.task.targets)
 
     def _differentiate(self) -> None:
-        loss = watched_run(self.task, grad=True)[1].mean()
+        loss = self.task.losses(self.task.outputs()).mean()
         if not loss.requires_grad:
             raise InputError(
                 "The loss has no derivative with respect to any parameter, so there is no gradient to compare with. "
@@ -116,27 +116,15 @@ class Trial:
             raise NonFiniteError("The loss of this batch is NaN or infinite before any step. Check the data.")
         loss.backward(inputs=list(self.parameters.values()))  # and nothing else that the loss may depend on
 
-    def row(self, backprop: Trial, checkpoints: Trial) -> Row:
-        """What was found."""
-        row = Row(self.candidate.name, self.code, self.problem)
-        if not self.works:
-            return row
-        memory = None
-        if self.memory is not None and backprop.memory and backprop.works:
-            memory = self.memory / backprop.memory
-        return replace(
-            row,
-            time=self._ratio(backprop),
-            over_checkpoints=self._ratio(checkpoints),
-            memory=memory,
-            memory_mb=None if self.memory is None else self.memory / 2**20,
-            cosine=self.cosine,
-            lowest_cosine=self.lowest_cosine,
-        )
+    def compared(self, backprop: Trial, checkpoints: Trial) -> Row:
+        """The row with time and memory over those of backpropagation."""
+        mine, theirs = self.row.memory_mb, backprop.row.memory_mb
+        memory = mine / theirs if mine is not None and theirs else None
+        return replace(self.row, time=self._ratio(backprop), over_checkpoints=self._ratio(checkpoints), memory=memory)
 
     def _ratio(self, base: Trial) -> float | None:
         """The median over rounds of this time over that of `base` in the same round; searches are spread."""
-        if not base.works or not self.rounds:
+        if not (self.row.works and base.row.works and self.rounds):
             return None
         found = statistics.median(mine / theirs for mine, theirs in zip(self.rounds, base.rounds, strict=True))
         if not self.candidate.refresh:
@@ -149,26 +137,19 @@ class Trial:
         if self.forward is not None:
             self.forward.state = replace(self.forward.state, count=0 if search else self.candidate.every)
 
-    def _kept(self) -> int:
-        """Bytes of what lives from step to step."""
-        if self.forward is None:
-            return 0
-        entries = [*self.forward.kept.values(), *self.forward.learned.values()]
-        return sum(value.nbytes for values in entries for value in values.values())
-
     def _clear(self) -> None:
         for p in self.parameters.values():
             p.grad = None
 
 
-def cosine(found: Gradients, true: Gradients, names: Names | None = None) -> float:
-    """Over all parameters that have a true gradient, or those of `names`; 0 if either is zero."""
-    chosen = [name for name in true if names is None or name in names]
-    numbers = lambda grad: grad.to_dense().double()  # noqa: E731
-    pairs = [(numbers(found[name]), numbers(true[name])) for name in chosen if name in found]
-    inner = sum(float((a * b).sum()) for a, b in pairs)
-    square = sum(float(a.square().sum()) for a, _ in pairs)
-    true_square = sum(float(numbers(true[name]).square().sum()) for name in chosen)
+def cosine(found: Gradients, true: Gradients) -> float:
+    """Over all parameters that have a true gradient; 0 if either is zero."""
+    inner = square = true_square = 0.0
+    for name, grad in true.items():
+        b = grad.to_dense().double()
+        a = found[name].to_dense().double() if name in found else torch.zeros_like(b)
+        inner, square = inner + float((a * b).sum()), square + float(a.square().sum())
+        true_square += float(b.square().sum())
     return inner / (square * true_square) ** 0.5 if square * true_square > 0 else 0.0
 
 
