@@ -135,6 +135,11 @@ def test_imports_follow_the_order(path: Path):
     assert out_of_order(part_of(path), path.read_text(encoding="utf-8")) == []
 
 
+def test_the_library_does_without_the_lab():
+    using = {path.name for path in FILES if re.search(r"(import|from) gradguess_lab", path.read_text(encoding="utf-8"))}
+    assert using == {"__main__.py"}  # the command
+
+
 @pytest.mark.parametrize("path", CORE_FILES, ids=shown)
 def test_no_private_name_crosses_modules(path: Path):
     module = ".".join((ROOT.name, *path.relative_to(ROOT).with_suffix("").parts))

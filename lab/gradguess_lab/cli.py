@@ -69,8 +69,8 @@ def train(
     threads: Threads = 0,
 ) -> None:
     """Train one network. With --out the run can be killed at any time and continued by the same command."""
-    from gradguess.integrations.logs import logs
     from gradguess_lab.environment import use_threads
+    from gradguess_lab.logs import logs
     from gradguess_lab.train import train as run
     from gradguess_lab.world import launched_rank
 

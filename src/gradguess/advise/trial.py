@@ -15,6 +15,7 @@ from gradguess.advise.candidates import Candidate
 from gradguess.backends import peak_bytes, seconds, seed_global
 from gradguess.errors import GradguessError, InputError, NonFiniteError
 from gradguess.estimate import ForwardGradient
+from gradguess.model.cut_pass import watched_run
 from gradguess.model.site import Sites
 from gradguess.model.task import Task
 
@@ -105,7 +106,7 @@ class Trial:
                 self.forward(self.task.loss_fn, self.task.inputs, self.task.targets)
 
     def _differentiate(self) -> None:
-        loss = self.task.losses(self.task.outputs()).mean()
+        loss = watched_run(self.task, grad=True)[1].mean()
         if not loss.requires_grad:
             raise InputError(
                 "The loss has no derivative with respect to any parameter, so there is no gradient to compare with. "

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.extras import require
-from gradguess_lab.files import explained, write_atomic
 
 Trainer: Any = require("transformers", "gradguess[hf]", "ForwardGradientTrainer").Trainer
 
@@ -112,7 +111,7 @@ class ForwardGradientTrainer(Trainer):
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
             state = {name: value.cpu().contiguous() for name, value in self.estimator.state_dict().items()}
-            write_atomic(Path(output_dir) / STATE, _safetensors().save(state))
+            _safetensors().save_file(state, Path(output_dir) / STATE)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -122,10 +121,8 @@ class ForwardGradientTrainer(Trainer):
         if not path.exists():
             warnings.warn(f"{checkpoint} has no {STATE}: what the method learns starts afresh.", stacklevel=2)
             return
-        with explained(path):
-            data = path.read_bytes()
         try:
-            state = _safetensors().load(data)
+            state = _safetensors().load_file(path)
         except require("safetensors", "hf", "A checkpoint").SafetensorError as error:
             raise gg.GradguessError(f"{path} is truncated or no file of tensors. Delete it to start afresh.") from error
         self.estimator.load_state_dict(state)

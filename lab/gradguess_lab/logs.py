@@ -12,7 +12,7 @@ from gradguess.errors import GradguessError
 
 @contextlib.contextmanager
 def logs(config: Any, out: Path | None, tensorboard: bool, wandb: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """The loggers that were asked for, each beside the run."""
+    """A function that gives a row to every logger that was asked for, each beside the run."""
     for name, wanted in (("tensorboard", tensorboard), ("wandb", wandb)):
         if wanted and out is None:
             raise GradguessError(f"--{name} needs --out DIR: its log is written beside the run.")
