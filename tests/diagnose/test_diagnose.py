@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gradguess as gg
-from gradguess.diagnose import Report, SiteReport, bench, covariance
+from gradguess.diagnose import Report, SiteReport, comparison, covariance
 from gradguess.methods import Estimate, Method
 from gradguess.methods.run import Plan, find_layout, run_step
 from gradguess.model.task import Task
@@ -383,7 +383,7 @@ def test_no_array_of_batch_times_d_times_d(guess):
     model = nn.Sequential(nn.Linear(6, d), nn.ReLU(), nn.Linear(d, d), nn.ReLU(), nn.Linear(d, 4))
     with Largest() as largest:
         gg.diagnose(model, guess, loss_fn, torch.randn(batch, 6), torch.arange(batch) % 4, seeded())
-    assert largest.numbers <= max(bench.PROBE * d * d, batch * d * 4)
+    assert largest.numbers <= max(comparison.PROBE * d * d, batch * d * 4)
     assert largest.numbers < batch * d * d
 
 

@@ -10,7 +10,6 @@ unbiased estimates (of the diagonal, and of the squared distance), with a relati
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import singledispatch
 
 import torch
 from torch import Tensor
@@ -38,80 +37,43 @@ def _columns(frame: Frame, s: Tensor) -> Iterator[Tensor]:
         yield frame.apply(rows[:, None].expand(-1, len(s), -1))
 
 
-@singledispatch
 def variances(frame: Frame, s: Tensor, noise: Noise, draws: int) -> Tensor:
     """`diag Cov(y)`, (batch, d)."""
-    total = torch.zeros_like(s)
+    if isinstance(frame, Identity):
+        return torch.ones_like(s)
+    if isinstance(frame, Matrix):
+        return frame.P.square().sum(-2)
+    if isinstance(frame, Transposed) and isinstance(frame.W, GatedLinear):
+        lengths = frame.W.weight.square().sum(0)  # squared, of the columns of W
+        return lengths.expand_as(s) if frame.W.gate is None else lengths * frame.W.gate.square()
     if frame.orthonormal:
-        for part in _columns(frame, s):
-            total += part.square().sum(0)
-        return total
-    for _ in range(draws):
-        total += frame.apply(_white(frame.latent, s, noise)).square()
-    return total / draws
+        return sum((part.square().sum(0) for part in _columns(frame, s)), start=torch.zeros_like(s))
+    drawn = (frame.apply(_white(frame.latent, s, noise)).square() for _ in range(draws))
+    return sum(drawn, start=torch.zeros_like(s)) / draws
 
 
-@variances.register
-def _(frame: Identity, s: Tensor, noise: Noise, draws: int) -> Tensor:
-    return torch.ones_like(s)
-
-
-@variances.register
-def _(frame: Matrix, s: Tensor, noise: Noise, draws: int) -> Tensor:
-    return frame.P.square().sum(-2)
-
-
-@variances.register
-def _(frame: Transposed, s: Tensor, noise: Noise, draws: int) -> Tensor:
-    W = frame.W
-    if not isinstance(W, GatedLinear):
-        return variances.dispatch(Frame)(frame, s, noise, draws)
-    lengths = W.weight.square().sum(0)  # squared, of the columns of W
-    return lengths.expand_as(s) if W.gate is None else lengths * W.gate.square()
-
-
-@singledispatch
 def distance(frame: Frame, s: Tensor, noise: Noise, draws: int) -> Tensor:
     """`‖Cov(y) - I‖_F`, (batch,)."""
+    d = s.shape[1]
+    if isinstance(frame, Identity):
+        return s.new_zeros(len(s))
+    if isinstance(frame, Matrix):
+        m = frame.P.shape[-2]  # ‖PᵀP - I_d‖² = ‖PPᵀ - I_m‖² + d - m: the smaller product, for a few samples at a time
+        eye = torch.eye(min(m, d), dtype=s.dtype, device=s.device)
+        parts = frame.P.split(max(1, CHUNK // eye.numel()))
+        squares = [((P @ P.mT if m < d else P.mT @ P) - eye).square().sum((-2, -1)) for P in parts]
+        return (torch.cat(squares) + max(d - m, 0)).sqrt()
+    if isinstance(frame, Transposed) and isinstance(frame.W, GatedLinear):
+        # Cov = D G D with one G = WᵀW for the batch: Σ_jk (D_j G_jk D_k - δ_jk)², its diagonal apart
+        gram = frame.W.weight.double().mT @ frame.W.weight.double()
+        q = torch.ones_like(s).double() if frame.W.gate is None else frame.W.gate.square().double()
+        on_diagonal = (q * gram.diagonal() - 1).square().sum(-1)
+        return (on_diagonal + ((q @ gram.fill_diagonal_(0).square()) * q).sum(-1)).sqrt()
     if frame.orthonormal:  # a projector: √(d - rank)
-        rank = variances(frame, s, noise, draws).sum(-1).round()
-        return (s.shape[1] - rank).clamp_min(0).sqrt()
-    total = s.new_zeros(len(s))
-    for _ in range(draws):
-        v = _white(s.shape[1], s, noise)
-        total += (frame.covariance_times(v) - v).square().sum(-1)
+        return (d - variances(frame, s, noise, draws).sum(-1).round()).clamp_min(0).sqrt()
+    drawn = (_white(d, s, noise) for _ in range(draws))
+    total = sum(((frame.covariance_times(v) - v).square().sum(-1) for v in drawn), start=s.new_zeros(len(s)))
     return (total / draws).sqrt()
-
-
-@distance.register
-def _(frame: Identity, s: Tensor, noise: Noise, draws: int) -> Tensor:
-    return s.new_zeros(len(s))
-
-
-@distance.register
-def _(frame: Matrix, s: Tensor, noise: Noise, draws: int) -> Tensor:
-    """`‖PᵀP - I_d‖² = ‖PPᵀ - I_m‖² + d - m`: the smaller product is built, for a few samples at a time."""
-    m, d = frame.P.shape[-2:]
-    eye = torch.eye(min(m, d), dtype=s.dtype, device=s.device)
-    squares = []
-    for P in frame.P.split(max(1, CHUNK // eye.numel())):
-        gram = P @ P.mT if m < d else P.mT @ P
-        squares.append((gram - eye).square().sum((-2, -1)))
-    return (torch.cat(squares) + max(d - m, 0)).sqrt()
-
-
-@distance.register
-def _(frame: Transposed, s: Tensor, noise: Noise, draws: int) -> Tensor:
-    """`Cov = D G D` with one `G = WᵀW` for the batch: `Σ_jk (D_j G_jk D_k - δ_jk)²`, its diagonal apart."""
-    W = frame.W
-    if not isinstance(W, GatedLinear):
-        return distance.dispatch(Frame)(frame, s, noise, draws)
-    weight = W.weight.double()
-    gram = weight.mT @ weight
-    q = torch.ones_like(s).double() if W.gate is None else W.gate.square().double()
-    on_diagonal = (q * gram.diagonal() - 1).square().sum(-1)
-    off_diagonal = ((q @ gram.fill_diagonal_(0).square()) * q).sum(-1)
-    return (on_diagonal + off_diagonal).sqrt()
 
 
 def _white(size: int, s: Tensor, noise: Noise) -> Tensor:

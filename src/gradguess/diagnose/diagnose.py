@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gradguess.backends.policy import one_at_a_time
-from gradguess.diagnose.bench import Bench
+from gradguess.diagnose.comparison import Comparison
 from gradguess.diagnose.report import Report
 from gradguess.errors import InputError, check_count
 from gradguess.estimate import ForwardGradient, fresh_generator
@@ -84,11 +84,13 @@ def diagnose(
     task = Task(model, loss_fn, inputs, targets)
     with untouched(model), torch.no_grad():
         state = State() if forward is None else forward.state
-        bench = Bench(plan, task, Noise(generator or fresh_generator()), state, draws)
-        warn_of_mixing(plan, task, bench.layout, stacklevel=4)
+        compared = Comparison(plan, task, Noise(generator or fresh_generator()), state, draws)
+        warn_of_mixing(plan, task, compared.layout, stacklevel=4)
         if isinstance(guess, WeightPerturbation):
-            return Report(bench.by_parameter())
+            return Report(compared.by_parameter())
         if not plan.method.uses_sites:
             raise InputError(f"{guess!r} has neither sites nor a known covariance: there is nothing to diagnose.")
-        found = bench.by_frames(guess) if isinstance(guess, Guess) else bench.by_draws()
-        return Report({name: replace(site, **bench.spectrum(name)) for name, site in found.items()} if curve else found)
+        found = compared.by_frames(guess) if isinstance(guess, Guess) else compared.by_draws()
+        return Report(
+            {name: replace(site, **compared.spectrum(name)) for name, site in found.items()} if curve else found
+        )

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from gradguess.diagnose.covariance import distance, explicit, variances
-from gradguess.diagnose.moments import Errors, covariance_times, summary
 from gradguess.diagnose.report import SiteReport
-from gradguess.diagnose.spectrum import decompose
 from gradguess.guesses.base import Guess
 from gradguess.guesses.frames import Frame
 from gradguess.jacobian import CutGraph, Jacobian
@@ -33,10 +31,10 @@ WORK = PROBE * 512**3  # multiplications in all decompositions of a site; fewer 
 Values = dict[str, Tensor]  # site name -> (batch, d)
 
 
-class Bench:
+class Comparison:
     """The true gradient of one batch, and what is needed to compare estimates with it.
 
-    Inside, gradients are those of each sample's own loss; `moments.summary` divides by the batch.
+    Inside, gradients are those of each sample's own loss; `summary` divides by the batch.
     """
 
     def __init__(self, plan: Plan, task: Task, noise: Noise, state: State, draws: int) -> None:
@@ -194,3 +192,78 @@ class Bench:
             return self.step.passes.cut(), torch.arange(self.batch, device=self.probe.device)
         picked = self.task.part(self.probe, self.batch)
         return self.step.passes.aside(picked).cut(), self.probe
+
+
+class Errors:
+    """Running moments of `ĝ - g` over several estimates."""
+
+    def __init__(self, g: Tensor) -> None:
+        self.g = g  # (batch, d)
+        self.total = torch.zeros_like(g)
+        self.square = torch.zeros_like(g[0])
+        self.means: list[Tensor] = []
+
+    def add(self, estimate: Tensor) -> None:
+        error = estimate - self.g
+        self.total += error
+        self.square += error.square().mean(0)
+        self.means.append(error.mean(0))
+
+    def moments(self) -> tuple[Tensor, float, Tensor]:
+        """Mean estimate (batch, d), bias, variance (d,). The noise of the average is taken off its square."""
+        means, count = torch.stack(self.means), len(self.means)
+        noise = means.var(0) / count if count > 1 else 0.0
+        squared_bias = means.mean(0).square() - noise
+        bias = squared_bias.sum().clamp_min(0).sqrt().item()
+        return self.g + self.total / count, bias, self.square / count - squared_bias
+
+
+def covariance_times(frame: Frame, g: Tensor) -> Tensor:
+    """`Cov(y) g`, with a power of two taken out, so that small gradients survive the frame's precision."""
+    scale = torch.ldexp(torch.ones_like(g[0, 0]), torch.frexp(g.abs().amax()).exponent)
+    return frame.covariance_times((g / scale).to(frame.dtype)).double() * scale
+
+
+def summary(
+    g: Tensor, estimate: Tensor, mean: Tensor, bias: float, variance: Tensor, norm: float | None, batch: int
+) -> SiteReport:
+    """From the gradient of each sample's own loss to that of the mean loss."""
+    return SiteReport(
+        d=g.shape[1],
+        bias=bias / batch,
+        variance=variance.norm().item() / batch**2,
+        covariance_norm=norm,
+        cosine=_cosine(estimate, g),
+        mean_cosine=_cosine(mean, g),
+        gradient_norm=g.norm().item() / batch,
+    )
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    lengths = (a.norm() * b.norm()).item()
+    return (a * b).sum().item() / lengths if lengths else 0.0
+
+
+def decompose(W: Tensor, g: Tensor) -> dict[str, Any]:
+    """Of `W` (n, m, d), with the gradients `g` (n, d) of the same samples."""
+    n, m, d = W.shape
+    values, curves = g.new_zeros(n, d), g.new_zeros(n, d)
+    ranks = g.new_zeros(n)
+    for i in range(n):
+        alive = (W[i] != 0).any(0)  # closed units have singular value zero: half of them under a ReLU
+        _, S, Vh = torch.linalg.svd(W[i][:, alive], full_matrices=False)
+        if len(S) == 0:
+            continue
+        real = S / S[0] > max(m, d) * torch.finfo(W.dtype).eps
+        ranks[i], values[i, : len(S)] = real.sum(), S.double()
+        inside = ((Vh.double() @ g[i, alive]) * real).square().cumsum(0)  # ‖V_k V_kᵀ g‖²
+        curves[i] = inside[-1]
+        curves[i, : len(S)] = inside
+    lengths = g.square().sum(1)
+    seen = lengths > 0
+    overlap = (curves[seen] / lengths[seen, None]).clamp_max(1).sqrt().mean(0).tolist() if seen.any() else None
+    return {
+        "rank": ranks.mean().item(),
+        "singular_values": tuple(values.mean(0).tolist()),
+        "overlap": None if overlap is None else tuple(overlap),
+    }
