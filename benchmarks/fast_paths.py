@@ -16,7 +16,6 @@ from typing import Any
 from unittest.mock import patch
 
 from gradguess.backends import kernels
-from gradguess.passes import relu_chain
 from gradguess_lab import environment
 from gradguess_lab.bench.cases import Case
 from gradguess_lab.bench.loops import Loop, Replayed
@@ -36,7 +35,6 @@ PATHS: dict[str, list[tuple[Any, str, Any]]] = {
     "nothing": [],
     "nothing, again": [],
     "kernels for small factors": [(kernels, "usable", _never)],
-    "closed form of a chain": [(relu_chain.ReluChainPass, "fits", staticmethod(_never))],
 }
 
 

@@ -175,7 +175,7 @@ def test_the_frontier_crosses_no_other_site():
 def test_an_mlp_is_seen_in_closed_form(name):
     case = make(name)
     layout = layout_of(case)
-    assert layout.has_closed_gradients
+    assert not layout.needs_graph
     assert [site.linear for site in layout.sites] == [case.model[2], case.model[4], None]
 
 
@@ -191,7 +191,7 @@ def test_parameters_between_the_sites_are_found():
     assert layout["first"].parameters == ("below", "first.weight", "first.bias")
     assert layout["last"].parameters == ("token", "a", "b", "last.weight", "last.bias")
     assert layout.tail == ("scale",)
-    assert not layout.has_closed_gradients
+    assert layout.needs_graph
 
 
 def test_a_position_embedding_is_shared_by_the_batch():

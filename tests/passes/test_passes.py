@@ -1,4 +1,4 @@
-"""The ways to run a model against each other, in float64; and that each shows a guess what it says."""
+"""What a guess is shown, however a model is run; and what a pass leaves behind."""
 
 from __future__ import annotations
 
@@ -14,26 +14,11 @@ import gradguess as gg
 from combinations import pairwise
 from gradguess.guesses import Guess, Identity, SiteView
 from gradguess.model.find_sites import lay_out
-from gradguess.model.site import Layout, Site
+from gradguess.model.site import Layout
 from gradguess.model.task import Task
-from gradguess.passes.module_pass import ModulePass
-from gradguess.passes.relu_chain import ReluChainPass
 from models import CLASSES, INPUTS, Case, cross_entropy, generator, make
 
 WIDTH, BATCH = 7, 6
-
-
-class Called(nn.Module):
-    """The same layers, but no `nn.Sequential`: it must be called."""
-
-    def __init__(self, layers: nn.Sequential) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
 
 
 def layers(activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
@@ -53,94 +38,10 @@ def in_place() -> nn.Module:
     return nn.ReLU(inplace=True)
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "unrolled": layers,
-    "identities": lambda: layers(nn.Identity),
-    "nested": lambda: nn.Sequential(layers()[:3], layers()[3:]),
-    "in-place": lambda: layers(in_place),
-}
-CALLED = {"called": lambda: Called(layers()), "called, in-place": lambda: Called(layers(in_place))}
-
-
 def task_of(model: nn.Module) -> Task:
     source = generator(1)
     x = torch.randn(BATCH, INPUTS, generator=source, dtype=torch.float64)
     return Task(model, cross_entropy, x, torch.randint(CLASSES, (BATCH,), generator=source))
-
-
-def both(model: nn.Module, keep: bool) -> tuple[ReluChainPass, ModulePass]:
-    task = task_of(model)
-    layout = lay_out(task)
-    return ReluChainPass(task, layout, keep), ModulePass(task, layout)
-
-
-Seen = list[tuple[str, Tensor, Tensor]]
-
-
-def observed(passes: ModulePass) -> tuple[Seen, Tensor]:
-    seen: Seen = []
-    outputs = passes.plain(lambda site, x, s: seen.append((site.name, x.clone(), s.clone())))
-    return seen, outputs
-
-
-def same(a: Any, b: Any) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-14)
-
-
-def assert_same_plain_pass(chain: ModulePass, module: ModulePass) -> None:
-    (ours, outputs), (theirs, expected) = observed(chain), observed(module)
-    assert [name for name, *_ in ours] == [name for name, *_ in theirs]
-    for (_, *a), (_, *b) in zip(ours, theirs, strict=True):
-        same(a, b)
-    same(outputs, expected)
-
-
-def drawn(seed: int) -> tuple[Callable[[Site, Any, Tensor | None], Tensor | None], list[str]]:
-    """Directions by site name, whatever the order; none at the third site."""
-    names: list[str] = []
-
-    def draw(site: Site, x: Any, s: Tensor | None) -> Tensor | None:
-        names.append(site.name)
-        if site.module.out_features == 5:
-            return None
-        source = generator(seed + sum(map(ord, site.name)))
-        return torch.randn(BATCH, site.module.out_features, generator=source, dtype=torch.float64)
-
-    return draw, names
-
-
-def assert_same_tangents(chain: ModulePass, module: ModulePass, scale: Any = None, tangents: int = 1) -> None:
-    for seed in range(tangents):
-        (draw, names), (other, expected_names) = drawn(seed), drawn(seed)
-        ours, theirs = chain.tangent(draw, scale), module.tangent(other, scale)
-        assert names == expected_names == [site.name for site in module.layout.sites]
-        assert theirs.jvp.abs().max() > 0
-        for field in ("losses", "jvp", "outputs", "output_tangents"):
-            same(getattr(ours, field), getattr(theirs, field))
-
-
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("model", ["unrolled", "in-place"])
-def test_the_passes_agree_one_after_the_other(model, keep):
-    """A plain pass after tangents, tangents after it, and a graph: nothing that was kept spoils what follows."""
-    chain, module = both(MODELS[model](), keep)
-    for _ in range(2):
-        assert_same_tangents(chain, module)
-        assert_same_plain_pass(chain, module)
-        for a, b in zip(chain.graph(), module.graph(), strict=True):
-            same(a, b)
-        for a, b in zip(chain.aside().graph(), module.aside().graph(), strict=True):
-            same(a, b)
-
-
-def test_a_chain_that_is_unrolled_does_not_call_the_model(monkeypatch):
-    """Else the tests above would compare the model with itself."""
-    chain, module = both(layers(), True)
-    monkeypatch.setattr(Task, "outputs", None)
-    observed(chain)
-    chain.tangent(drawn(0)[0])
-    with pytest.raises(TypeError, match="not callable"):
-        observed(module)
 
 
 # --- what a guess sees ---------------------------------------------------------------------------------------
@@ -197,7 +98,12 @@ class Branch(nn.Module):
         return self.head(x)
 
 
-SHOWN = MODELS | CALLED | {"hooked": hooked, "branch": Branch}
+SHOWN: dict[str, Callable[[], nn.Module]] = {
+    "layers": layers,
+    "in-place": lambda: layers(in_place),
+    "hooked": hooked,
+    "branch": Branch,
+}
 
 
 def outputs_of(model: nn.Module, layout: Layout, x: Tensor) -> dict[str, Tensor]:

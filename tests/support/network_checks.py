@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,6 @@ from gradguess.model.site import Layout, Site
 from gradguess.model.task import Task
 from gradguess.noise import Noise
 from gradguess.passes import choose_pass
-from gradguess.passes.relu_chain import ReluChainPass
 from gradguess.step.base import Options, State, Step
 from gradguess.step.draw import Drawing
 from gradguess.step.measure import measure
@@ -726,7 +724,7 @@ def _shared(found: Tensor, basis: Tensor, D: Tensor | None) -> None:
 
 
 def paths(case: Case, est: gg.Estimate, layout: Layout | None) -> None:
-    """Store = replay = chunks = parts = the estimate; layers by hand = the model called."""
+    """Store = replay = chunks = parts = the estimate."""
     before = footprint(case.model)
     stored, forward, buffers = first_step(case)
     close("estimate = first step", stored, {n: g for n, g in est.grads.items() if n in stored or g.any()})
@@ -735,11 +733,6 @@ def paths(case: Case, est: gg.Estimate, layout: Layout | None) -> None:
     replays(case, stored, forward)
     if layout is None:
         return
-    if ReluChainPass.fits(Task(case.model, case.loss_fn, case.inputs, case.targets), layout):
-        with mock.patch.object(ReluChainPass, "fits", return_value=False):
-            called = estimate(case)
-        close("layers by hand: derivative", est.jvp, called.jvp)
-        close("layers by hand: parameters", est.grads, called.grads)
     if not _splits(case, layout):
         return
     chunked, _, _ = first_step(case, chunk=2)

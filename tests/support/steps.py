@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,11 +55,9 @@ def step_of(
     return Step(task, layout, choose_pass(task, layout), Noise(generator(seed)), chosen, state)
 
 
-def oracle(case: Case, sites: Sites = "auto", *, closed: bool | None = None, stored: bool = False) -> dict[str, Tensor]:
+def oracle(case: Case, sites: Sites = "auto", *, stored: bool = False) -> dict[str, Tensor]:
     """Parameter gradients from the *true* gradient at each site: must be backpropagation's."""
     layout = layout_of(case, sites)
-    if closed is not None:
-        layout = dataclasses.replace(layout, has_closed_gradients=closed)
     true = sample_gradients(case, [s.name for s in layout.sites], {s.name: s.slot for s in layout.sites})
     step = step_of(case, layout=layout)
     with no_trace(case.model):

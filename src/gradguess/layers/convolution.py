@@ -18,7 +18,7 @@ def gradient(layer: Convolution, x: Tensor, g: Tensor) -> dict[str, Tensor]:
     _, weight, bias = torch.ops.aten.convolution_backward(
         g,
         x,
-        layer.weight,
+        layer.weight.to(g.dtype),
         [layer.out_channels] if wants_bias else None,
         list(layer.stride),
         [int(p) for p in layer.padding],

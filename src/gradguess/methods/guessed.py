@@ -64,7 +64,7 @@ def spend(drawing: Drawing) -> Estimate:
     if not step.keeps:
         step.noise.rewind()
         seen.outputs, seen.output_tangents = None, []  # they may be large, and the second pass makes them again
-    grads = pull_back(step, cotangent, seen.records, seen.pieces, seen.tail)
+    grads = pull_back(step, cotangent, seen.records, seen.tail)
     result = Estimate(seen.losses.mean(), grads, jvp, losses=seen.losses)
     if step.detail:
         for site in step.layout.sites:

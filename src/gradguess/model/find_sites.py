@@ -6,6 +6,7 @@ The graph is the same whether a model is written with modules or with functions,
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from gradguess.errors import InputError
-from gradguess.layers.entry import Gate
+from gradguess.layers.entry import Gate, GradientRule
 from gradguess.layers.positions import pattern_of
 from gradguess.layers.table import gate_of, gradient_of, is_matrix
 from gradguess.model.assumptions import Members
@@ -140,6 +141,7 @@ def _read(model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int] | No
     used = [(call, slot) for call, slot in roots if id(call.slots[slot][1]) in reached]  # the loss depends on these
     title = {(call, slot): _title(call, slot, used) for call, slot in used}
     nodes = graph.leaf_nodes()
+    rules = _rules([call.module for call, _ in used], graph, nodes, cut.altered)
     found = []
     for call, slot in used:
         s, leaf = call.slots[slot]
@@ -152,6 +154,8 @@ def _read(model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int] | No
         fewer = shapes.get((call.module, call.index), [])
         batch_dim = _batch_dim(s, cut.losses.shape[0], fewer[slot] if slot < len(fewer) else None)
         plain = s.dim() == 2 and batch_dim == 0 and id(leaf) not in at_output
+        below = {key: name for key, name in parameters.items() if key in reach[call, slot]}
+        own = {id(p) for p in call.module.parameters(recurse=False) if p.requires_grad}
         found.append(
             Site(
                 name=title[call, slot],
@@ -164,8 +168,8 @@ def _read(model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int] | No
                 reaches_output=reaches_output,
                 is_output=gate is None and len(cut.ends) == 1 and end is not None and cut.ends[0].grad_fn is end,
                 linear=_linear_above(above, end, graph, cut.altered) if plain else None,
-                parameters=tuple(name for key, name in parameters.items() if key in reach[call, slot]),
-                gradient=gradient_of(call.module),
+                parameters=tuple(below.values()),
+                gradient=rules.get(call.module) if below and below.keys() == own else None,
                 pattern=pattern_of(call.module, s, batch_dim, cut.ends),
                 shape=tuple(s.shape[1:]),
             )
@@ -174,7 +178,6 @@ def _read(model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int] | No
     trained = set(tail).union(*(site.parameters for site in found))
     return Layout(
         sites=tuple(found),
-        has_closed_gradients=not tail and _all_closed(found, trained, graph, nodes, model, cut.altered),
         tail=tail,
         reached=tuple(name for name in parameters.values() if name in trained),
         members=Members(model),
@@ -191,7 +194,7 @@ def bare_layout(task: Task) -> Layout:
     with untouched(task.model) as traces:
         watched_run(task, grad=False)
         stochastic, mutates = traces()
-    return Layout((), False, (), (), False, stochastic, mutates, Members(task.model), {})
+    return Layout((), (), (), False, stochastic, mutates, Members(task.model), {})
 
 
 def _title(call: Call, slot: int, used: Sequence[tuple[Call, int]]) -> str:
@@ -235,22 +238,19 @@ def _linear_above(
     return call.module if plain and call.x.grad_fn is end else None  # type: ignore[return-value]
 
 
-def _all_closed(
-    sites: Sequence[Site],
-    reached: set[str],
-    graph: AutogradGraph,
-    nodes: dict[int, Any],
-    model: nn.Module,
-    altered: set[nn.Module],
-) -> bool:
-    """Is every parameter used by its own site's layer alone, and does that layer have a closed form?"""
-    uses: dict[int, int] = {}
-    for site in sites:
-        if site.gradient is None or site.module in altered:
-            return False
-        for p in site.module.parameters(recurse=False):
-            uses[id(p)] = uses.get(id(p), 0) + 1
-    for name, p in model.named_parameters():
-        if name in reached and len(graph.consumers.get(nodes.get(id(p)), [])) != uses.get(id(p), 0):
-            return False
-    return True
+def _rules(
+    called: Sequence[nn.Module], graph: AutogradGraph, nodes: dict[int, Any], altered: set[nn.Module]
+) -> dict[nn.Module, GradientRule]:
+    """The closed forms of the layers whose parameters nothing else uses than calls of such layers."""
+    closed = [module for module in called if gradient_of(module) is not None and module not in altered]
+    uses = Counter(id(p) for module in closed for p in module.parameters(recurse=False))
+    return {
+        module: rule
+        for module in closed
+        if (rule := gradient_of(module)) is not None
+        and all(
+            len(graph.consumers.get(nodes.get(id(p)), [])) == uses[id(p)]
+            for p in module.parameters(recurse=False)
+            if p.requires_grad
+        )
+    }

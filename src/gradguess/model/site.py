@@ -40,7 +40,7 @@ class Site:
     is_output: bool  # its output is the model's output, unchanged
     linear: nn.Linear | None  # set where the whole path above is elementwise -> this linear layer
     parameters: tuple[str, ...]  # parameters on the paths that end here and cross no other site
-    gradient: GradientRule | None = None  # closed form of the parameter gradient of its layer
+    gradient: GradientRule | None = None  # closed form of the gradients of all `parameters`
     pattern: Pattern = FULL  # its positions, and how feedback is shared over them
     shape: tuple[int, ...] = ()  # of one sample's output, as it was when the site was found
 
@@ -88,7 +88,6 @@ class Layout:
     """The sites of a model in call order, and what a pass over it has to watch for."""
 
     sites: tuple[Site, ...]
-    has_closed_gradients: bool  # every parameter's gradient has a closed form at its own site
     tail: tuple[str, ...]  # parameters between the last sites and the loss
     reached: tuple[str, ...]  # parameters that the loss depends on
     sliceable: bool  # the first dimension of the inputs is the batch
@@ -99,6 +98,11 @@ class Layout:
     idle: tuple[nn.Module, ...] = ()  # modules with trainable parameters that were not called
     sample_size: int = 0  # of the inputs, when the sites were found
     outputs: Any = None  # what the model returned on the few samples, with meta tensors: shapes without numbers
+
+    @cached_property
+    def needs_graph(self) -> bool:
+        """Is there a parameter whose gradient has no closed form at its own site, and needs a reverse graph?"""
+        return bool(self.tail) or any(site.parameters and site.gradient is None for site in self.sites)
 
     @cached_property
     def leaves_traces(self) -> bool:

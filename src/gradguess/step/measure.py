@@ -28,14 +28,15 @@ class Record:
     s: Tensor | None  # the output, where the method asked for it
     gate: Tensor | None = None  # with s; computed at once, since an in-place activation changes s
     y: Tensor | None = None  # (tangents, *s.shape)
+    piece: GradientEdge | None = None  # the graph of s, where it was recorded and the closed form is missing
 
 
 Records = dict[str, Record]
 
 
-def record(step: Step, x: Any, s: Tensor | None, gate: Tensor | None = None, y: Tensor | None = None) -> Record:
+def record(site: Site, x: Any, s: Tensor | None, gate: Tensor | None = None, y: Tensor | None = None) -> Record:
     """Keep what `pull_back` will need: the input only where gradients have a closed form."""
-    x = x if step.layout.has_closed_gradients else None
+    x = x if site.gradient is not None else None
     return Record(x, x._version if isinstance(x, Tensor) else 0, s, gate, y)
 
 
@@ -50,8 +51,7 @@ class Measurement:
     output_tangents: list[list[Tensor]]  # per pass
     passes: list[tuple[int, str | None]]  # per pass: the tangent, and the one site it was for (None: all)
     scales: dict[str, list[Tensor]]  # per site and tangent: the σ by which the direction was scaled, if any
-    pieces: dict[str, GradientEdge]  # the graphs of sites' outputs, where these were recorded
-    tail: Tensor | None  # with them: the losses with theirs
+    tail: Tensor | None  # the losses with the graph above the last sites, where the pass recorded graphs
 
     def rows(self, site: Site) -> list[int]:
         """The passes that carried the directions of a site."""
@@ -101,33 +101,26 @@ def measure(
     """Draw directions at the sites for which `only` holds, and carry them to the losses.
 
     With `keep_outputs` the records hold every site's output and gate as well. With `keep_pieces` the first pass records
-    the graph of every piece, if gradients have no closed form, and if it can. With `balance` every site's direction is
+    the graph of the pieces whose gradients have no closed form, if it can. With `balance` every site's direction is
     scaled (one number for the batch) so that it weighs as much in the derivative as those of the sites below; `watch`
     sees each direction that is so carried, with its σ.
     """
     step = drawing.step
     passes = _schedule(step, only)
-    meter = _Meter(drawing, only, keep_outputs or step.detail, watch)
+    recorded = keep_pieces and step.keeps and step.layout.needs_graph and step.passes.gives_pieces
+    keep_inputs = recorded or not step.layout.needs_graph  # else `pull_back` runs the model again, and sees them then
+    meter = _Meter(drawing, only, keep_inputs, keep_outputs or step.detail, watch)
     balance = balance or step.options.balance
-    recorded = keep_pieces and step.keeps and step.passes.gives_pieces and not step.layout.has_closed_gradients
-    pieces: dict[str, GradientEdge] = {}
     seen = []
     for number, (tangent, chosen) in enumerate(passes):
         if not step.keeps:
             step.noise.rewind()
         draw = partial(meter.draw, tangent, chosen)
         scale = partial(meter.scale, number, tangent) if balance else None
-        seen.append(step.passes.tangent(draw, scale, partial(_keep, pieces) if recorded and number == 0 else None))
+        seen.append(step.passes.tangent(draw, scale, meter.piece if recorded and number == 0 else None))
     jvp = torch.stack([one.jvp for one in seen]) if len(seen) > 1 else seen[0].jvp[None]
     first, tangents = seen[0], [one.output_tangents for one in seen]
-    scales = meter.scales
-    return Measurement(first.losses, jvp, meter.records, first.outputs, tangents, passes, scales, pieces, first.tail)
-
-
-def _keep(pieces: dict[str, GradientEdge], site: Site, s: Tensor) -> None:
-    """Keep the graph of a site's output, not the output itself."""
-    if s.requires_grad:  # there are parameters below it, above the sites below
-        pieces[site.name] = get_gradient_edge(s)
+    return Measurement(first.losses, jvp, meter.records, first.outputs, tangents, passes, meter.scales, first.tail)
 
 
 def _schedule(step: Step, only: Callable[[Site], bool]) -> list[tuple[int, str | None]]:
@@ -141,12 +134,24 @@ def _schedule(step: Step, only: Callable[[Site], bool]) -> list[tuple[int, str |
 class _Meter:
     """Draws, scales and records at every site of the tangent passes."""
 
-    def __init__(self, drawing: Drawing, only: Callable[[Site], bool], keep_outputs: bool, watch: Watch | None) -> None:
+    def __init__(
+        self,
+        drawing: Drawing,
+        only: Callable[[Site], bool],
+        keep_inputs: bool,
+        keep_outputs: bool,
+        watch: Watch | None,
+    ) -> None:
         self.drawing, self.step, self.keeps = drawing, drawing.step, drawing.step.keeps
-        self.only, self.keep_outputs, self.watch = only, keep_outputs, watch
+        self.only, self.keep_inputs, self.keep_outputs, self.watch = only, keep_inputs, keep_outputs, watch
+        self.edge: GradientEdge | None = None  # of the site that is drawn from next
         self.records: Records = {}
         self.scales: dict[str, list[Tensor]] = {}
         self.gate: Tensor | None = None  # of the site that was drawn from last
+
+    def piece(self, site: Site, s: Tensor) -> None:
+        """Keep the graph of a site's output, not the output itself."""
+        self.edge = get_gradient_edge(s) if s.requires_grad and site.gradient is None else None
 
     def draw(self, tangent: int, chosen: str | None, site: Site, x: Any, s: Tensor) -> Tensor | None:
         """The direction that this pass carries; all directions of a site are drawn when it is first met."""
@@ -159,7 +164,8 @@ class _Meter:
             y = self.drawing.directions(site, s, gate) if wanted else None
             if self.keeps:
                 s_kept, gate_kept = (s, gate) if self.keep_outputs else (None, None)
-                self.records[site.name] = record(self.step, x, s_kept, gate_kept, y)
+                self.records[site.name] = record(site, x if self.keep_inputs else None, s_kept, gate_kept, y)
+                self.records[site.name].piece = self.edge
         return None if y is None or chosen not in (None, site.name) else y[tangent]
 
     def scale(self, number: int, tangent: int, site: Site, y: Tensor, t: Tensor | None) -> Tensor:

@@ -18,34 +18,35 @@ from gradguess.step.measure import Record, Records
 Cotangent = Callable[[Site, Tensor | None], Tensor]  # (site, output s if it is known) -> estimate at the site
 
 
-def pull_back(
-    step: Step,
-    cotangent: Cotangent,
-    records: Records,
-    pieces: dict[str, GradientEdge] | None = None,
-    tail: Tensor | None = None,
-) -> dict[str, Tensor]:
+def pull_back(step: Step, cotangent: Cotangent, records: Records, tail: Tensor | None = None) -> dict[str, Tensor]:
     """Parameter gradients from `cotangent(site, s)`, the estimate at each site (of the batch's mean loss).
 
-    With `records` and closed forms no further pass is needed, nor with the graphs of `pieces` and `tail`. Otherwise the
-    pass is run again, and each site's own piece of the graph is differentiated as soon as it is complete, then freed.
-    What went to `step.into` is not returned.
+    A site is served by the closed form of its layer; where that has none, its own piece of the graph is differentiated.
+    What both need is in `records`, where the pass that made them recorded `tail` too or no graph is needed. Otherwise
+    the model is run again, and each site is served as soon as it is met. What went to `step.into` is not returned.
     """
     gradients = Gradients(step)
-    if records and step.layout.has_closed_gradients:
-        _from_records(step, cotangent, records, gradients)
-    elif step.layout.has_closed_gradients:
-        step.passes.plain(lambda site, x, s: gradients.add_closed(site, x, cotangent(site, s)))
+    if records and (tail is not None or not step.layout.needs_graph):
+        with torch.no_grad():
+            for site in step.layout.sites:
+                record = records[site.name]
+                piece, record.piece = record.piece, None  # freed with its graph
+                if site.parameters:
+                    gradients.add_site(site, input_of(record, site), piece, cotangent(site, record.s))
     else:
-        _from_pieces(step, cotangent, gradients, pieces, tail)
+
+        def visit(site: Site, x: Any, s: Tensor) -> Tensor:
+            with torch.no_grad():
+                gradients.add_site(site, x, s, cotangent(site, s.detach()))
+            return s.detach()
+
+        if step.layout.needs_graph:
+            tail = step.passes.graph(visit)[1]
+        else:
+            step.passes.plain(visit)
+    if tail is not None:
+        gradients.add_tail(tail)
     return gradients.by_name
-
-
-def _from_records(step: Step, cotangent: Cotangent, records: Records, gradients: Gradients) -> None:
-    with torch.no_grad():
-        for site in step.layout.sites:
-            record = records[site.name]
-            gradients.add_closed(site, input_of(record, site), cotangent(site, record.s))
 
 
 def input_of(record: Record, site: Site) -> Any:
@@ -56,35 +57,6 @@ def input_of(record: Record, site: Site) -> Any:
             "instead of x += y, or use memory='replay'."
         )
     return record.x
-
-
-def _closed(site: Site, x: Any, g: Tensor) -> dict[str, Tensor]:
-    """Gradients of the layer's own parameters, by name, from its input `x` and the cotangent `g` of its output."""
-    assert site.gradient is not None
-    dtype = next(parameter.dtype for parameter in site.module._parameters.values() if parameter is not None)
-    return site.gradient(site.module, x.to(dtype) if x.is_floating_point() else x, g.to(dtype))
-
-
-def _from_pieces(
-    step: Step, cotangent: Cotangent, gradients: Gradients, pieces: dict[str, GradientEdge] | None, tail: Tensor | None
-) -> None:
-    def differentiate(site: Site, graph: Tensor | GradientEdge, s: Tensor | None) -> None:
-        with torch.no_grad():
-            g = cotangent(site, s)
-        gradients.add_vjp(site.parameters, graph, g)
-
-    def visit(site: Site, x: Any, s: Tensor) -> Tensor:
-        differentiate(site, s, s.detach())
-        return s.detach()
-
-    if pieces and tail is not None:
-        for site in step.layout.sites:
-            piece = pieces.pop(site.name, None)  # freed with its graph
-            if piece is not None:
-                differentiate(site, piece, None)
-    else:
-        _, tail = step.passes.graph(visit)
-    gradients.add_tail(tail)
 
 
 class Gradients:
@@ -104,14 +76,16 @@ class Gradients:
         grad = grad.to(self.parameters[name].dtype)
         self._sums.add(name, grad if self._share == 1 else grad * self._share)
 
-    def add_own(self, site: Site, grads: dict[str, Tensor]) -> None:
-        """What is known of the layer of a site."""
-        for name, grad in grads.items():
-            self.add(self.name_of[id(getattr(site.module, name))], grad)
-
-    def add_closed(self, site: Site, x: Any, g: Tensor) -> None:
-        """By the closed form of the layer of a site."""
-        self.add_own(site, _closed(site, x, g))
+    def add_site(self, site: Site, x: Any, s: Tensor | GradientEdge | None, g: Tensor) -> None:
+        """By the closed form of the site's layer, from its input `x` and the cotangent `g` of its output; where it has
+        none, by a vjp of the graph below `s`.
+        """
+        if site.gradient is not None:
+            x = x.detach().to(g.dtype) if x.is_floating_point() else x
+            for name, grad in site.gradient(site.module, x, g).items():
+                self.add(self.name_of[id(getattr(site.module, name))], grad)
+        elif s is not None:
+            self.add_vjp(site.parameters, s, g)
 
     def add_vjp(self, names: tuple[str, ...], s: Tensor | GradientEdge, g: Tensor) -> None:
         """By a vjp of the graph below `s`."""

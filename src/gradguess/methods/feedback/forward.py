@@ -57,7 +57,7 @@ def is_closed(layout: Layout, chained: bool) -> bool:
     """Has everything that is used a closed form, so that no graph is needed?"""
     plain = all(site.guessed or site.is_output for site in layout.sites)
     linear = not chained or all(site.linear is not None for site in layout.sites if not site.top)
-    return layout.has_closed_gradients and plain and linear
+    return not layout.needs_graph and plain and linear
 
 
 def keep_pass(step: Step, seen: Measurement | None, chained: bool) -> Forward:
@@ -76,7 +76,7 @@ class ClosedForward(Forward):
         self.outputs = step.passes.plain(self._observe) if seen is None else seen.outputs
 
     def _observe(self, site: Site, x: Any, s: Tensor) -> None:
-        self.records[site.name] = record(self.step, x, s, site.gate_at(s))
+        self.records[site.name] = record(site, x, s, site.gate_at(s))
 
     def output(self, site: Site) -> Tensor:
         s = self.records[site.name].s

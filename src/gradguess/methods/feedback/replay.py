@@ -116,7 +116,7 @@ class Replay:
 
     def _observe(self, site: Site, x: Any, s: Tensor) -> None:
         g = self.learn_and_predict(site, s, site.gate_at(s)) if site.guessed else self.error.exact
-        self.gradients.add_closed(site, x, site.unflat(g, s) / self.batch)
+        self.gradients.add_site(site, x, s, site.unflat(g, s) / self.batch)
 
     def _each_alone(self) -> None:
         """Each site's own piece of the graph is differentiated as soon as it is complete, then freed."""

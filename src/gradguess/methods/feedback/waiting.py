@@ -26,7 +26,7 @@ class ClosedChain:
         self.waiting: dict[str, tuple[Site, Record]] = {}  # by the name of the site above
 
     def observe(self, site: Site, x: Any, s: Tensor) -> None:
-        seen = record(self.replay.step, x, s, site.gate_at(s))
+        seen = record(site, x, s, site.gate_at(s))
         if site.top:
             value = self.replay.error.exact
             self._finish(site, seen, value)
@@ -50,7 +50,7 @@ class ClosedChain:
     def _finish(self, site: Site, seen: Record, g: Tensor) -> None:
         replay = self.replay
         assert seen.s is not None
-        replay.gradients.add_closed(site, input_of(seen, site), site.unflat(g, seen.s) / replay.batch)
+        replay.gradients.add_site(site, input_of(seen, site), None, site.unflat(g, seen.s) / replay.batch)
         if replay.method.bootstrap and site.guessed:
             replay.predictor.regress(site, seen.gate, replay.error, g, replay.method.bootstrap)
 
