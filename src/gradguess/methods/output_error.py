@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +13,7 @@ from gradguess.errors import InputError
 from gradguess.layers.positions import coded
 from gradguess.model.site import at_least_float32
 from gradguess.model.task import Task, check_differentiable, tensors
+from gradguess.step.pieces import pull
 
 
 class OutputError:
@@ -48,19 +48,6 @@ class OutputError:
 
 def _freed(t: Tensor) -> Tensor:
     return t.detach().requires_grad_() if t.is_floating_point() else t
-
-
-def pull(
-    ends: Sequence[Tensor], leaves: Sequence[Tensor], seeds: Sequence[Tensor] | None = None, **graph: bool
-) -> list[Tensor]:
-    """A vjp; zero where no path leads. Seeds that are not given are ones."""
-    given = map(torch.ones_like, ends) if seeds is None else seeds
-    pairs = [(end, seed.to(end.dtype)) for end, seed in zip(ends, given, strict=True) if end.requires_grad]
-    if not pairs or not leaves:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    with torch.set_grad_enabled(graph.get("create_graph", False)):
-        tops, vectors = zip(*pairs, strict=True)
-        return list(torch.autograd.grad(tops, leaves, vectors, materialize_grads=True, **graph))
 
 
 def flatten_outputs(parts: list[Tensor]) -> Tensor:

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradguess.methods.output_error import OutputError, pull
+from gradguess.methods.output_error import OutputError
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import tensors
 from gradguess.step.base import Step
 from gradguess.step.measure import Measurement, Records, record
+from gradguess.step.pieces import pull
 from gradguess.step.pull_back import pull_back
 
 Values = dict[str, Tensor]  # site name -> (batch, d)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gradguess.methods.feedback.forward import down
-from gradguess.methods.output_error import pull
 from gradguess.model.site import Site
 from gradguess.step.measure import Record, record
+from gradguess.step.pieces import pull
 from gradguess.step.pull_back import input_of
 
 if TYPE_CHECKING:

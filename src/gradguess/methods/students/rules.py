@@ -22,13 +22,13 @@ from torch import Tensor
 from gradguess.backends.tracing import tracing
 from gradguess.guesses.activation import ActivationPerturbation
 from gradguess.layers.tangents import own_kernels
-from gradguess.methods.output_error import pull
-from gradguess.methods.students.bank import Student
+from gradguess.methods.students.bank import Bank, Student
 from gradguess.model.site import Site, at_least_float32
 from gradguess.passes.forward_mode import dual_numbers, formula_kernels, quiet_jvp, tangent_rules, unpack_dual
 from gradguess.step.base import Step
 from gradguess.step.draw import Drawing
 from gradguess.step.measure import Measurement, measure
+from gradguess.step.pieces import Piece, pull
 
 
 @dataclass
@@ -92,6 +92,47 @@ RULES: dict[str, Callable[[Student, Known], Tensor]] = {
     "chain": _chain,
     "tangents": _tangents,
 }
+
+
+class Lessons:
+    """What the students of a step are asked for at their cuts, and learn there.
+
+    A student learns as soon as it has given its signal; by the rule "chain", once the piece above has delivered its
+    gradient.
+    """
+
+    def __init__(self, bank: Bank, learn: tuple[str, ...], known: Known) -> None:
+        self.bank, self.learn, self.known = bank, learn, known
+        self._waiting: dict[Piece, Student] = {}
+
+    def signal(self, piece: Piece) -> Tensor:
+        """`h` of the student of a cut."""
+        student = self.bank.student(piece.site, piece.s, twice=not {"chain", "tangents"}.isdisjoint(self.learn))
+        error, chain = self.known.error, "chain" in self.learn
+        if error is None and self.learn == ("loss",):  # the signal is what the student learns from
+            student.h, grad = pull([student.losses], [student.s, student.weights])
+            self.bank.add(piece.site, grad * student.share)
+            return student.h
+        end, seeds = (student.losses, None) if error is None else (student.p, [error])
+        (student.h,) = pull([end], [student.s], seeds, create_graph=chain, retain_graph=True)
+        if chain:
+            self._waiting[piece] = student
+        else:
+            self._teach(student)
+        return student.h.detach()
+
+    def delivered(self, piece: Piece, g: Tensor) -> None:
+        """`g` is the gradient that the piece above a cut delivers there."""
+        if piece in self._waiting:
+            student = self._waiting.pop(piece)
+            student.delivered = g
+            self._teach(student)
+
+    def _teach(self, student: Student) -> None:
+        if self.learn:
+            with torch.enable_grad():
+                total = torch.stack([RULES[rule](student, self.known) for rule in self.learn]).sum()
+            self.bank.add(student.site, pull([total], [student.weights])[0])
 
 
 def class_dim(output: Tensor, targets: Any) -> int | None:

@@ -12,12 +12,12 @@ from gradguess.guesses.activation import ActivationPerturbation
 from gradguess.methods.base import Draws, Estimate, Method
 from gradguess.methods.output_error import OutputError
 from gradguess.methods.students.bank import Bank, Built
-from gradguess.methods.students.rules import RULES, Known, carried
+from gradguess.methods.students.rules import RULES, Known, Lessons, carried
 from gradguess.methods.students.student import Make
-from gradguess.methods.students.walk import Walk
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import tensors
 from gradguess.step.base import State, Step
+from gradguess.step.pieces import Pieces
 
 Rule = Literal["loss", "outputs", "chain", "tangents"]
 DEFAULTS: dict[str, tuple[Rule, ...]] = {"loss": ("loss",), "error": ("outputs", "chain")}  # by signal
@@ -101,16 +101,25 @@ class Students(Method):
                 step.begin(losses, losses.new_zeros(0, len(losses)) if jvp is None else jvp)
             if asks:
                 self._ask(bank, known, outputs)
-        keep = asks and step.keeps
-        walk = Walk(bank, cuts, chained=self.form == "chained", learn=self.rules, known=known, keep=keep)
-        once = jvp is None and (keep or not (asks or looks))
-        outputs, losses = step.passes.graph(walk.visit, fused=once, last=not step.detail)
-        if keep:
+        waits = asks and step.keeps
+        lessons = Lessons(bank, self.rules, known)
+        pieces = Pieces(
+            step,
+            cuts.values(),
+            lessons.signal,
+            through=() if step.detail else [site for site in step.layout.sites if site.name not in cuts],
+            lag=int(self.form == "chained"),
+            delivered=lessons.delivered if "chain" in self.rules else None,
+            waits=waits,
+        )
+        once = jvp is None and (waits or not (asks or looks))
+        outputs, losses = step.passes.graph(pieces.visit, fused=once, last=not step.detail)
+        if waits:
             self._ask(bank, known, outputs)
-        walk.settle(losses)
+        pieces.settle(losses)
         losses = losses.detach()
         jvp = losses.new_zeros(0, len(losses)) if jvp is None else jvp
-        result = Estimate(losses.mean(), walk.gradients.by_name, jvp, site_grads=walk.site_grads, losses=losses)
+        result = Estimate(losses.mean(), pieces.gradients.by_name, jvp, site_grads=pieces.site_grads, losses=losses)
         return result, replace(step.state, learned=bank.close())
 
     def _ask(self, bank: Bank, known: Known, outputs: object) -> None:

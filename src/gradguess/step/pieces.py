@@ -1,0 +1,181 @@
+"""One pass in pieces: each is differentiated as soon as the gradient at its upper end is known, and freed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradguess.model.site import Site
+from gradguess.step.base import Step
+from gradguess.step.pull_back import Gradients
+
+Held = list[Tensor]  # one gradient, until somebody takes it out, so that it is freed there
+
+
+@dataclass(eq=False)
+class Piece:
+    """What lies between a site and the sites below it.
+
+    Attributes:
+        s: the site's output, with the graph of the piece; without it once the piece was differentiated.
+        leaf: the same output, from which the graph goes on.
+        number: of pieces below.
+        below: the piece next below, where gradients go down to it.
+    """
+
+    site: Site
+    s: Tensor
+    leaf: Tensor
+    number: int
+    below: Piece | None
+    done = False
+
+
+class Pieces:
+    """The gradients of a model whose pass is cut at its sites.
+
+    `signal(piece)` is the gradient of each sample's loss at a site as a method knows it, or None where there is none.
+    With `lag=0` the piece below the site is differentiated with it. With `lag=n` the signal is first pulled back
+    through n pieces, and the piece below these is differentiated. What no signal reaches gets the gradient of the loss
+    itself when the pass has ended.
+
+    Args:
+        asked: the sites that have a signal.
+        through: sites at which the graph is not cut.
+        lag: above 0, the sites must follow one another in a line.
+        delivered: it sees each piece with the gradient that the piece above brings to its upper end, in a line.
+        waits: signals are asked for when the pass has ended.
+
+    Attributes:
+        gradients: of the parameters, of the batch's mean loss.
+        site_grads: each sample's own gradient at every site, where details are asked for.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        asked: Collection[Site],
+        signal: Callable[[Piece], Tensor | None],
+        *,
+        through: Collection[Site] = (),
+        lag: int = 0,
+        delivered: Callable[[Piece, Tensor], None] | None = None,
+        waits: bool = False,
+    ) -> None:
+        self.step, self.asked, self.signal, self.through = step, set(asked), signal, set(through)
+        self.lag, self.delivered, self.waits = lag, delivered, waits
+        self.linked = lag > 0 or delivered is not None  # do gradients go down over a cut?
+        self.gradients = Gradients(step)
+        self.site_grads: dict[str, Tensor] = {}
+        self._kept: list[Piece] = []  # their signals are not asked for yet
+        self._ends: list[Piece] = []  # the loss itself is pulled back to them
+        self._passed = [name for site in through for name in site.parameters]
+        names = [*step.layout.tail, *(name for site in step.layout.sites for name in site.parameters)]
+        self._shared = len(set(names)) < len(names) or not step.layout.in_a_line  # may pieces share some of the graph?
+
+    def visit(self, site: Site, x: Any, s: Tensor) -> Tensor:
+        """Cuts the graph at a site, and goes as far as its signal allows."""
+        if self.step.detail:
+            self.site_grads[site.name] = torch.zeros_like(s)  # unless another is known
+        if site in self.through:
+            return s
+        below = self._ends[0] if self.linked and self._ends else None
+        exact = site not in self.asked
+        leaf = s.detach().requires_grad_(self.linked or exact)
+        piece = Piece(site, s, leaf, 0 if below is None else below.number + 1, below)
+        if self.linked:
+            self._ends = [piece]
+        elif exact:
+            self._ends.append(piece)
+        if self.waits:
+            self._kept.append(piece)
+        elif not exact:
+            self._ask(piece)
+        return leaf.clone() if leaf.requires_grad or self.waits else leaf  # what follows may change its input in place
+
+    def settle(self, losses: Tensor) -> None:
+        """The pass has ended: its pieces get what they wait for."""
+        for piece in self._kept:
+            if piece.site in self.asked:
+                self._ask(piece)
+        self._kept.clear()
+        ends, self._ends = self._ends, []
+        found = self._differentiate(losses, [torch.ones_like(losses)], len(losses), self.step.layout.tail, ends)
+        for piece, held in zip(ends, found, strict=True):
+            self._arrived(piece, held, len(losses))
+
+    def _ask(self, piece: Piece) -> None:
+        h = self.signal(piece)
+        if h is None or piece.number < self.lag:
+            piece.done = h is None
+            return
+        held = [h]
+        del h
+        for _ in range(self.lag):
+            assert piece.below is not None
+            held = pull([piece.s], [piece.below.leaf], [held.pop()], retain_graph=True)
+            piece = piece.below
+        self._finish(piece, held, len(piece.site.flat(piece.leaf)))
+
+    def _arrived(self, piece: Piece, held: Held, batch: int) -> None:
+        """A gradient is known at the upper end of a piece, from what lies above."""
+        if self.delivered is not None:
+            self.delivered(piece, held[0])
+        if not piece.done:
+            self._finish(piece, held, batch)
+
+    def _finish(self, piece: Piece, held: Held, batch: int) -> None:
+        """The piece below a site, from the gradient at the site."""
+        if self.step.detail:
+            self.site_grads[piece.site.name] = held[0]
+        s, below = piece.s, piece.below
+        piece.s, piece.below, piece.done = piece.leaf, None, True  # its graph is freed
+        wanted = [] if below is None or (below.done and self.delivered is None) else [below]
+        for value in self._differentiate(s, held, batch, piece.site.parameters, wanted):
+            self._arrived(wanted[0], value, batch)
+
+    def _differentiate(
+        self, end: Tensor, held: Held, batch: int, names: Sequence[str], pieces: Sequence[Piece]
+    ) -> list[Held]:
+        """Adds the gradients of these parameters, and returns those at the upper ends of `pieces`.
+
+        PyTorch holds the gradient that a call of it starts from until the call ends. That one is a zero here, which
+        takes no memory; the hook puts the other in its place. It is on a view, so that hooks of the model's own come
+        after it.
+        """
+        names = (*names, *self._passed)
+        leaves = [*(self.gradients.parameters[name] for name in names), *(piece.leaf for piece in pieces)]
+        if not leaves:
+            return []
+        if not end.requires_grad:
+            return [[torch.zeros_like(piece.leaf)] for piece in pieces]
+        with torch.enable_grad():
+            end = end.view_as(end)
+        hook = end.register_hook(lambda _: (held.pop() / batch).to(end.dtype))
+        try:
+            zero = end.new_zeros(()).expand_as(end)
+            found = torch.autograd.grad(end, leaves, zero, retain_graph=self._shared, allow_unused=True)
+        finally:
+            hook.remove()
+        for name, grad in zip(names, found, strict=False):
+            if grad is not None:
+                self.gradients.add(name, grad)
+        rest = zip(pieces, found[len(names) :], strict=True)
+        return [[torch.zeros_like(piece.leaf) if grad is None else grad * batch] for piece, grad in rest]
+
+
+def pull(
+    ends: Sequence[Tensor], leaves: Sequence[Tensor], seeds: Sequence[Tensor] | None = None, **graph: bool
+) -> list[Tensor]:
+    """A vjp; zero where no path leads. Seeds that are not given are ones."""
+    given = map(torch.ones_like, ends) if seeds is None else seeds
+    pairs = [(end, seed.to(end.dtype)) for end, seed in zip(ends, given, strict=True) if end.requires_grad]
+    if not pairs or not leaves:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    with torch.set_grad_enabled(graph.get("create_graph", False)):
+        tops, vectors = zip(*pairs, strict=True)
+        return list(torch.autograd.grad(tops, leaves, vectors, materialize_grads=True, **graph))
