@@ -97,51 +97,39 @@ class PassingCutGraph(CutGraph):
         settle: Callable[[CutGraph, list[Site]], None],
         vectors: int = SKETCH,
     ) -> None:
-        self._settle, self._met = settle, list[Site]()
-        self._missing = {site.name: len(site.above) for site in sites}  # ends that each of them still waits for
-        self._waiting: dict[str, dict[str, Site]] = {site.name: {} for site in layout.sites}  # end -> who needs it
-        self._below_of: dict[str, set[str]] = {site.name: set() for site in layout.sites}  # end -> all that reach it
+        self._settle, self._waiting = settle, list(sites)
+        self._together: Sequence[Site] = ()  # the sites that are settled now
         self._names: dict[int, str] = {}  # id of a leaf -> its site
-        for site in sites:
-            for name in site.above:
-                self._waiting[name][site.name] = site
-        for site in layout.sites:
-            for name in site.above:
-                self._below_of[name].add(site.name)
         super().__init__(layout, run, vectors)
-        self._let_go([site for site in sites if site.reaches_output])
+        self._let_go(ended=True)
 
     def _met_site(self, site: Site, s: Tensor) -> None:
-        reached = AutogradGraph.leaves(s)
-        if {self._names[leaf] for leaf in reached if leaf in self._names} != self._below_of[site.name]:
+        below = {other.name for other in self.layout.sites if site.name in other.above}
+        if {self._names[leaf] for leaf in AutogradGraph.leaves(s) if leaf in self._names} != below:
             raise LayoutChanged
         self._names[id(self.above[site.name])] = site.name
-        waiting = list(self._waiting[site.name].values())
-        if not waiting:
-            del self.below[site.name]
-        if site.name not in self._missing:
-            del self.above[site.name]
-        for other in waiting:
-            self._missing[other.name] -= 1
-        self._let_go([other for other in waiting if not self._missing[other.name] and not other.reaches_output])
+        self._let_go()
 
     def _beside(self, site: Site) -> Sequence[Site]:
-        return self._met
+        return self._together
 
-    def _let_go(self, met: list[Site]) -> None:
+    def _let_go(self, ended: bool = False) -> None:
         """Settle the sites that wait for nothing any more, and drop what no other waits for."""
-        if not met:
-            return
-        self._met = met
-        with torch._C.DisableTorchFunction(), torch.no_grad():  # the rules of the pass end here
-            self._settle(self, met)
-        self._sketch = {}
-        for site in met:
-            del self.above[site.name]
-            for name in site.above:
-                del self._waiting[name][site.name]
-                if not self._waiting[name]:
-                    del self.below[name]
+        self._drop()
+        met = set(self._names.values())
+        ready = [site for site in self._waiting if met.issuperset((site.name, *site.above))]
+        self._together = [site for site in ready if ended or not site.reaches_output]
+        if self._together:
+            with torch._C.DisableTorchFunction(), torch.no_grad():  # the rules of the pass end here
+                self._settle(self, self._together)
+            self._sketch = {}
+            self._waiting = [site for site in self._waiting if site not in self._together]
+            self._drop()
+
+    def _drop(self) -> None:
+        starts, ends = {site.name for site in self._waiting}, {name for site in self._waiting for name in site.above}
+        self.above = {name: leaf for name, leaf in self.above.items() if name in starts}
+        self.below = {name: s for name, s in self.below.items() if name in ends}
 
 
 class GraphJacobian(Jacobian):

@@ -12,7 +12,6 @@ Inside a piece gradients are exact.
     default    the students that are made where the user makes none
     bank       the students of a step, and how they change: Adam
     rules      what a student learns from
-    walk       the pieces one by one: run, differentiated, freed
     students   the method
     local      the gradient of the local loss as the direction of a forward gradient
 
