@@ -199,6 +199,35 @@ def test_a_frozen_lower_part_has_no_gradient():
     torch.testing.assert_close(found, case.model[4].weight.grad, rtol=1e-12, atol=1e-14)
 
 
+def test_a_batch_in_chunks_is_the_whole_batch():
+    found = []
+    for chunk in (None, 2):
+        case = make("relu-bias")
+        forward = gg.ForwardGradient(case.model, LOCAL["linear"], sites=["0", "2", "4"], chunk=chunk)
+        for _ in range(3):
+            case.model.zero_grad()
+            forward(*case.args)
+        found.append([*(p.grad for p in case.model.parameters()), forward.learned["0"]["W"]])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_a_head_stands_for_outputs_inside_a_structure():
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.b(self.a(x))}
+
+    model = Wrapped()
+    forward = gg.ForwardGradient(model, gg.baselines.LocalLinear(), sites=2)
+    for _ in range(2):
+        forward(lambda out, t: cross_entropy(out["logits"], t), torch.randn(3, 4), torch.tensor([0, 1, 2]))
+    assert model.a.weight.grad.any()
+
+
 # --- what is refused -----------------------------------------------------------------------------------------------
 
 
@@ -228,5 +257,5 @@ def test_a_model_with_two_outputs_is_refused():
             return self.b(h), h.sum(1)
 
     forward = gg.ForwardGradient(Two(), gg.baselines.LocalLinear(), sites=["a", "b"])
-    with pytest.raises(gg.InputError, match="returns one tensor, found 2 of them"):
+    with pytest.raises(gg.InputError, match=r"local losses need a model .* found 2"):
         forward(lambda out, t: cross_entropy(out[0], t) + out[1], torch.randn(3, 4), torch.tensor([0, 1, 2]))

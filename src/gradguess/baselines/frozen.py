@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradguess.baselines.pieces import run_pieces
+from gradguess.baselines.local import in_pieces
 from gradguess.methods.base import Estimate, Method
 from gradguess.step.base import State, Step
 
@@ -29,4 +29,4 @@ class Frozen(Method):
     one_pass = True
 
     def run(self, step: Step) -> tuple[Estimate, State]:
-        return run_pieces(step, lambda site, s: None), step.state
+        return in_pieces(step, lambda piece: None), step.state

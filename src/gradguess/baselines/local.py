@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradguess.baselines.pieces import run_pieces
 from gradguess.errors import InputError
 from gradguess.layers.elementwise import mask
 from gradguess.methods.adam import adam
 from gradguess.methods.base import Estimate, Method
+from gradguess.methods.students.student import Outputs
 from gradguess.model.site import Site, at_least_float32
-from gradguess.model.task import tensors
 from gradguess.step.base import State, Step
+from gradguess.step.pieces import Piece, Pieces
 
 POOLED = 2048  # numbers that a head sees of an image, at most
 Head = Mapping[str, Tensor]  # the parameters of a head by name
@@ -33,44 +34,53 @@ class LocalLoss(Method):
 
     lr: float = 1e-3
 
-    one_pass = True  # but for the first step, which makes the heads
+    one_pass = True
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
             raise InputError(f"{type(self).__name__}(lr): expected a positive number, found {self.lr!r}.")
 
     @abstractmethod
-    def start(self, site: Site, s: Tensor, outputs: Tensor) -> Head:
+    def start(self, site: Site, s: Tensor, outputs: Outputs) -> Head:
         """A new head at a cut with the output `s`, for a model with these outputs."""
 
     @abstractmethod
-    def loss(self, step: Step, site: Site, s: Tensor, head: Head) -> Tensor:
+    def loss(self, step: Step, site: Site, s: Tensor, head: Head, outputs: Outputs) -> Tensor:
         """The sum over the batch of the local loss."""
 
-    def check(self, step: Step) -> None:
-        """Refuse what this loss cannot be computed for."""
-
     def run(self, step: Step) -> tuple[Estimate, State]:
-        self.check(step)
+        outputs = Outputs(step.layout)
         learned = {name: dict(entries) for name, entries in step.state.learned.items()}
-        missing = [site for site in step.layout.guessed if site.name not in learned]
-        outputs = _outputs(step) if missing else None
 
-        def at_site(site: Site, s: Tensor) -> Tensor:
+        def signal(piece: Piece) -> Tensor:
+            site, s = piece.site, piece.leaf.detach().requires_grad_()
             if site.name not in learned:
-                assert outputs is not None
-                learned[site.name] = _fresh(self.start(site, s, outputs))
+                learned[site.name] = _with_moments(self.start(site, s.detach(), outputs))
             entries = learned[site.name]
             head = {name: entries[name].detach().requires_grad_() for name in entries if "." not in name}
             with torch.enable_grad():
-                leaf = s.detach().requires_grad_()
-                total = self.loss(step, site, leaf, head)
-            h, *grads = torch.autograd.grad(total, [leaf, *head.values()])
-            means = {name: _pooled(step, g / len(site.flat(s))) for name, g in zip(head, grads, strict=True)}
-            learned[site.name] = _adam(entries, means, self.lr)
+                total = self.loss(step, site, s, head, outputs)
+            h, *grads = torch.autograd.grad(total, [s, *head.values()])
+            for name, grad in zip(head, grads, strict=True):
+                key, part = f"{name}.gradient", grad * (step.share / len(site.flat(s)))
+                entries[key] = entries[key] + part if key in entries else part  # the parts of a batch add up
             return h
 
-        return run_pieces(step, at_site), replace(step.state, learned=learned)
+        estimate = in_pieces(step, signal)
+        for entries in learned.values() if step.last else ():
+            _update(step, entries, self.lr)
+        return estimate, replace(step.state, learned=learned)
+
+
+def in_pieces(step: Step, signal: Callable[[Piece], Tensor | None]) -> Estimate:
+    """The parameters below each cut from its signal; those above the last cut exactly."""
+    own = replace(step, into=None)  # the losses are known when the pass has ended
+    through = [site for site in step.layout.sites if not (site.guessed or (step.detail and site.top))]
+    pieces = Pieces(own, step.layout.guessed, signal, through=through)
+    _, losses = step.passes.graph(pieces.visit, fused=True, last=not step.detail)
+    pieces.settle(losses)
+    losses, none = losses.detach(), losses.new_zeros(0, len(losses))
+    return Estimate(losses.mean(), pieces.gradients.by_name, none, site_grads=pieces.site_grads, losses=losses)
 
 
 def features(site: Site, s: Tensor) -> Tensor:
@@ -95,50 +105,34 @@ def summary(site: Site, s: Tensor) -> Tensor:
     return s.flatten(1)
 
 
-def linear_head(site: Site, s: Tensor, outputs: Tensor) -> dict[str, Tensor]:
+def linear_head(site: Site, s: Tensor, outputs: Outputs) -> dict[str, Tensor]:
     """A linear layer from the summary of a cut to the model's outputs, at zero."""
     rows = summary(site, s)
-    size = outputs.shape[-1] if site.pattern.kind == "each" else outputs[0].numel()
+    size = outputs.shape[-1] if site.pattern.kind == "each" else prod(outputs.shape)
     return {"W": rows.new_zeros(size, rows.shape[1]), "b": rows.new_zeros(size)}
 
 
-def predicted(step: Step, site: Site, s: Tensor, head: Head) -> Tensor:
-    """The task's own losses, one per sample, of what the linear head says."""
-    said = F.linear(summary(site, s), head["W"], head["b"])
+def predicted(step: Step, site: Site, s: Tensor, head: Head, outputs: Outputs) -> Tensor:
+    """The task's own losses, one per sample, of the outputs that the linear head gives."""
+    p = F.linear(summary(site, s), head["W"], head["b"])
     batch = len(site.flat(s))
-    if site.pattern.kind == "each":
-        said = said.view(batch, -1, said.shape[1])
-    return step.task.losses(said)
+    shape = (-1, p.shape[1]) if site.pattern.kind == "each" else outputs.shape
+    return step.task.losses(outputs.wrap(p.view(batch, *shape)))
 
 
-def _outputs(step: Step) -> Tensor:
-    """The outputs of the model, from a pass that leaves no trace."""
-    found = tensors(step.passes.aside().plain(lambda site, x, s: None))
-    if len(found) != 1:
-        raise InputError(f"Local losses need a model that returns one tensor, found {len(found)} of them.")
-    return found[0]
-
-
-def _fresh(head: Head) -> dict[str, Tensor]:
+def _with_moments(head: Head) -> dict[str, Tensor]:
     """The head with Adam's state at zero: `.count`, and the two moments of each parameter."""
-    entries = dict(head)
-    for name, value in head.items():
-        entries |= {f"{name}.mean": torch.zeros_like(value), f"{name}.square": torch.zeros_like(value)}
-    return entries | {".count": next(iter(head.values())).new_zeros(())}
+    zeros = {f"{name}.{moment}": torch.zeros_like(p) for name, p in head.items() for moment in ("mean", "square")}
+    return {**head, **zeros, ".count": next(iter(head.values())).new_zeros(())}
 
 
-def _adam(entries: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> dict[str, Tensor]:
-    """The entries after one step of Adam."""
-    new = {**entries, ".count": entries[".count"] + 1}
-    for name, g in grads.items():
-        weights, mean, square = (entries[name + part] for part in ("", ".mean", ".square"))
-        found = adam(weights, mean, square, new[".count"], g, lr)
-        new |= zip((name, f"{name}.mean", f"{name}.square"), found, strict=True)
-    return new
-
-
-def _pooled(step: Step, mean: Tensor) -> Tensor:
-    """The mean over the samples of all processes, from that over one's own."""
-    if step.pool.size == 1:
-        return mean
-    return step.pool.sum(mean * step.share) / step.pool.sum(mean.new_full((), step.share))
+def _update(step: Step, entries: dict[str, Tensor], lr: float) -> None:
+    """A step of Adam with the gradients of all parts of the batch, which are taken out."""
+    names = [name.removesuffix(".gradient") for name in entries if name.endswith(".gradient")]
+    if names:
+        entries[".count"] = entries[".count"] + 1
+    for name in names:
+        keys = name, f"{name}.mean", f"{name}.square"
+        weights, mean, square = (entries[key] for key in keys)
+        grad = step.pool.sum(entries.pop(f"{name}.gradient"))
+        entries |= zip(keys, adam(weights, mean, square, entries[".count"], grad, lr), strict=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradguess.baselines.local import Head, LocalLoss, linear_head, predicted
+from gradguess.methods.students.student import Outputs
 from gradguess.model.site import Site
 from gradguess.step.base import Step
 
@@ -35,8 +36,8 @@ class LocalLinear(LocalLoss):
     torch.Size([3, 8])
     """
 
-    def start(self, site: Site, s: Tensor, outputs: Tensor) -> Head:
+    def start(self, site: Site, s: Tensor, outputs: Outputs) -> Head:
         return linear_head(site, s, outputs)
 
-    def loss(self, step: Step, site: Site, s: Tensor, head: Head) -> Tensor:
-        return predicted(step, site, s, head).sum()
+    def loss(self, step: Step, site: Site, s: Tensor, head: Head, outputs: Outputs) -> Tensor:
+        return predicted(step, site, s, head, outputs).sum()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradguess.baselines.local import Head, LocalLoss, features, linear_head, predicted
 from gradguess.errors import InputError
+from gradguess.methods.students.student import Outputs
 from gradguess.model.site import Site
 from gradguess.step.base import Step
 
@@ -46,21 +47,7 @@ class PredSim(LocalLoss):
         if not 0 <= self.beta <= 1:
             raise InputError(f"PredSim(beta): expected 0 <= beta <= 1, found {self.beta!r}.")
 
-    def check(self, step: Step) -> None:
-        t = step.task.targets
-        if not isinstance(t, Tensor) or t.dim() != 1 or t.is_floating_point():
-            found = f"shape {tuple(t.shape)}, {t.dtype}" if isinstance(t, Tensor) else type(t).__name__
-            raise InputError(
-                f"PredSim compares the classes of samples: expected targets of whole numbers, shape (batch,), found "
-                f"{found}. Use gg.baselines.LocalLinear()."
-            )
-        if step.share != 1:
-            raise InputError(
-                "PredSim compares all samples of a batch: it cannot be cut by chunk or shared by processes. Use "
-                "gg.baselines.LocalLinear()."
-            )
-
-    def start(self, site: Site, s: Tensor, outputs: Tensor) -> Head:
+    def start(self, site: Site, s: Tensor, outputs: Outputs) -> Head:
         seen = features(site, s)
         channels, taps = _channels_first(site, seen).shape[1], (3,) * _space(site, seen)
         source = torch.Generator().manual_seed(zlib.crc32(site.name.encode()))
@@ -69,11 +56,28 @@ class PredSim(LocalLoss):
         S.uniform_(-bound, bound, generator=source)
         return {**linear_head(site, s, outputs), "S": S.to(seen.device, seen.dtype)}
 
-    def loss(self, step: Step, site: Site, s: Tensor, head: Head) -> Tensor:
+    def loss(self, step: Step, site: Site, s: Tensor, head: Head, outputs: Outputs) -> Tensor:
+        _check(step)
         x = _channels_first(site, features(site, s))
         classes = (step.task.targets[:, None] == torch.arange(len(head["b"]), device=x.device)).to(x.dtype)
         apart = F.mse_loss(cosines(_compared(x, head["S"])), cosines(classes))
-        return (1 - self.beta) * predicted(step, site, s, head).sum() + self.beta * len(x) * apart
+        return (1 - self.beta) * predicted(step, site, s, head, outputs).sum() + self.beta * len(x) * apart
+
+
+def _check(step: Step) -> None:
+    """Refuse targets without classes, and parts of a batch."""
+    t = step.task.targets
+    if not isinstance(t, Tensor) or t.dim() != 1 or t.is_floating_point():
+        found = f"shape {tuple(t.shape)}, {t.dtype}" if isinstance(t, Tensor) else type(t).__name__
+        raise InputError(
+            f"PredSim compares the classes of samples: expected targets of whole numbers, shape (batch,), found "
+            f"{found}. Use gg.baselines.LocalLinear()."
+        )
+    if step.share != 1:
+        raise InputError(
+            "PredSim compares all samples of a batch: it cannot be cut by chunk or shared by processes. Use "
+            "gg.baselines.LocalLinear()."
+        )
 
 
 def _space(site: Site, x: Tensor) -> int:

@@ -84,8 +84,8 @@ class Outputs:
         places = [i for i, t in enumerate(self.leaves) if isinstance(t, Tensor) and t.is_floating_point()]
         if len(places) != 1:
             raise InputError(
-                f"Students need a model that returns one floating-point tensor, which their own outputs can stand for; "
-                f"found {len(places)}. Wrap the model in a module that returns the one tensor that the loss reads."
+                "Students and local losses need a model that returns one floating-point tensor, for which their own "
+                f"outputs can stand; found {len(places)}. Wrap the model in a module that returns the loss's tensor."
             )
         self.place = places[0]
         self.shape = tuple(self.leaves[self.place].shape[1:])
