@@ -107,37 +107,33 @@ class ForwardGradient:
 
     Args:
         model: any module with parameters. It is not changed, but for `.grad` and the buffers that it writes itself.
-        guess: how directions are drawn, `gg.WPerp()` for instance, or another method, such as `gg.Feedback(...)`.
-        tangents: the number of directions at each site. The estimate is the average over them.
+        guess: as in `estimate`.
+        tangents: as in `estimate`.
         memory: "store" keeps each layer's input and direction until the derivative is known. "replay" runs the pass
             a second time instead and adds each gradient to `.grad` as soon as it is made, so that memory besides
             `.grad` does not grow with depth. If such a step raises an error, `.grad` is not to be used: call
             zero_grad(). See `docs/scale.md`, "What replay writes".
-        sites: where gradients are guessed: "auto", "leaf", "branch", a list of module names or a number of pieces, as
-            in `estimate`.
+        sites: as in `estimate`.
         seed: of the generator, which lives on the device of the first parameter.
-        isolate: use one tangent per site, so that sites cause each other no noise. It costs a pass per site.
-        coupling: "sample", or "batch" where a layer mixes the samples (batch norm in training mode), as in `estimate`.
-        balance: scale each site's directions to the tangent that arrives from below, so that the noise of some sites
-            does not drown the others, as in `estimate`.
+        isolate: as in `estimate`. It costs a pass per site.
+        coupling: as in `estimate`.
+        balance: as in `estimate`.
         nonfinite: what a NaN or infinite loss or derivative does: "raise" an error that names the step, "skip" the
             step (nothing is added to `.grad`, and `skipped` counts it), or "ignore" it (no check, and no wait for a
             GPU). With memory="replay" both are known before the first gradient is written. A gradient that is not
             finite all the same is an error there, even with "skip".
-        chunk: run the batch in chunks of at most so many samples. This bounds memory (a search for a basis sees up to
-            256 samples, if they are small, whatever the chunk). The estimate is that of the
-            whole batch up to rounding. Dropout and batch norm see each chunk as a batch, `Feedback` takes a lesson
-            from each, `balance` takes its scales from each, and W⊥-NS takes its singular values from the first.
+        chunk: run the batch in chunks of at most so many samples, which bounds memory (a search for a basis sees up to
+            256 samples, if they are small, whatever the chunk). The estimate is that of the whole batch up to rounding.
+            Dropout and batch norm see each chunk as a batch, `Feedback` takes a lesson from each, `balance` takes its
+            scales from each, and W⊥-NS takes its singular values from the first.
         group: the processes (of torch.distributed) that share each batch. None takes all of them where
             torch.distributed is initialised, else this process alone. Each process passes its own samples. `.grad` is
             that of all samples, equal in all processes, and for a given seed it does not depend on their number. The
             loss that is returned is of a process's own samples. The model starts as rank 0's.
         compile: trace the step into a graph and compile it (`torch.compile`), once for each kind of step and each shape
             of the batch. It pays in long runs. The control flow of the model may depend on shapes, and not on numbers.
-        derivative: "dual" numbers, or "finite" differences for models through which no tangent can pass, as in
-            `estimate`.
-        top: at the model's output "guess", as the paper does, or take the "exact" derivative of the loss, as in
-            `estimate`.
+        derivative: as in `estimate`.
+        top: as in `estimate`.
 
     >>> import torch, gradguess as gg
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
