@@ -8,18 +8,9 @@ from torch import nn
 
 import gradguess as gg
 from gradguess import online as ol
-from online_streams import assert_same, grads, loss_fn, model, online, stream, through_the_stream
-
-RULES = [
-    *(ol.RTRL(), ol.WPerp(2, refresh=2), ol.Completed(ol.WPerp(2, refresh=2)), ol.SnAp(1), ol.UORO(), ol.RFLO()),
-    *(ol.EProp(), ol.TBPTT(3), ol.Blockwise(ol.WPerp(2, refresh=3)), ol.OneStep()),
-]
+from online_streams import RULES, assert_same, grads, loss_fn, model, online, rule_name, stream, through_the_stream
 
 EXACT = [ol.RTRL(), ol.Blockwise(ol.WPerp(50, refresh=2))]
-
-
-def rule_name(rule):
-    return type(rule).__name__
 
 
 class Shaky(nn.Module):
@@ -253,19 +244,10 @@ def test_a_state_of_another_generator():
 
 
 @pytest.mark.parametrize("rule", RULES, ids=rule_name)
-def test_memory_does_not_grow(rule):
-    learner = ol.Online(model("gru"), rule)
-    sizes = set()
+def test_memory_does_not_grow_and_global_random_numbers_are_left_alone(rule):
+    learner, sizes, before = ol.Online(model("gru"), rule), set(), torch.get_rng_state()
     for step in stream(8):
         learner(loss_fn, *step)
         sizes.add(learner.kept_bytes)
     assert len(sizes) == 1
-
-
-@pytest.mark.parametrize("rule", RULES, ids=rule_name)
-def test_global_random_numbers_are_left_alone(rule):
-    learner, data = ol.Online(model("rnn"), rule), stream(3)
-    before = torch.get_rng_state()
-    for step in data:
-        learner(loss_fn, *step)
     assert torch.equal(torch.get_rng_state(), before)

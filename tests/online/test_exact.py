@@ -6,33 +6,17 @@ import pytest
 import torch
 
 from gradguess import online as ol
-from online_streams import CELLS, assert_same, loss_fn, model, online, stream, through_the_stream
+from online_streams import CELLS, EXACT, assert_same, loss_fn, model, online, stream, through_the_stream
+
+BASES = [ol.WPerp(50, basis, refresh=3) for basis in ("observable", "wperp", "random")]
+BLOCKS = [ol.Blockwise(ol.WPerp(50, refresh=steps)) for steps in (1, 9)]
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_rtrl_is_backpropagation_through_the_stream(name):
-    network, data = model(name), stream(9)
-    assert_same(online(network, ol.RTRL(), data), through_the_stream(network, data))
-
-
-@pytest.mark.parametrize("name", CELLS)
-@pytest.mark.parametrize("basis", ["lagged", "observable", "wperp", "random"])
-def test_wperp_with_all_directions_is_exact(name, basis):
-    network, data = model(name), stream(7)
-    assert_same(online(network, ol.WPerp(50, basis, refresh=3), data), through_the_stream(network, data))
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_tbptt_over_the_whole_stream_is_exact(name):
-    network, data = model(name), stream(6)
-    assert_same(online(network, ol.TBPTT(6), data), through_the_stream(network, data))
-
-
-@pytest.mark.parametrize("name", CELLS)
-@pytest.mark.parametrize("steps", [1, 3, 9])
-def test_blocks_with_all_directions_are_exact(name, steps):
-    network, data = model(name), stream(7)
-    assert_same(online(network, ol.Blockwise(ol.WPerp(50, refresh=steps)), data), through_the_stream(network, data))
+@pytest.mark.parametrize("rule", EXACT + BASES + BLOCKS, ids=str)
+def test_exact_rules_are_backpropagation_through_the_stream(name, rule):
+    network, data = model(name), stream(8)
+    assert_same(online(network, rule, data), through_the_stream(network, data))
 
 
 def test_an_element_wise_recurrence_keeps_two_numbers_per_parameter():

@@ -9,20 +9,18 @@ from torch import nn
 import gradguess as gg
 from combinations import pairwise
 from gradguess import online as ol
-from online_streams import assert_same, grads, loss_fn, model, online, stream, through_the_stream
-
-EXACT = [
-    *(ol.RTRL(), ol.WPerp(50), ol.SnAp(3), ol.TBPTT(9), ol.Completed(ol.WPerp(2, refresh=2), ol.SnAp(3))),
-    ol.Blockwise(ol.WPerp(50, refresh=3)),
-]
-RULES = [
-    *(ol.RTRL(), ol.WPerp(2, refresh=2), ol.Completed(ol.WPerp(2, refresh=2)), ol.SnAp(1), ol.UORO(), ol.RFLO()),
-    *(ol.EProp(), ol.TBPTT(3), ol.Blockwise(ol.WPerp(2, refresh=3)), ol.OneStep()),
-]
-
-
-def rule_name(rule):
-    return type(rule).__name__
+from online_streams import (
+    EXACT,
+    RULES,
+    assert_same,
+    grads,
+    loss_fn,
+    model,
+    online,
+    rule_name,
+    stream,
+    through_the_stream,
+)
 
 
 class Plain(nn.Module):

@@ -22,6 +22,20 @@ CELLS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+RULES = [
+    *(ol.RTRL(), ol.WPerp(2, refresh=2), ol.Completed(ol.WPerp(2, refresh=2)), ol.SnAp(1), ol.UORO(), ol.RFLO()),
+    *(ol.EProp(), ol.TBPTT(3), ol.Blockwise(ol.WPerp(2, refresh=3)), ol.OneStep()),
+]
+EXACT = [  # on short streams of small models
+    *(ol.RTRL(), ol.WPerp(50), ol.SnAp(3), ol.TBPTT(9), ol.Completed(ol.WPerp(2, refresh=2), ol.SnAp(3))),
+    ol.Blockwise(ol.WPerp(50, refresh=3)),
+]
+
+
+def rule_name(rule: ol.Rule) -> str:
+    return type(rule).__name__
+
+
 class Own(nn.Module):
     """A module of a user: a state that is a dict with a counter, and an output that does not come from the state."""
 
