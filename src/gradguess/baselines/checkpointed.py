@@ -78,7 +78,7 @@ class _Recomputed:
             yield module, partial(self._in_parts, module)
 
     def _cut_inside(self, module: nn.Module) -> bool:
-        """Is there a cut in a module, at another place than its end?"""
+        """Whether there is a cut in a module at another place than its end."""
         ends = [module]
         while layers := _layers(ends[-1]):
             ends.append(layers[-1])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradguess.errors import InputError
 from gradguess.methods.base import Estimate, Method
@@ -55,21 +55,18 @@ class MeZO(Method):
 
     @torch.no_grad()
     def run(self, step: Step) -> tuple[Estimate, State]:
-        weights, passes = _Weights(step), ModulePass(step.task, step.layout)
-
-        def losses_at(distance: float, source: Noise) -> Tensor:
-            weights.move(distance, source)
-            return step.task.losses(passes.moved(None, first=True))
-
-        sources, sides = [], []
+        weights, passes = _Weights(step.task.model), ModulePass(step.task, step.layout)
+        sources = [step.noise.apart(number) for number in range(step.options.tangents)]
+        sides = []
         try:
-            for number in range(step.options.tangents):
-                sources.append(step.noise.apart(number))
-                sides.append([losses_at(sign * self.epsilon, sources[-1]) for sign in (1, -1)])
+            for source in sources:
+                for distance in (self.epsilon, -self.epsilon):
+                    weights.move(distance, source)
+                    sides.append(step.task.losses(passes.moved(None, first=True)))
         finally:
             weights.restore()
-        jvp = torch.stack([(up - down) / (2 * self.epsilon) for up, down in sides])
-        losses = torch.stack([(up + down) / 2 for up, down in sides]).mean(0)
+        above, below = torch.stack(sides).unflatten(0, (-1, 2)).unbind(1)  # (tangents, batch) each
+        jvp, losses = (above - below) / (2 * self.epsilon), ((above + below) / 2).mean(0)
         alone = step.pool.size == 1  # else one number is sent for each direction, and nothing else
         means = jvp.mean(1) if alone else step.pool.sum(or_nan(jvp.mean(1) * step.share, losses))
         result = Estimate(losses.mean(), weights.gradients(means, sources), jvp, losses=losses)
@@ -83,16 +80,15 @@ class MeZO(Method):
 class _Weights:
     """The weights of a model, which are moved in place and come back."""
 
-    def __init__(self, step: Step) -> None:
-        model = step.task.model
-        self.own = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.kept = {name: p.detach().clone() for name, p in self.own.items()}
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.kept = {name: p.detach().clone() for name, p in self.parameters.items()}
         self.padding = padding_rows(model)
 
     def _draw(self, source: Noise) -> Iterator[tuple[str, Tensor]]:
         """`z` of one parameter after the other, from the start."""
         source.rewind()
-        for name, p in self.own.items():
+        for name, p in self.parameters.items():
             z = source.normal(p.shape, p.dtype, p.device)
             if name in self.padding:
                 z[self.padding[name]] = 0  # the padding row has no gradient
@@ -101,10 +97,10 @@ class _Weights:
     def move(self, distance: float, source: Noise) -> None:
         """To `θ + distance z`, through `.data`: PyTorch need not see that they were elsewhere."""
         for name, z in self._draw(source):
-            self.own[name].data.copy_(z.mul_(distance).add_(self.kept[name]))
+            self.parameters[name].data.copy_(z.mul_(distance).add_(self.kept[name]))
 
     def restore(self) -> None:
-        for name, p in self.own.items():
+        for name, p in self.parameters.items():
             p.data.copy_(self.kept[name])
 
     def gradients(self, means: Tensor, sources: Sequence[Noise]) -> dict[str, Tensor]:
@@ -119,4 +115,4 @@ class _Weights:
     def directions(self, sources: Sequence[Noise]) -> dict[str, Tensor]:
         """By name, (directions, *shape)."""
         drawn = [dict(self._draw(source)) for source in sources]
-        return {name: torch.stack([one[name] for one in drawn]) for name in self.own}
+        return {name: torch.stack([one[name] for one in drawn]) for name in self.parameters}

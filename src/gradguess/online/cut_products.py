@@ -37,7 +37,7 @@ _FUSED = _functions(
 
 
 def _kind(func: Any, args: Any) -> Literal["product", "times", "sum", "other"]:
-    """Does a function multiply and sum, multiply number by number, sum, or do anything else?"""
+    """Whether a function multiplies and sums, multiplies number by number, sums, or does anything else."""
     if func is torch.einsum and isinstance(args[0], str) and "->" in args[0]:
         terms, _, left = args[0].partition("->")
         summed = set(terms) - set(left) - set(", .")
@@ -79,12 +79,12 @@ class CutProducts(TorchFunctionMode):
         kind, twin = _kind(func, args), None
         if kind == "product":
             added = args[:1] if func in _ADDING else ()
-            args, kwargs = tree_map_only(Tensor, self._held, (args[len(added) :], kwargs))
+            args, kwargs = tree_map_only(Tensor, self._as_constant, (args[len(added) :], kwargs))
             args = (*added, *args)
         elif kind == "sum":
             args, kwargs = tree_map_only(Tensor, self._twin, (args, kwargs))
         elif kind == "times" and any(leaf.dim() and id(leaf) not in self._moving for leaf in given):
-            twin = self._made(func, *tree_map_only(Tensor, self._held, (args, kwargs)))
+            twin = self._made(func, *tree_map_only(Tensor, self._as_constant, (args, kwargs)))
         elif any(id(leaf) in self._twins for leaf in given):
             twin = self._made(func, *tree_map_only(Tensor, self._twin, (args, kwargs)))
         result = func(*args, **kwargs)
@@ -102,7 +102,7 @@ class CutProducts(TorchFunctionMode):
             args = (args[0].clone(), *args[1:])
         return _tensors(func(*args, **kwargs), args)
 
-    def _held(self, value: Tensor) -> Tensor:
+    def _as_constant(self, value: Tensor) -> Tensor:
         return value.detach() if id(value) in self._moving else value
 
     def _twin(self, value: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from torch.nn.functional import linear
 from gradguess.errors import InputError
 from gradguess.layers.recurrence import gru, lstm
 
+FUSED = (nn.RNNCell, nn.GRUCell, nn.LSTMCell)  # PyTorch's kernels for these cannot be vectorised on every device
+
 
 class Recurrent(nn.Module):
     """A recurrent cell, or a stack of them, and a readout of the last cell's output.
@@ -39,7 +41,7 @@ class Recurrent(nn.Module):
         self.stacked = not isinstance(cell, nn.Module)
         cells = list(cell) if not isinstance(cell, nn.Module) else [cell]
         for entry in cells:
-            if type(entry) not in STEPS and not hasattr(entry, "initial_state"):
+            if type(entry) not in FUSED and not hasattr(entry, "initial_state"):
                 raise InputError(
                     f"cell: expected nn.RNNCell, nn.GRUCell, nn.LSTMCell, gg.online.LRU or a module with "
                     f"initial_state(streams), found {type(entry).__name__}."
@@ -50,7 +52,7 @@ class Recurrent(nn.Module):
 
     @property
     def elementwise(self) -> bool:
-        """Does no unit of the state see another?"""
+        """Whether no unit of the state sees another."""
         return len(self.cells) == 1 and bool(getattr(self.cells[0], "elementwise", False))
 
     def initial_state(self, streams: int) -> Any:
@@ -69,41 +71,31 @@ class Recurrent(nn.Module):
             state = self.initial_state(x.shape[0])
         states = []
         for cell, before in zip(self.cells, state if self.stacked else (state,), strict=True):
-            x, after = step_of(cell, x, before)
+            x, after = _step(cell, x, before)
             states.append(after)
         output = x if self.readout is None else self.readout(x)
         return output, tuple(states) if self.stacked else states[0]
 
 
-def step_of(cell: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+def _step(cell: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
     """Output and new state of one cell."""
-    if type(cell) in STEPS:
-        return STEPS[type(cell)](cell, x, state)
-    result = cell(x, state)
-    return result if isinstance(result, tuple) else (result, result)
-
-
-def _rnn(cell: Any, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    s = linear(x, cell.weight_ih, cell.bias_ih) + linear(h, cell.weight_hh, cell.bias_hh)
-    h = torch.tanh(s) if cell.nonlinearity == "tanh" else torch.relu(s)
+    if type(cell) not in FUSED:
+        result = cell(x, state)
+        return result if isinstance(result, tuple) else (result, result)
+    weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
+    if isinstance(cell, nn.LSTMCell):
+        h, c = lstm(x, state, *weights)
+        return h, (h, c)
+    if isinstance(cell, nn.GRUCell):
+        h = gru(x, state, *weights)
+    else:
+        s = linear(x, weights[0], weights[2]) + linear(state, weights[1], weights[3])
+        h = torch.tanh(s) if cell.nonlinearity == "tanh" else torch.relu(s)
     return h, h
-
-
-def _gru(cell: Any, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    h = gru(x, h, cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
-    return h, h
-
-
-def _lstm(cell: Any, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    h, c = lstm(x, state, cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
-    return h, (h, c)
-
-
-STEPS: dict[type, Any] = {nn.RNNCell: _rnn, nn.GRUCell: _gru, nn.LSTMCell: _lstm}
 
 
 def _first(cell: Any, streams: int) -> Any:
-    if type(cell) not in STEPS:
+    if type(cell) not in FUSED:
         return cell.initial_state(streams)
     zeros = cell.weight_hh.new_zeros(streams, cell.hidden_size).detach()
     return (zeros, zeros.clone()) if isinstance(cell, nn.LSTMCell) else zeros

@@ -96,7 +96,7 @@ def batch_of(x: Any) -> int:
 
 
 def finite_rows(tree: Any, batch: int) -> Tensor:
-    """(batch,): is every number in the row finite?"""
+    """(batch,): whether every number in the row is finite."""
     found = None
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() and leaf.shape[0] == batch:

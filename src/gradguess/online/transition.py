@@ -174,7 +174,7 @@ class Transition:
 
     @property
     def finite(self) -> Tensor:
-        """(streams,): are input, output and new state of the stream finite?"""
+        """(streams,): whether input, output and new state of the stream are finite."""
         return finite_rows((self.x, self._ran), self.batch)
 
     def depends_on(self) -> tuple[str, ...]:
