@@ -1,187 +1,81 @@
-"""Which stored results no longer belong to the present code (`gradguess reproduce --check`).
+"""Whether stored results are those of the present code (`gradguess reproduce --check`).
 
-A result is stale if it was made by another commit *and* the golden record of the estimates (`tests/golden/golden.npz`:
-what the library computes, in float64, for a list of cases) is another one there and here, in the cases of its method.
-A change of code that changes no estimate makes nothing stale. Runs on an MLP whose sites are its layers are held to the
-cases of such networks alone: there every Jacobian has a closed form, and what is computed elsewhere is not used.
+A row holds the losses of the first three steps of its run, `first`. They hang on data, network, loop and estimates. A
+check makes these steps again and compares. A row of other code counts as seen if its run was started again on the
+commit that made it and met the losses that the row holds: `seen` names that commit and how far off they were.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import torch
 
 from gradguess.errors import GradguessError
-from gradguess_lab.tables.runs import Run
+from gradguess_lab.config import TrainConfig
 
-GOLDEN = "tests/golden/golden.npz"
-TOLERANCE = 1e-10  # of a case that names none, relative to the largest of its numbers
-Golden = dict[str, tuple[dict[str, float], float]]  # case -> its numbers by label, and their tolerance
-Config = Mapping[str, Any]
-
-# The names in the golden record of what a run's method computes, each a part of a case's path.
-_FEEDBACK = {"chained": ("chained", "sweeps", "boot", "part"), "direct": ("direct", "part-direct")}
-_PARTS: dict[str, tuple[str, ...]] = {
-    "wperp-bottom": ("bottom", "svd-bottom"),
-    **{f"feedback-{form}": parts for form, parts in _FEEDBACK.items()},
-    "feedback-corrected": ("corrected",),
+CLOSE, CLOSE_IN_HALF = 2e-6, 1e-2  # relative: three steps in float32, and in bfloat16 or by TF32
+MEANING = {
+    "current": "the present code makes the same first steps",
+    "seen": "other code made them, and their commit, started again, makes them",
+    "stale": "other code made them, and nobody has started it again",
+    "elsewhere": "they need CUDA, which this machine lacks",
+    "unknown": "they hold no first steps",
 }
-_CHAINS = ("chain", "rising", "relu-", "gelu-", "tanh-")  # how the networks of such cases are called
-_CUT = ("pieces/", "sites/", "run/")  # cases with other sites than the layers, and runs on which hooks come and go
-_APART = {"svd-bottom", "ns-placed", "part-direct"}  # no variations of what they begin with
+Verdicts = dict[str, dict[str, str]]  # one of MEANING -> key of a row -> what was met
 
 
-@dataclass
-class Verdicts:
-    """Keys of results, by what can be said of them."""
-
-    stale: dict[str, str] = field(default_factory=dict)  # key -> the first case that differs
-    without_commit: list[str] = field(default_factory=list)
-    not_comparable: dict[str, str] = field(default_factory=dict)  # key -> why
-    unclean: list[str] = field(default_factory=list)  # made with changes that were in no commit
-    current: list[str] = field(default_factory=list)
-
-    def to_run_again(self, runs: Sequence[Run]) -> list[Config]:
-        """The configurations of all results that the present code has not made, the shortest first."""
-        keys = {*self.stale, *self.without_commit, *self.not_comparable, *self.unclean}
-        again = sorted((run for run in runs if run.key in keys), key=lambda run: run.metrics.get("seconds", 0.0))
-        return [run.config for run in again]
-
-    def lines(self) -> list[str]:
-        """What a person reads."""
-        said = [f"{len(self.current)} results belong to the present code."]
-        groups = {
-            "are stale: another commit made them, and the golden record of their method has changed": self.stale,
-            "cannot be compared": self.not_comparable,
-            "have no commit: which code made them cannot be told": dict.fromkeys(self.without_commit, ""),
-            "were made with changes that were in no commit": dict.fromkeys(self.unclean, ""),
-        }
-        for words, keys in groups.items():
-            if keys:
-                said.append(f"{len(keys)} results {words}:")
-                said += [f"  {key}" + (f" ({why})" if why else "") for key, why in keys.items()]
-        return said
+def sample(rows: Sequence[Mapping[str, Any]], size: int | None) -> list[Mapping[str, Any]]:
+    """So many rows, the same ones at every call; all of them for None."""
+    return list(rows) if size is None or size >= len(rows) else random.Random(0).sample(rows, size)
 
 
-def check(runs: Sequence[Run], package: Path) -> Verdicts:
-    """Compare every result's commit with the present code; `package` lies in the repository."""
-    if shutil.which("git") is None:
-        raise GradguessError("--check needs the program git, and it is not installed.")
-    root = _repository(package)
-    head, now = _git(root, "rev-parse", "HEAD").decode().strip(), _present(root)
-    found = Verdicts()
-    before: dict[str, Golden | str] = {}
-    for run in runs:
-        key, commit = run.key, run.environment.get("commit")
-        if not commit:
-            found.without_commit.append(key)
-            continue
-        if run.environment.get("clean") is False:
-            found.unclean.append(key)
-        if commit not in before:
-            before[commit] = now if commit == head else _golden_of(root, commit)
-        then = before[commit]
-        if isinstance(then, str):
-            found.not_comparable[key] = then
-        elif (case := changed(then, now, run.config)) is not None:
-            found.stale[key] = f"{commit[:10]}: {case}"
-        else:
-            found.current.append(key)
-    return found
+def check(rows: Iterable[Mapping[str, Any]], jobs: int = 1) -> Verdicts:
+    """Make the first steps of each row again, in so many processes."""
+    import joblib
+
+    rows = list(rows)
+    found = joblib.Parallel(n_jobs=max(1, jobs))(joblib.delayed(verdict)(row) for row in rows)
+    verdicts: Verdicts = {name: {} for name in MEANING}
+    for row, (name, why) in zip(rows, found, strict=True):
+        verdicts[name][row["key"]] = why
+    return verdicts
 
 
-def changed(then: Golden, now: Golden, config: Config) -> str | None:
-    """The first case of the run's method whose numbers differ; None if there is none."""
-    parts = parts_of(config)
-    for case in sorted(then.keys() & now.keys()):
-        if any(_is_one_of(part, parts) for part in case.split("/")) and _concerns(case, config):
-            (old, tolerance), (new, _) = then[case], now[case]
-            if _differ(old, new, tolerance):
-                return case
-    return None
+def verdict(row: Mapping[str, Any]) -> tuple[str, str]:
+    """One of MEANING, and what was met."""
+    from gradguess_lab.train import first_losses
 
-
-def _concerns(case: str, config: Config) -> bool:
-    """Whether a run on the network of this configuration computes what the case does."""
-    if config.get("model", "mlp") != "mlp" or config.get("sites", "auto") != "auto":
-        return True
-    _, network, *_ = *case.split("/"), ""
-    return network.startswith(_CHAINS) and (case.endswith("/plain") or not case.startswith(_CUT))
-
-
-def _is_one_of(part: str, names: frozenset[str]) -> bool:
-    """Whether a part of a case's path is such a name, or a variation of one: `chained-part` is one of `chained`."""
-    return part in names or (part not in _APART and part.startswith(tuple(f"{name}-" for name in names)))
-
-
-def parts_of(config: Config) -> frozenset[str]:
-    """What the method of a run is called in the golden record.
-
-    >>> sorted(parts_of({"method": "wperp", "solver": "subspace"})), sorted(parts_of({"method": "wt"}))
-    (['subspace'], ['wt'])
-    """
-    method = str(config.get("method"))
-    if method == "wperp":
-        return frozenset({str(config.get("solver", "shared"))})
-    if method == "wperp-ns":
-        return frozenset({"ns-placed" if config.get("threshold") == "placed" else "ns"})
-    return frozenset(_PARTS.get(method, (method,)))
-
-
-def _differ(old: Mapping[str, float], new: Mapping[str, float], tolerance: float) -> bool:
-    if old.keys() != new.keys():
-        return True
-    largest = max((abs(value) for value in old.values()), default=0.0)
-    return any(not abs(new[label] - value) <= tolerance * max(largest, 1e-300) for label, value in old.items())
-
-
-def read_golden(data: bytes) -> Golden:
-    """The record in the bytes of its file."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as file:
-        about, values = json.loads(file["about"].tobytes()), iter(file["values"].tolist())
-    numbers = {name: {label: next(values) for label in labels} for name, labels in about["labels"].items()}
-    return {name: (found, about["tolerances"].get(name, TOLERANCE)) for name, found in numbers.items()}
-
-
-def _present(root: Path) -> Golden:
-    path = root / GOLDEN
-    if not path.exists():
-        raise GradguessError(f"expected the golden record at {path}, found none: this is not a whole checkout.")
-    return read_golden(path.read_bytes())
-
-
-def _golden_of(root: Path, commit: str) -> Golden | str:
-    """The record as of a commit, or why there is none."""
+    if not row.get("first"):
+        return "unknown", ""
+    seen = ("seen", row["seen"]["commit"][:10]) if "seen" in row else None
+    torch.set_num_threads(1)
     try:
-        _git(root, "cat-file", "-e", f"{commit}^{{commit}}")
-    except GradguessError:
-        return f"commit {commit[:10]} is not in this repository"
-    try:
-        return read_golden(_git(root, "show", f"{commit}:{GOLDEN}"))
-    except GradguessError:
-        return f"commit {commit[:10]} has no golden record"
-
-
-def _repository(package: Path) -> Path:
-    try:
-        return Path(_git(package, "rev-parse", "--show-toplevel").decode().strip())
+        config = TrainConfig.from_dict(row["config"])
+        if config.device.startswith("cuda") and not torch.cuda.is_available():
+            return seen or ("elsewhere", "")
+        off = relative(row["first"], first_losses(config))
     except GradguessError as error:
-        raise GradguessError(
-            f"--check compares results with the history of the code, and {package} is in no git repository ({error}): "
-            "run it in a clone of gradguess."
-        ) from error
+        return seen or ("stale", str(error))
+    half = config.autocast or config.matmul != "highest" or config.dtype in ("float16", "bfloat16")
+    if off <= (CLOSE_IN_HALF if half else CLOSE):
+        return "current", ""
+    return seen or ("stale", f"first losses differ by {off:.1e}")
 
 
-def _git(where: Path, *arguments: str) -> bytes:
-    done = subprocess.run(["git", "-C", str(where), *arguments], capture_output=True, check=False)
-    if done.returncode:
-        raise GradguessError(f"git {arguments[0]} failed: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout
+def relative(stored: Sequence[float], now: Sequence[float]) -> float:
+    """The largest difference of two lists of losses, relative to those that are stored."""
+    return max(abs(a - b) / max(abs(a), 1e-9) for a, b in zip(stored, now, strict=True))
+
+
+def lines(verdicts: Verdicts) -> list[str]:
+    """What a person reads."""
+    said = []
+    for name, rows in verdicts.items():
+        if rows:
+            said.append(f"{len(rows)} results are {name}: {MEANING[name]}.")
+        if name in ("stale", "unknown"):
+            said += [f"  {key}" + (f" ({why})" if why else "") for key, why in rows.items()]
+    return said

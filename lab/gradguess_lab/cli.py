@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import sys
 from pathlib import Path
@@ -107,12 +106,13 @@ def reproduce(
     solver: Annotated[str | None, typer.Option(help="Another solver for W⊥: svd, subspace or shared.")] = None,
     dump: Annotated[Path | None, typer.Option(help="Write the configurations to this file, and run nothing.")] = None,
     configs: Annotated[Path | None, typer.Option(help="Run the configurations in this file instead.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Run nothing: list results that are of other code.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Start stored runs again: are they of this code?")] = False,
+    sample: Annotated[int | None, typer.Option(help="With --check: so many of the stored runs; none: all.")] = None,
     json: Json = False,
 ) -> None:
     """Run the experiments of the paper and write the report. Finished runs are never run again."""
     if check:  # the results of the repository, unless others are named
-        _check_results(Path("results/paper") if out == RUNS else out, dump, json)
+        _check_results(Path("results/paper") if out == RUNS else out, sample, jobs, dump, json)
     if "streams" in (only or ()):
         unread: dict[str, Any] = {"--backend": backend != "processes", "--address": address, "--solver": solver}
         unread |= {"--dump": dump, "--configs": configs, "another --only": only != ["streams"]}
@@ -170,18 +170,18 @@ def _reproduce_streams(preset: str, seeds: int | None, jobs: int, out: Path, dev
         raise GradguessError("; ".join(f"{key}: {message}" for key, message in failures.items()))
 
 
-def _check_results(directory: Path, dump: Path | None, json: bool) -> None:
+def _check_results(directory: Path, size: int | None, jobs: int, dump: Path | None, json: bool) -> None:
     """Exit code 1 if a result is stale. With `dump`, what should be run again is written there for `--configs`."""
-    from gradguess_lab.check import check
+    from gradguess_lab.check import check, lines, sample
     from gradguess_lab.files import write_json
-    from gradguess_lab.report.results import load_runs
+    from gradguess_lab.store import runs
 
-    runs = load_runs(directory)
-    found = check(runs, Path(__file__).parent)
+    rows = sample([row for _, row in runs(directory)], size)
+    found = check(rows, jobs)
     if dump:
-        write_json(dump, found.to_run_again(runs))
-    emit(dataclasses.asdict(found), json, found.lines())
-    raise typer.Exit(1 if found.stale else 0)
+        write_json(dump, [row["config"] for row in rows if row["key"] in found["stale"] | found["unknown"]])
+    emit(found, json, lines(found))
+    raise typer.Exit(1 if found["stale"] else 0)
 
 
 @app.command()

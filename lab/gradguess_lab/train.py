@@ -6,9 +6,10 @@ Compiled runs are equal up to rounding: in each process the first step of each k
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from gradguess_lab.stored import stored_result
 from gradguess_lab.world import ONE, World, world
 
 Row = dict[str, Any]
+FIRST = 3  # so many losses say whether a run that is started again is the same (`check`)
 EVALUATED = (  # what the history of a result holds of an epoch
     *("epoch", "train_loss", "test_loss", "train_accuracy", "test_accuracy", "train_bits", "test_bits", "seconds"),
 )
@@ -144,6 +146,7 @@ class _Run:
         self.shuffle = torch.Generator().manual_seed(config.seed)
         self.log = MetricsLog(self.directory / "metrics.jsonl" if self.directory else None)
         self.epoch, self.peak_mb = 0, 0.0
+        self.first: list[float] = []  # losses of the first steps
 
     def go(self, on_epoch: Callable[[Row], None] | None, say: Callable[[str], None]) -> Row:
         self.resume()
@@ -161,20 +164,17 @@ class _Run:
         return self.ranks.from_first(self.finish)
 
     def finish(self) -> Row:
-        record = result(self.config, self.log.rows, self.peak_mb)
+        record = result(self.config, self.log.rows, self.peak_mb, self.first)
         if self.directory:
             write_json(self.directory / "result.json", record)
         return record
 
-    def run_epoch(self) -> Row:
-        """All steps of one epoch, then what is measured after it."""
+    def steps(self) -> Iterator[tuple[Tensor, int]]:
+        """The steps of one epoch: after each the mean loss of this rank's samples, and their number."""
         config, x, y = self.config, self.data.x_train, self.data.y_train
         order = torch.randperm(len(x), generator=self.shuffle).to(x.device)
         batches = order.split(config.batch)
         moves = draw_moves(len(x), self.shuffle).to(x.device) if config.augment else None
-        total = torch.zeros((), dtype=torch.float64, device=x.device)
-        before = self.before_epoch()
-        start = time.perf_counter()
         for step, batch in enumerate(batches):
             interrupts.check()
             set_rate(self.optimiser, config, (self.epoch + step / len(batches)) / config.epochs)
@@ -182,11 +182,21 @@ class _Run:
             inputs = x[own] if moves is None else moved(x, own, moves[own])
             with autocast(config):
                 loss = self.step(inputs, y[own])
-            total += loss.detach() * len(own)
+            yield loss.detach(), len(own)
+
+    def run_epoch(self) -> Row:
+        """All steps of one epoch, then what is measured after it."""
+        total, number = torch.zeros((), dtype=torch.float64, device=self.data.x_train.device), 0
+        before = self.before_epoch()
+        start = time.perf_counter()
+        for number, (loss, samples) in enumerate(self.steps(), 1):
+            total += loss * samples
+            if self.epoch == 0 and number <= FIRST:
+                self.first.append(loss.item())
         loss_sum = self.ranks.total(total.item())  # waits for the device, so the clock is right
         seconds = time.perf_counter() - start
         self.epoch += 1
-        row = {"epoch": self.epoch, "loss": loss_sum / len(x), "step_ms": 1e3 * seconds / len(batches)}
+        row = {"epoch": self.epoch, "loss": loss_sum / len(self.data.x_train), "step_ms": 1e3 * seconds / number}
         row.update(before | self.measurements())
         so_far = self.log.rows[-1]["seconds"] if self.log.rows else 0.0
         return {**row, "seconds": so_far + time.perf_counter() - start}
@@ -227,7 +237,9 @@ class _Run:
     def save(self) -> None:
         if self.directory is None:
             return
-        checkpoint.save(self.directory, self.tensors(), {"epoch": self.epoch, "peak_mb": self.peak_mb})
+        checkpoint.save(
+            self.directory, self.tensors(), {"epoch": self.epoch, "peak_mb": self.peak_mb, "first": self.first}
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the next step depends on, as one flat dictionary."""
@@ -250,7 +262,7 @@ class _Run:
         except (KeyError, ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
             reason = str(error).splitlines()[0][:160]
             raise GradguessError(f"the checkpoint in {self.directory} does not fit this run: {reason}") from error
-        self.epoch, self.peak_mb = state["epoch"], state["peak_mb"]
+        self.epoch, self.peak_mb, self.first = state["epoch"], state["peak_mb"], state.get("first", [])
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take up the state that `tensors` returned."""
@@ -265,7 +277,12 @@ class _Run:
         self.shuffle.set_state(parts["generator"]["shuffle"])
 
 
-def result(config: TrainConfig, rows: list[Row], peak_mb: float) -> Row:
+def first_losses(config: TrainConfig) -> list[float]:
+    """The losses of the first steps of a run, which is not gone on with."""
+    return [loss.item() for loss, _ in itertools.islice(_Run(config, None).steps(), FIRST)]
+
+
+def result(config: TrainConfig, rows: list[Row], peak_mb: float, first: list[float]) -> Row:
     """The record of a finished run: schema 1, which the report reads."""
     history = [{name: row[name] for name in EVALUATED if name in row} for row in rows if "test_loss" in row]
     metrics = {name: value for name, value in history[-1].items() if name not in ("epoch", "seconds")}
@@ -281,6 +298,7 @@ def result(config: TrainConfig, rows: list[Row], peak_mb: float) -> Row:
         "key": config.key,
         "config": config.as_dict(),
         "metrics": metrics,
+        "first": first,
         "history": history,
         "diagnostics": found,
         "environment": environment.describe(config.device),

@@ -20,7 +20,8 @@ def trained(
 ) -> tuple[Tensor, gg.CapturedStep]:
     model = make(network)
     forward = gg.ForwardGradient(model, method, compile=compile)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
+    rate = torch.tensor(1e-3, device="cuda")  # a captured step puts its rate into a tensor, which rounds it
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, capturable=True)
     step, data = gg.CapturedStep(forward, optimiser, loss_fn), batch(64)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream.*")
