@@ -8,71 +8,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradguess.backends import cholesky, kernels, normal
+from gradguess.backends import kernels, normal
 from gradguess.backends.attention import attention_tangent, in_blocks
-from gradguess.backends.cholesky import GramRoot
-from gradguess.backends.orthonormal import cholesky_qr_rows
 
 pytest.importorskip("triton", reason="Triton comes with PyTorch for CUDA")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SHAPES = [(10, 300, 4, 1), (3, 40, 18, 2), (15, 130, 3, 1), (1, 7, 3, 1)]  # k, d, batch, tangents
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def basis_and_gate(k: int, d: int, batch: int) -> tuple[Tensor, Tensor]:
-    """A sample whose units are all closed, and one with fewer open units than directions, are among them."""
-    gate = (noise(batch, d, seed=1) > 0) * noise(batch, d, seed=2).abs()
-    gate[0] = 0
-    gate[1, max(1, k - 2) :] = 0
-    return torch.linalg.qr(noise(d, k))[0], gate
-
-
-def factors(C: Tensor) -> tuple[Tensor, Tensor]:
-    """The tolerance is that of float32, in which the matrices were made."""
-    return cholesky.dropping_cholesky(
-        C.double(), kernels.tolerance(C.shape[-1]) * C.diagonal(dim1=-2, dim2=-1).amax(-1)
-    )
-
-
 def on(*tensors: Tensor) -> list[Tensor]:
     return [t.to(DEVICE) for t in tensors]
-
-
-@pytest.mark.parametrize(("k", "d", "batch", "n"), SHAPES)
-def test_small_solves(k, d, batch, n):
-    V, gate = basis_and_gate(k, d, batch)
-    C, z = torch.einsum("dk,bd,dl->bkl", V, gate.square(), V), noise(n, batch, k, seed=3)
-    L, alive = factors(C)
-    found = kernels.solve(*on(C, z)).cpu()
-    torch.testing.assert_close(found.double(), cholesky.triangular_apply(L, z * alive), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(("k", "d"), [(10, 60), (20, 128), (1, 5)])
-def test_orthonormal_rows(k, d):
-    R = noise(4, k, d)
-    if k > 5:
-        R[1, 3] = R[1, 0] + R[1, 1]  # dependent
-        R[2, 5:] = 0
-        R[0, 2] *= 1e-3  # weak, but there
-    R = R / R.abs().amax((-2, -1), keepdim=True)
-    rtol = 10 * (k + d**0.5) * torch.finfo(R.dtype).eps
-    found, left = kernels.orthonormal_rows(R.to(DEVICE), rtol)
-    expected, others = cholesky_qr_rows(R.double(), rtol)
-    torch.testing.assert_close(found.cpu().double(), expected, rtol=0, atol=2e-5)
-    torch.testing.assert_close(left.cpu().double(), others, rtol=1e-2, atol=1e-5)
-
-
-def test_a_row_close_to_another_gets_its_own_direction():
-    """What is left of it is below the tolerance of one pass; the next pass finds it."""
-    R = noise(2, 3, 12)
-    R[:, 1] = R[:, 0] + 1e-3 * R[:, 1]
-    found = kernels.orthonormal_rows((R / R.abs().max()).to(DEVICE), 1e-5)[0].cpu().double()
-    torch.testing.assert_close(found @ found.mT, torch.eye(3).double().expand(2, 3, 3), rtol=0, atol=1e-5)
-    exact = torch.linalg.qr(R.double().mT)[0]
-    assert torch.linalg.matrix_norm(found.mT @ found - exact @ exact.mT, 2).max() < 1e-3
 
 
 def split(a: list[Tensor], out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
@@ -162,26 +110,6 @@ def test_the_kernel_for_attention_is_used_where_it_can_be(monkeypatch):
     assert not uses_kernel(1, 2, 5, 16, e=8)
     assert not uses_kernel(2, 5, 16)
     assert not uses_kernel(1, 1, 3, kernels.HEAD + 1)
-
-
-@pytest.fixture
-def everywhere(monkeypatch):
-    """The kernels are used on this machine too, where a GPU would use them."""
-    monkeypatch.setattr(kernels, "usable", lambda t, k=1: t.dtype == torch.float32 and k <= kernels.LARGEST)
-
-
-@pytest.mark.parametrize(("k", "d"), [(10, 60), (20, 140), (33, 140)])
-def test_the_root_of_a_gram_matrix_on_the_path_of_a_gpu(k, d, everywhere, monkeypatch):
-    """k = 33 is too large for the kernel."""
-    V, gate = basis_and_gate(k, d, 4)
-    z, v = noise(2, 4, k, seed=3), noise(4, k, seed=4)
-    exact = GramRoot(V.double(), gate.double().square())
-    monkeypatch.setattr("gradguess.backends.cholesky.SMALL", 0)
-    found = GramRoot(*on(V, gate.square()))
-    # samples 0 and 1 have dropped directions: which ones depends on the precision
-    solved, moved = found.solve(z.to(DEVICE)).cpu().double(), found.solve(v.to(DEVICE), True).cpu().double()
-    torch.testing.assert_close(solved[:, 2:], exact.solve(z.double())[:, 2:], rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(moved[2:], exact.solve(v.double(), True)[2:], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -11,9 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradguess.backends import kernels
 from gradguess.backends.attention import attention_tangent, in_blocks
-from gradguess.backends.cholesky import GramRoot, semidefinite_cholesky
-from gradguess.backends.orthonormal import orthonormal_columns
+from gradguess.guesses import GatedBasis
 from gradguess.layers.tangents import TangentRules
+from gradguess.linalg import orthonormal_columns
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -24,30 +24,14 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found.double().cpu() - expected).norm() / expected.norm())
 
 
-def test_the_kernels_are_in_use():
-    assert kernels.usable(torch.zeros(1, device="cuda"))
-
-
-@pytest.mark.parametrize("k", [1, 5, 10, 16, 32])
+@pytest.mark.parametrize("k", [1, 10, 32])
 def test_roots(k: int):
     V = orthonormal_columns(noise(96, k))
     gate = (noise(64, 96, seed=1) > 0).double()
     gate[0] = 0  # a sample without open units
     z = noise(3, 64, k, seed=2)
-    expected = GramRoot(V, gate).solve(z)
-    found = GramRoot(V.float().cuda(), gate.float().cuda()).solve(z.float().cuda())
-    assert relative(found, expected) < 1e-3
-
-
-@pytest.mark.parametrize("k", [1, 7, 16, 32])
-def test_cholesky_drops_dependent_columns(k: int):
-    Y = noise(20, 40, k)
-    Y[3, :, -1] = 0
-    C = Y.mT @ Y
-    L, alive = semidefinite_cholesky(C)
-    found_L, found_alive = semidefinite_cholesky(C.float().cuda())
-    assert torch.equal(alive, found_alive.cpu())
-    assert relative(found_L, L) < 1e-3
+    found = GatedBasis(V.float().cuda(), gate.float().cuda(), 64).apply(z.float().cuda())
+    assert relative(found, GatedBasis(V, gate, 64).apply(z)) < 1e-5
 
 
 @pytest.mark.parametrize(("d", "k"), [(40, 1), (40, 10), (512, 32)])
@@ -55,10 +39,9 @@ def test_orthonormal_columns(d: int, k: int):
     A = noise(30, d, k)
     A[2, :, k // 2] = A[2, :, 0] if k > 1 else 0
     Q = orthonormal_columns(A.float().cuda())
+    assert relative(Q, orthonormal_columns(A)) < 1e-5
     eye = Q.mT @ Q
-    expected = orthonormal_columns(A)
-    assert relative(Q, expected) < 1e-3
-    assert float((eye - torch.diag_embed(eye.diagonal(dim1=-2, dim2=-1))).abs().max()) < 1e-4
+    assert float((eye - torch.diag_embed(eye.diagonal(dim1=-2, dim2=-1))).abs().max()) < 1e-5
 
 
 def split(a: list[Tensor], out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:

@@ -30,11 +30,6 @@ def top_projector(A: Tensor, k: int) -> Tensor:
     return projector(V)
 
 
-def span_projector(A: Tensor) -> Tensor:
-    """Twin: the projector on the column span."""
-    return A @ torch.linalg.pinv(A, rtol=1e-10)
-
-
 def assert_orthonormal_or_zero(V: Tensor, rank: int, atol: float) -> None:
     expected = torch.zeros(V.shape[-1], dtype=V.dtype)
     expected[:rank] = 1

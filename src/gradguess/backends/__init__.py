@@ -5,10 +5,6 @@ every device; only its speed, and its accuracy within the stated bounds, depend 
 
 | file | what it does |
 |---|---|
-| `cholesky` | `GramRoot` (`C^{-½}` of every sample), factors of semi-definite matrices, triangular solves |
-| `small_cholesky` | the same for many small matrices on a CPU |
-| `orthonormal` | orthonormal bases of batched columns or rows |
-| `eigh` | eigenvalues and eigenvectors |
 | `attention` | the tangent of attention |
 | `cuda_graphs` | steps recorded once and replayed |
 | `policy` | what other code is told about a device |
@@ -19,18 +15,12 @@ every device; only its speed, and its accuracy within the stated bounds, depend 
 This package imports nothing of gradguess but `gradguess.errors`.
 """
 
-from gradguess.backends.eigh import sure_eigh
 from gradguess.backends.meter import peak_bytes, seconds
-from gradguess.backends.orthonormal import orthonormal_columns, orthonormal_rows, positive
 from gradguess.backends.random import RandomState, seed_global
 
 __all__ = [
     "RandomState",
-    "orthonormal_columns",
-    "orthonormal_rows",
     "peak_bytes",
-    "positive",
     "seconds",
     "seed_global",
-    "sure_eigh",
 ]

@@ -1,14 +1,11 @@
-"""Launching the Triton kernels: small factorisations on a GPU, the tangent of attention, and noise.
+"""Launching the Triton kernels: the tangent of attention, and noise.
 
-A batch of k × k problems is too small for the libraries: a factorisation, two solves and what lies between them are a
-dozen launches that each take as long to start as to run. Here a sample's matrix stays in registers. Triton comes with
-PyTorch for CUDA. Callers ask `usable`, `attends` or `fills` first. The slow twins are the other paths of
-`cholesky`, `orthonormal`, `attention` and `normal`.
+Triton comes with PyTorch for CUDA. Callers ask `attends` or `fills` first. The slow twins are the other paths of
+`attention` and `normal`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -19,18 +16,11 @@ from torch import Tensor
 
 from gradguess.backends.tracing import tracing
 
-LARGEST = 32  # k; a larger matrix does not fit into the registers of a warp
 HALF = (torch.float16, torch.bfloat16)
 HEAD = 128  # the largest head of attention
 BLOCK = 512  # words of noise for each program
-PASSES = 3  # of Cholesky QR, until rows are orthonormal
 # By head size: queries and keys of a block of attention, warps, stages. What a warp holds fits into its registers.
 TILES = {16: (128, 64, 8, 3), 32: (64, 64, 4, 3), 64: (64, 64, 4, 2), 128: (128, 32, 8, 2)}
-
-
-def usable(t: Tensor, k: int = 1) -> bool:
-    """Can these kernels work on tensors like `t` with matrices of this size? They run on the current device."""
-    return t.dtype == torch.float32 and k <= LARGEST and _here(t)
 
 
 def attends(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -49,36 +39,6 @@ def _here(t: Tensor) -> bool:
     if tracing() or not t.is_cuda:
         return False
     return t.device.index == torch.cuda.current_device() and _installed()
-
-
-def solve(C: Tensor, z: Tensor) -> Tensor:
-    """`C^{-½} z`, that is `L^{-T} z` with `L Lᵀ = C`: (batch, k, k), (..., batch, k) -> the same."""
-    batch, k = z.shape[-2:]
-    w = torch.empty_like(z, memory_format=torch.contiguous_format)
-    _jit().solve[(batch,)](
-        C.contiguous(), z.contiguous(), w, batch, tolerance(k), math.prod(z.shape[:-2]), k, _padded(k), num_warps=1
-    )
-    return w
-
-
-def tolerance(k: int) -> float:
-    """The relative size of a pivot that counts as zero, as in `semidefinite_cholesky`."""
-    return 100 * k * torch.finfo(torch.float32).eps
-
-
-def orthonormal_rows(R: Tensor, rtol: float, passes: int = PASSES) -> tuple[Tensor, Tensor]:
-    """Rows (B, k, d) orthonormalised by `passes` of Cholesky QR, and what was left of each (`orthonormal`).
-
-    A pass is two products and one small kernel, which works out the inverse factor of the Gram matrix of the rows.
-    """
-    k = R.shape[-2]
-    left = R.new_empty(R.shape[:-1])
-    for i in range(passes):
-        C = R @ R.mT
-        M = torch.empty_like(C)
-        _jit().whiten[(len(C),)](C, left, M, rtol, tolerance(k), i == 0, i == PASSES - 1, k, _padded(k), num_warps=1)
-        R = M @ R
-    return R, left[..., None]
 
 
 def attention_tangent(
@@ -127,11 +87,6 @@ def normal_numbers(key: Tensor, row: int, rows: int, column: int, columns: int, 
 def _alike(t: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
     """With the same strides, and the numbers of one position side by side."""
     return (t, dt) if t.stride() == dt.stride() and t.stride(-1) == 1 else (t.contiguous(), dt.contiguous())
-
-
-def _padded(k: int) -> int:
-    """One of two sizes, so that few kernels are compiled."""
-    return 16 if k <= 16 else 32
 
 
 @cache

@@ -12,8 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gradguess.backends.cholesky import GramRoot
 from gradguess.jacobian import Dense, Jacobian
+from gradguess.linalg import gram_root, solve_columns
 
 
 class Frame(ABC):
@@ -160,18 +160,24 @@ class GatedBasis(Frame):
         self.batch, self.latent, self.dtype = batch, V.shape[1], V.dtype
 
     @cached_property
-    def root(self) -> GramRoot | None:
-        """`C^{-½}` of every sample; None where it is the identity."""
-        if self.gate is None:
-            return None
-        return GramRoot(self.V, self.gate if self.binary else self.gate.square())
+    def root(self) -> Tensor:
+        """Factors of `C_b`, (batch, k, k), in float64: `C_b^{-½}` is `root_b^{-T}`."""
+        assert self.gate is not None
+        gate = self.gate.double()
+        return gram_root(self.V.double(), gate if self.binary else gate.square())
 
     def apply(self, z: Tensor) -> Tensor:
-        u = z if self.root is None else self.root.solve(z)
-        y = (u[0] @ self.V.t())[None] if u.dim() == 3 and len(u) == 1 else u @ self.V.t()
-        return y if self.gate is None else y.mul_(self.gate)
+        if self.gate is None:
+            return _times_transposed(z, self.V)
+        u = solve_columns(self.root, z.double(), transposed=True)
+        return _times_transposed(u, self.V.double()).to(z.dtype).mul_(self.gate)
 
     def adjoint(self, v: Tensor) -> Tensor:
-        if self.root is None or self.gate is None:
+        if self.gate is None:
             return v @ self.V
-        return self.root.solve((v * self.gate) @ self.V, transposed=True)
+        return solve_columns(self.root, (v * self.gate).double() @ self.V.double()).to(v.dtype)
+
+
+def _times_transposed(z: Tensor, V: Tensor) -> Tensor:
+    """`z Vᵀ`. A single draw is multiplied as a matrix, which a batch of one would not be."""
+    return (z[0] @ V.t())[None] if z.dim() == 3 and len(z) == 1 else z @ V.t()

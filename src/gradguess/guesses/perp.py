@@ -9,12 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradguess.backends import sure_eigh
 from gradguess.errors import check_choice, check_count
 from gradguess.guesses.base import Guess, SiteView
 from gradguess.guesses.frames import Columns, Frame, GatedBasis, OpenGate
 from gradguess.jacobian import GatedLinear, Jacobian
-from gradguess.linalg import batched_top_subspace, followed_bases, is_full, orthonormal_columns
+from gradguess.linalg import batched_top_subspace, followed_bases, is_full, orthonormal_columns, sure_eigh
 
 CHUNK = 1 << 26  # numbers in a dense batch of Jacobians that are decomposed at once
 OVERSAMPLE = 6  # extra columns that make the subspace iteration converge faster

@@ -11,7 +11,7 @@ This package imports `gradguess.backends` and `gradguess.errors` alone. The coef
 `linalg.step_polynomials`.
 """
 
-from gradguess.backends import orthonormal_columns
+from gradguess.linalg.factors import gram_root, orthonormal_columns, solve_columns, sure_eigh
 from gradguess.linalg.newton_schulz import newton_schulz, polynomial
 from gradguess.linalg.subspaces import (
     batched_top_subspace,
@@ -23,9 +23,12 @@ from gradguess.linalg.subspaces import (
 __all__ = [
     "batched_top_subspace",
     "followed_bases",
+    "gram_root",
     "is_full",
     "newton_schulz",
     "orthonormal_columns",
     "polynomial",
+    "solve_columns",
+    "sure_eigh",
     "top_right_singular_vectors",
 ]

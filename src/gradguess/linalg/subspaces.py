@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradguess.backends import orthonormal_columns, orthonormal_rows, positive, sure_eigh
 from gradguess.backends.cuda_graphs import CannotRecord, recording
+from gradguess.linalg.factors import orthonormal_columns, orthonormal_rows, positive, sure_eigh
 
 BLOCK = 2**22  # numbers that are converted at once
 WARM = 3  # subspace iterations that bring a basis up to date
@@ -107,7 +107,7 @@ def _followed(matrices: Sequence[Tensor], warm: Sequence[Any]) -> Tensor:
         return _each(rows, lambda i, R: R @ short[i] @ short[i].mT) if grams is None else rows @ grams
 
     def rough(rows: Tensor) -> Tensor:
-        return F.normalize(orthonormal_rows(rows, rough=True)[0], dim=-1)  # a weak row is as long as others
+        return F.normalize(orthonormal_rows(rows)[0], dim=-1)  # a weak row is as long as others
 
     rows = torch.stack([V.mT for V in warm])  # (n, k, d)
     if wide:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from gradguess.backends import sure_eigh
+from gradguess.linalg import sure_eigh
 
 LAGS = 40  # of the Gramian: its sum diverges where the spectral radius reaches one
 FAR = 128  # lags, where each term is scaled
