@@ -99,7 +99,8 @@ class PassingCutGraph(CutGraph):
     ) -> None:
         self._settle, self._waiting = settle, list(sites)
         self._together: Sequence[Site] = ()  # the sites that are settled now
-        self._names: dict[int, str] = {}  # id of a leaf -> its site
+        self._names: dict[int, str] = {}  # id of a leaf -> its site; that of a leaf that is gone may come again
+        self._met = set[str]()
         super().__init__(layout, run, vectors)
         self._let_go(ended=True)
 
@@ -108,6 +109,7 @@ class PassingCutGraph(CutGraph):
         if {self._names[leaf] for leaf in AutogradGraph.leaves(s) if leaf in self._names} != below:
             raise LayoutChanged
         self._names[id(self.above[site.name])] = site.name
+        self._met.add(site.name)
         self._let_go()
 
     def _beside(self, site: Site) -> Sequence[Site]:
@@ -116,8 +118,7 @@ class PassingCutGraph(CutGraph):
     def _let_go(self, ended: bool = False) -> None:
         """Settle the sites that wait for nothing any more, and drop what no other waits for."""
         self._drop()
-        met = set(self._names.values())
-        ready = [site for site in self._waiting if met.issuperset((site.name, *site.above))]
+        ready = [site for site in self._waiting if self._met.issuperset((site.name, *site.above))]
         self._together = [site for site in ready if ended or not site.reaches_output]
         if self._together:
             with torch._C.DisableTorchFunction(), torch.no_grad():  # the rules of the pass end here
