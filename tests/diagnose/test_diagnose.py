@@ -428,6 +428,16 @@ def test_forward_is_taken_over_and_left_alone():
     assert all(torch.equal(value, kept[key]) for key, value in forward.state_dict().items())
 
 
+def test_the_options_of_forward_are_taken_over():
+    model, guess = mlp(), gg.WPerp(k=2)
+    options: Any = {"sites": ["0", "4"], "top": "exact", "isolate": True}
+    forward = gg.ForwardGradient(model, guess, **options)
+    taken = diagnosed(guess, model, forward=forward, curve=False)
+    assert taken == diagnosed(guess, model, curve=False, **options)
+    assert list(taken) == ["0", "4"]
+    assert diagnosed(guess, model, forward=forward, top="guess")["4"].variance > taken["4"].variance == 0
+
+
 @pytest.mark.parametrize("form", ["direct", "chained", "corrected"])
 def test_what_forward_has_learned_is_taken_over(form):
     """The report is of the step that it would make next, with the matrices that it has learned by then."""

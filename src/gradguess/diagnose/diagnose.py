@@ -34,12 +34,12 @@ def diagnose(
     targets: Any,
     generator: torch.Generator | None = None,
     *,
-    sites: Sites = "auto",
+    sites: Sites | None = None,
     draws: int = 32,
     curve: bool = True,
-    isolate: bool = False,
-    coupling: Literal["sample", "batch"] = "sample",
-    top: Literal["guess", "exact"] = "guess",
+    isolate: bool | None = None,
+    coupling: Literal["sample", "batch"] | None = None,
+    top: Literal["guess", "exact"] | None = None,
     forward: ForwardGradient | None = None,
 ) -> Report:
     """Bias, variance and more of one step of `guess` with one tangent, at every site. Writes nothing, holds no state.
@@ -52,16 +52,18 @@ def diagnose(
         targets: of the loss.
         generator: source of the directions. The `cosine` of the report is that of the estimate which `estimate`
             returns for the same generator.
-        sites: where gradients are guessed, as in `estimate`.
+        sites: where gradients are guessed, as in `estimate`. None is the default there, or what `forward` has; so it is
+            with `isolate`, `coupling` and `top`.
         draws: how many random vectors, or estimates, replace a closed form that does not exist. That concerns methods
             that draw no directions at sites, Wᵀ below a large layer that is not linear, and outputs that the batch
             shares.
         curve: decompose the Jacobian above each site, for rank, singular values and overlap.
         isolate: as in `estimate`: the variance is then without the noise of the other sites.
-        coupling: "sample" or "batch", as in `estimate`.
+        coupling: as in `estimate`.
         top: as in `estimate`: with "exact" the model's output has neither bias nor variance, and adds none elsewhere.
         forward: a `ForwardGradient` of this model and guess, whose state (bases, feedback matrices) is used. The report
-            is then of the step that it would make next. Without one the state is empty.
+            is then of the step that it would make next, but without `balance` and with one tangent. Without one the
+            state is empty.
 
     Returns:
         a mapping from site name to `SiteReport`; from parameter name for weight perturbation, which has no sites.
@@ -80,7 +82,10 @@ def diagnose(
             f"forward: expected a ForwardGradient of the same model and guess, found one of another {differs}. "
             "Pass forward.model and forward.guess."
         )
-    plan = Plan(as_method(guess), sites, Options(isolate=isolate, coupling=coupling, top=top), detail=True)
+    usual = Plan(as_method(guess), "auto", Options()) if forward is None else forward.plan
+    asked: dict[str, Any] = {"isolate": isolate, "coupling": coupling, "top": top}
+    how = {name: getattr(usual.options, name) if value is None else value for name, value in asked.items()}
+    plan = Plan(usual.method, usual.sites if sites is None else sites, Options(**how), detail=True)
     task = Task(model, loss_fn, inputs, targets)
     with untouched(model), torch.no_grad():
         state = State() if forward is None else forward.state

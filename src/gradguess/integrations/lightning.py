@@ -78,14 +78,12 @@ class ForwardGradientMixin:
         """`gg.diagnose` of a step on the last batch, with what the estimator has learned. Writes nothing.
 
         Args:
-            options: those of `gg.diagnose`. Sites, `isolate` and `coupling` are the estimator's unless given.
+            options: those of `gg.diagnose`.
         """
         if self._last is None:
             raise gg.InputError("There is no batch to diagnose. Call self.forward_step(...) before.")
         forward = self.estimator
-        plan, how = forward.plan, forward.plan.options
-        chosen = {"sites": plan.sites, "isolate": how.isolate, "coupling": how.coupling, **options}
-        return gg.diagnose(forward.model, forward.guess, *self._last, forward=forward, **chosen)
+        return gg.diagnose(forward.model, forward.guess, *self._last, forward=forward, **options)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)  # type: ignore[misc]
