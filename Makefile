@@ -55,7 +55,6 @@ test-slow: $(ALL)  # what takes long, every module of PyTorch's list, and famili
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs: $(SITE)  # the site, in build/site; a warning is an error, unless mkdocs is told to be quiet
 	$(BIN)/mkdocs build --strict $(ARGS)
-	$(BIN)/python scripts/site/check.py build/site
 
 docs-serve: $(SITE)
 	$(BIN)/mkdocs serve --strict $(ARGS)

@@ -1,4 +1,4 @@
-"""The documentation: its code runs and prints what is shown, and its links lead somewhere.
+"""The documentation: its code runs and prints what is shown, its links lead somewhere, and every public name is in it.
 
 A block `text` right after a block `python` is what the latter prints: word by word, and its numbers to a tenth or to
 one in the last digit, since they differ between processors. `report/test_agreement.py` checks the numbers in prose.
@@ -7,10 +7,13 @@ one in the last digit, since they differ between processors. `report/test_agreem
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import re
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,3 +82,30 @@ def test_links_lead_to_files_and_headings(page: Path):
             headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), flags=re.MULTILINE)
             slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
             assert anchor in slugs, f"{name(page)} links to #{anchor} of {name(found)}"
+
+
+# --- the reference -------------------------------------------------------------------------------------------
+
+PUBLIC = ("gradguess", "gradguess.guesses", "gradguess.online", "gradguess.baselines")
+
+
+def public_names() -> dict[str, Any]:
+    """Where each public name is defined, without the modules among them."""
+    found = [getattr(module, name) for module in map(import_module, PUBLIC) for name in module.__all__]
+    return {f"{one.__module__}.{one.__name__}": one for one in found if not inspect.ismodule(one)}
+
+
+def test_the_reference_has_every_public_name():
+    """That what it lists exists is what `make docs` checks."""
+    reference = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
+    assert public_names().keys() - set(re.findall(r"^::: ([\w.]+)$", reference, flags=re.MULTILINE)) == set()
+
+
+def test_every_argument_is_explained():
+    missing = []
+    for path, one in public_names().items():
+        if path != "gradguess.online.later.Later" and not (inspect.isclass(one) and issubclass(one, Exception)):
+            names = [name for name in inspect.signature(one).parameters if name not in ("args", "kwargs")]
+            text = inspect.getdoc(one) or ""
+            missing += [(path, name) for name in names if not re.search(rf"(?m)^ +{name}: \S", text)]
+    assert missing == []

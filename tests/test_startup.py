@@ -18,45 +18,35 @@ COMMANDS = ("train", "reproduce", "report", "diagnose", "stream", "bench", "comp
 SLOW = {"torch", "pandas", "matplotlib", "sklearn", "scipy", "sympy", "jinja2", "joblib", "safetensors", "transformers"}
 # what PyTorch itself does not import, and compiling, plots and data need later
 LATER = SLOW - {"torch"} | {"torch._dynamo", "torch._inductor", "torch._functorch.compile_utils", "triton", "lightning"}
+PROGRAM = f"""
+import contextlib, json, sys
+note = lambda: print('\\n@' + json.dumps(sorted(sys.modules)))
+import gradguess_lab.cli
+for arguments in {[[], *([name] for name in COMMANDS)]!r}:
+    sys.argv = ['gradguess', *arguments, '--help']
+    with contextlib.suppress(SystemExit):
+        gradguess_lab.cli.main()
+note()
+import torch
+note()
+import gradguess.estimate, gradguess.diagnose, gradguess.advise  # Python would put modules in the place of functions
+import gradguess as gg
+assert callable(gg.estimate) and callable(gg.diagnose) and callable(gg.advise)
+from gradguess import *
+assert set(gg.__all__) <= set(dir(gg))
+note()
+"""
 
 
-def imported(program: str) -> list[set[str]]:
-    """The modules that a fresh interpreter has wherever this program says `note()`."""
-    program = "import json, sys\nnote = lambda: print('\\n@' + json.dumps(sorted(sys.modules)))\n" + program
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return [set(json.loads(line[1:])) for line in found.stdout.splitlines() if line.startswith("@")]
-
-
-def test_help_imports_nothing_slow():
-    """Every command's, in one interpreter: nothing slow after all of them is nothing slow after any."""
+def test_imports_of_a_fresh_interpreter():
+    """Nothing slow after the help of all commands is nothing slow after any, and gradguess adds little to PyTorch."""
     cli = pytest.importorskip("gradguess_lab.cli")
     assert {each.name or each.callback.__name__ for each in cli.app.registered_commands} == set(COMMANDS)
-    (found,) = imported(
-        "import contextlib, gradguess_lab.cli\n"
-        f"for arguments in {[[], *([name] for name in COMMANDS)]!r}:\n"
-        "    sys.argv = ['gradguess', *arguments, '--help']\n"
-        "    with contextlib.suppress(SystemExit):\n"
-        "        gradguess_lab.cli.main()\n"
-        "note()"
-    )
-    assert found & SLOW == set()
-
-
-def test_the_package_imports_little_beside_pytorch():
-    plain, found = imported("import torch\nnote()\nimport gradguess\ngradguess.estimate\nnote()")
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    helped, plain, found = (set(json.loads(line[1:])) for line in done.stdout.splitlines() if line.startswith("@"))
+    assert helped & SLOW == set()
     assert "gradguess.methods.compiled" in found  # the names are there
     assert found & LATER == plain & LATER
-
-
-def test_public_names_are_the_same_whatever_comes_first():
-    """Python would put modules in the place of functions."""
-    imported(
-        "import gradguess.estimate, gradguess.diagnose, gradguess.advise\n"
-        "from gradguess import *\n"
-        "import gradguess as gg\n"
-        "assert callable(gg.estimate) and callable(gg.diagnose) and callable(gg.advise)\n"
-        "assert set(gg.__all__) <= set(dir(gg))"
-    )
 
 
 def test_the_package_shows_the_names_of_its_front():
