@@ -37,7 +37,7 @@ class Trial:
         self.forward: ForwardGradient | None = None
         self.rounds: list[float] = []  # seconds of a step, by round
         self.search = 0.0  # seconds of a step that searches
-        self.length = 1  # rounds of `every` steps that are timed together
+        self.length = 1  # rounds of `every` steps that are timed together: a step after one of another method is slower
 
     def attempt(self, run: Callable[[], None]) -> None:
         """Do `prepare` or `round`; an error is the reason why this candidate does not work."""
