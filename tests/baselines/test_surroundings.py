@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import gradguess as gg
+from combinations import each
 from gradguess.methods import compiled
 from models import Case, make
 from traced_graphs import as_compiled
@@ -29,8 +30,7 @@ def gradients(case: Case, method: gg.methods.Method, steps: int = 1, **options) 
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize("name", RIVALS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("name", "model"), each(RIVALS, MODELS))
 @pytest.mark.filterwarnings("ignore:Samples mix")
 def test_gradients_need_not_be_enabled(model, name):
     case = make(model)
@@ -41,8 +41,7 @@ def test_gradients_need_not_be_enabled(model, name):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("name", RIVALS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("name", "model"), each(RIVALS, MODELS))
 @pytest.mark.filterwarnings("ignore:Samples mix")
 def test_compiled_steps_are_the_same(model, name, monkeypatch):
     monkeypatch.setattr(compiled, "compiled", as_compiled)  # the trace alone, without a compiler

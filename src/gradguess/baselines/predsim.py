@@ -48,17 +48,18 @@ class PredSim(LocalLoss):
             raise InputError(f"PredSim(beta): expected 0 <= beta <= 1, found {self.beta!r}.")
 
     def start(self, site: Site, s: Tensor, outputs: Outputs) -> Head:
-        seen = features(site, s)
-        channels, taps = _channels_first(site, seen).shape[1], (3,) * _space(site, seen)
+        x = _channels_first(site, s)
+        channels, moves = x.shape[1], x.dim() == 4 or (x.dim() == 3 and site.pattern.channels_first)
+        taps = (3,) * (x.dim() - 2 if moves else 0)  # a convolution of images and signals, a linear map elsewhere
         source = torch.Generator().manual_seed(zlib.crc32(site.name.encode()))
         S = torch.empty(channels, channels, *taps, dtype=torch.float64)
-        bound = (channels * 3 ** len(taps)) ** -0.5  # PyTorch's own default
+        bound = (channels * 3 ** len(taps)) ** -0.5  # PyTorch's default
         S.uniform_(-bound, bound, generator=source)
-        return {**linear_head(site, s, outputs), "S": S.to(seen.device, seen.dtype)}
+        return {**linear_head(site, s, outputs), "S": S.to(x.device, x.dtype)}
 
     def loss(self, step: Step, site: Site, s: Tensor, head: Head, outputs: Outputs) -> Tensor:
         _check(step)
-        x = _channels_first(site, features(site, s))
+        x = _channels_first(site, s)
         classes = (step.task.targets[:, None] == torch.arange(len(head["b"]), device=x.device)).to(x.dtype)
         apart = F.mse_loss(cosines(_compared(x, head["S"])), cosines(classes))
         return (1 - self.beta) * predicted(step, site, s, head, outputs).sum() + self.beta * len(x) * apart
@@ -80,12 +81,8 @@ def _check(step: Step) -> None:
         )
 
 
-def _space(site: Site, x: Tensor) -> int:
-    """Dimensions over which a convolution moves: those of images and signals, none of tokens and vectors."""
-    return x.dim() - 2 if x.dim() == 4 or (x.dim() == 3 and site.pattern.channels_first) else 0
-
-
-def _channels_first(site: Site, x: Tensor) -> Tensor:
+def _channels_first(site: Site, s: Tensor) -> Tensor:
+    x = features(site, s)
     return x.mT if x.dim() == 3 and not site.pattern.channels_first else x
 
 
