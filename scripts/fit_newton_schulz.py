@@ -36,7 +36,7 @@ BAND = 0.05  # half the width of the transition around σ in which the largest e
 
 
 def evaluate(x: ArrayLike, a: Coefficients, steps: int = STEPS) -> NDArray[np.float64]:
-    """`p` applied `steps` times to numbers: what `linalg.newton_schulz` does to singular values."""
+    """`p` applied `steps` times to numbers: what W⊥-NS does to singular values."""
     y = np.asarray(x, dtype=np.float64)
     for _ in range(steps):
         square = y * y

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from gradguess.linalg.step_polynomials import CoefficientSet, nearest, placed, table
+from gradguess.linalg.step_polynomials import CoefficientSet, nearest, placed, polynomial, table
+from matrices import noise
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fit_newton_schulz.py"
 evaluate = runpy.run_path(str(SCRIPT))["evaluate"]
@@ -78,3 +80,13 @@ def test_placed_keeps_exactly_the_directions_above_the_step(ratio: float) -> Non
     entry, factor = placed(ratio - 0.03)
     assert evaluate(factor * kept, entry.coefficients) == pytest.approx(1, abs=0.15)
     assert evaluate(factor * dropped, entry.coefficients) == pytest.approx(0, abs=0.15)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_polynomial_is_that_of_the_eigenvalues(count: int) -> None:
+    a = (0.3, 1.1, -0.7, 0.2)[:count]
+    G = noise(3, 5, 5)
+    G = G @ G.mT / 5
+    values, Z = torch.linalg.eigh(G)
+    expected = Z @ torch.diag_embed(sum(c * values**j for j, c in enumerate(a))) @ Z.mT
+    torch.testing.assert_close(polynomial(G, a), expected, rtol=0, atol=1e-9)

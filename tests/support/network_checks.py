@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 import gradguess as gg
 from gradguess.guesses import perp_ns
 from gradguess.guesses.frames import Frame
-from gradguess.linalg import polynomial
+from gradguess.linalg.step_polynomials import polynomial
 from gradguess.methods import Guessed
 from gradguess.methods.run import Plan, refreshed
 from gradguess.model.find_sites import lay_out

@@ -6,7 +6,6 @@ Tensors carry the batch in their second to last dimension: noise is (..., batch,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -118,25 +117,6 @@ class Columns(Matrix):
     def __init__(self, Q: Tensor) -> None:
         super().__init__(Q.mT)
         self.Q = Q
-
-
-class Grouped(Frame):
-    """Groups of samples, each with a frame of its own: (their places in the batch, the frame)."""
-
-    def __init__(self, groups: Sequence[tuple[Tensor, Frame]]) -> None:
-        self.groups = groups
-        self.batch = sum(frame.batch for _, frame in groups)
-        self.latent, self.dtype = groups[0][1].latent, groups[0][1].dtype
-        self.orthonormal = all(frame.orthonormal for _, frame in groups)
-        self.back = torch.argsort(torch.cat([rows for rows, _ in groups]))
-
-    def apply(self, z: Tensor) -> Tensor:
-        parts = [frame.apply(z.index_select(-2, rows)) for rows, frame in self.groups]
-        return torch.cat(parts, -2).index_select(-2, self.back)
-
-    def adjoint(self, v: Tensor) -> Tensor:
-        parts = [frame.adjoint(v.index_select(-2, rows)) for rows, frame in self.groups]
-        return torch.cat(parts, -2).index_select(-2, self.back)
 
 
 class GatedBasis(Frame):

@@ -11,17 +11,15 @@ from torch import Tensor
 
 from gradguess.errors import check_choice, check_count
 from gradguess.guesses.base import Guess, SiteView
-from gradguess.guesses.frames import Frame, Grouped, Matrix
-from gradguess.jacobian import Dense, GatedLinear, Jacobian
-from gradguess.jacobian.open_units import OpenUnits, groups
-from gradguess.linalg import batched_top_subspace, newton_schulz, polynomial
-from gradguess.linalg.step_polynomials import nearest, placed
+from gradguess.guesses.frames import Frame
+from gradguess.jacobian import Dense, GatedLinear
+from gradguess.linalg import batched_top_subspace
+from gradguess.linalg.step_polynomials import nearest, placed, polynomial
 
 PROBE = 16  # samples whose singular values set the scale and the threshold
 LANCZOS = 8  # steps for the largest singular value of every sample
 OVERSAMPLE, KRYLOV = 6, 12  # columns beyond k, and products, with which the probe's are found: to 1e-4 at width 1024
 MARGIN = 1.02  # other samples may have a slightly larger norm than those of the probe
-CHUNK = 1 << 26  # numbers in a dense batch of Jacobians at once
 
 
 @dataclass(frozen=True)
@@ -30,8 +28,8 @@ class WPerpNS(Guess):
 
     Direction `y = p^N(W̃/s)ᵀ ε` with `p^N` close to a step function: singular values above the step go to one, those
     below it to zero. Covariance `p^N(W̃)ᵀ p^N(W̃)`, close to `V_k V_kᵀ`. Bias `(Cov - I) g`. Cost: four products
-    a step of matrices as large as the open units of a sample (`Polynomial`); without a gate in closed form, of its
-    dense `m × d` matrix. Paper: eqs. (9) and (10).
+    a step of matrices as large as the open units of a sample, or as its outputs where these are fewer.
+    Paper: eqs. (9) and (10).
 
     The singular values that say where the step must be are found on a few samples every `refresh` steps. The
     coefficients are one of nine sets (`gradguess.linalg.step_polynomials`).
@@ -73,35 +71,21 @@ class WPerpNS(Guess):
         if self.threshold == "nearest":
             chosen = nearest(float(values[:, -2].mean() / norm))
             return {"scale": norm, "coefficients": values.new_tensor(chosen.coefficients)}
-        size, slope, middle = _law(_sizes(_probe(view)), (values[:, -2] + values[:, -1]) / 2)
+        size, slope, middle = _law(_sizes(_jacobian(view, PROBE)), (values[:, -2] + values[:, -1]) / 2)
         chosen, factor = placed(float(middle / norm))
         found = {"scale": norm / factor, "coefficients": values.new_tensor(chosen.coefficients)}
         return found | {"size": size, "slope": slope}
 
     def _singular_values(self, view: SiteView) -> Tensor:
         """σ_1, …, σ_k and σ_{k+1} of each of the first samples, (samples, k + 1); zero beyond the rank."""
-        probe, s = _probe(view), view.output[:PROBE]
-        k = min(self.k, probe.m, probe.d)
-        start = view.noise.normal((len(s), probe.d, k + OVERSAMPLE), s.dtype, s.device)
-        return batched_top_subspace(probe.gram_columns, start, k + 1, KRYLOV)[1].sqrt()
+        W, s = _jacobian(view, PROBE), view.output[:PROBE]
+        k = min(self.k, W.m, W.d)
+        start = view.noise.normal((len(s), W.d, k + OVERSAMPLE), s.dtype, s.device)
+        return batched_top_subspace(W.gram_columns, start, k + 1, KRYLOV)[1].sqrt()
 
     def frame(self, view: SiteView) -> Frame:
         W = _jacobian(view)
-        scale, coefficients = self._fitted(view, W)
-        parts = groups(W) if isinstance(W, GatedLinear) else []
-        if not parts or max(small.size for _, small in parts) > W.m:
-            return self._dense(W, scale, coefficients)
-        frames = [
-            (rows, Polynomial(_part(W, rows), small, scale[rows], coefficients, self.steps)) for rows, small in parts
-        ]
-        return frames[0][1] if len(frames) == 1 else Grouped(frames)
-
-    def _dense(self, W: GatedLinear | Dense, scale: Tensor, coefficients: tuple[float, ...]) -> Frame:
-        """`p^N(W̃/σ)` written out, a few samples at a time."""
-        size = max(1, CHUNK // (W.m * W.d))
-        slices = [slice(first, first + size) for first in range(0, len(scale), size)]
-        scaled = (_part(W, rows).matrix() / scale[rows, None, None] for rows in slices)
-        return Matrix(torch.cat([newton_schulz(part, coefficients, self.steps) for part in scaled]))
+        return Polynomial(W, *self._fitted(view, W), self.steps)
 
     def _fitted(self, view: SiteView, W: GatedLinear | Dense) -> tuple[Tensor, tuple[float, ...]]:
         """What each sample's `W̃` is divided by, (batch,), and the coefficients."""
@@ -116,24 +100,12 @@ class WPerpNS(Guess):
         return torch.maximum(own, scale), tuple(view.found("coefficients").tolist())
 
 
-def _jacobian(view: SiteView) -> GatedLinear | Dense:
-    """`W̃` by one matrix for all and a gate for each sample, or by a matrix for each."""
+def _jacobian(view: SiteView, samples: int | None = None) -> GatedLinear | Dense:
+    """`W̃` of the first samples, by one matrix for all and a gate for each, or by a matrix for each."""
     W = view.W
     if isinstance(W, GatedLinear) and W.gate is not None:
-        return W
-    return Dense(W.matrix().expand(len(view.output), -1, -1))
-
-
-def _probe(view: SiteView) -> GatedLinear | Dense:
-    return _part(_jacobian(view), slice(PROBE))
-
-
-def _part(W: GatedLinear | Dense, rows: slice | Tensor) -> GatedLinear | Dense:
-    """`W̃` of some of the samples."""
-    if isinstance(W, Dense):
-        return Dense(W.W[rows])
-    assert W.gate is not None
-    return GatedLinear(W.weight, W.gate[rows])
+        return GatedLinear(W.weight, W.gate[:samples]) if samples else W
+    return Dense(W.matrix().expand(len(view.output), -1, -1)[:samples])
 
 
 def _sizes(W: GatedLinear | Dense) -> Tensor:
@@ -161,57 +133,72 @@ def _law(sizes: Tensor, middles: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Polynomial(Frame):
-    """`A = p^N(W̃/σ)ᵀ` by the open units of each sample (`small`).
+    """`A = p^N(W̃/σ)ᵀ` by matrices of the smaller side of each sample's `W̃`: its open units, or its outputs.
 
     With `X_0 = W̃/σ`, `G_j = X_jᵀX_j` and `p(X) = X q(XᵀX)` the steps are `X_{j+1} = X_j q(G_j)`, so that
-    `X_Nᵀ z = q(G_{N-1}) ⋯ q(G_0) X_0ᵀ z` and `G_{j+1} = q(G_j) G_j q(G_j)`: matrices of the size of the open units.
-    A step costs four products of them. The last two steps cost none, since they are applied to vectors alone.
+    `X_Nᵀ z = q(G_{N-1}) ⋯ q(G_0) X_0ᵀ z` and `G_{j+1} = q(G_j) G_j q(G_j)`. On the other side the same holds of
+    `X_j X_jᵀ`, before `X_0ᵀ`. A step costs four products of these matrices. The last two steps cost none, since they
+    are applied to vectors alone.
+
+    A closed unit is a zero column of `W̃ = W D`. Without the closed units of a sample, `D WᵀW D` is a part of the one
+    matrix `WᵀW`, and with half of the units open its products cost an eighth. Counting them waits for the device.
     """
 
-    def __init__(
-        self, W: Jacobian, small: OpenUnits, scale: Tensor, coefficients: tuple[float, ...], steps: int
-    ) -> None:
-        self.W, self.small, self.scale = W, small, scale[:, None]
+    def __init__(self, W: GatedLinear | Dense, scale: Tensor, coefficients: tuple[float, ...], steps: int) -> None:
+        self.W, self.scale = W, scale[:, None]
         self.coefficients, self.steps = coefficients, steps
         self.batch, self.latent, self.dtype = len(scale), W.m, scale.dtype
+        gate = None if isinstance(W, Dense) else W.gate
+        open_ = scale.new_ones(self.batch, W.d) if gate is None else (gate != 0).byte()
+        most = max(1, int(open_.sum(1).max()))
+        units = torch.argsort(open_, dim=1, descending=True, stable=True)[:, :most]
+        self.units = units if most <= W.m else None  # (batch, a); None: the side of the outputs
 
     def apply(self, z: Tensor) -> Tensor:
-        return self._filter(self.W.vjp(z) / self.scale)
+        if self.units is None:
+            return self.W.vjp(self._filter(z)) / self.scale
+        return self._filter(self.W.vjp(z)) / self.scale
 
     def adjoint(self, v: Tensor) -> Tensor:
+        if self.units is None:
+            return self._filter(self.W.jvp(v)) / self.scale
         return self.W.jvp(self._filter(v)) / self.scale
 
     def _filter(self, v: Tensor) -> Tensor:
-        """`q(G_{N-1}) ⋯ q(G_0) v` on the open units, zero on the others: (..., batch, d)."""
-        u = self.small.gather(v.reshape(-1, *v.shape[-2:])).permute(1, 2, 0)  # (batch, a, vectors)
+        """`q(G_{N-1}) ⋯ q(G_0) v`: (..., batch, d), zero on closed units, or (..., batch, m)."""
+        units = None if self.units is None else self.units.expand(*v.shape[:-1], -1)
+        u = v if units is None else v.gather(-1, units)
+        u = u.reshape(-1, *u.shape[-2:]).permute(1, 2, 0)  # (batch, a or m, vectors)
         for j in range(self.steps):
             u = self._q(j, u)
-        return self.small.scatter(u.permute(2, 0, 1)).view(v.shape)
+        u = u.permute(2, 0, 1).reshape(*v.shape[:-1], -1)
+        return u if units is None else torch.zeros_like(v).scatter_(-1, units, u)
 
     @cached_property
     def grams(self) -> list[Tensor]:
-        """`G_0, ..., G_{N-2}`, each (batch, a, a)."""
-        grams = [self.small.gram(self.scale)]
-        rows = max(1, CHUNK // self.small.size**2)
+        """`G_0, ..., G_{N-2}`, each (batch, a, a) or (batch, m, m)."""
+        W, units = self.W, self.units
+        if isinstance(W, Dense) or units is None or W.gate is None:
+            X = W.matrix() / self.scale[..., None]
+            grams = [X @ X.mT if units is None else X.mT @ X]
+        else:
+            gate = W.gate.gather(1, units) / self.scale
+            products = W.product[units[:, :, None], units[:, None, :]]
+            grams = [products.mul_(gate[:, :, None]).mul_(gate[:, None, :])]
         while len(grams) < self.steps - 1:
-            parts = [self._next(part) for part in grams[-1].split(rows)]
-            grams.append(parts[0] if len(parts) == 1 else torch.cat(parts))
+            q = polynomial(grams[-1], self.coefficients)
+            grams.append(q @ grams[-1] @ q)
         return grams
-
-    def _next(self, G: Tensor) -> Tensor:
-        q = polynomial(G, self.coefficients)
-        return q @ G @ q
 
     def _q(self, j: int, v: Tensor) -> Tensor:
         """`q(G_j) v` by Horner's rule."""
         total = self.coefficients[-1] * v
         for c in reversed(self.coefficients[:-1]):
-            total = self._times(j, total, v, c)
+            total = self._times(j, total) + c * v
         return total
 
-    def _times(self, j: int, v: Tensor, more: Tensor | None = None, weight: float = 0.0) -> Tensor:
-        """`G_j v + weight more`. The last `G_j` is not formed, since seven products of the one before do the same."""
-        more = v if more is None else more
+    def _times(self, j: int, v: Tensor) -> Tensor:
+        """`G_j v`. The last `G_j` is not formed, since seven products of the one before do the same."""
         if j < len(self.grams):
-            return torch.baddbmm(more, self.grams[j], v, beta=weight)
-        return self._q(j - 1, self._q(j - 1, self._times(j - 1, v))) + weight * more
+            return self.grams[j] @ v
+        return self._q(j - 1, self._q(j - 1, self._times(j - 1, v)))

@@ -12,7 +12,6 @@ This package imports `gradguess.backends` and `gradguess.errors` alone. The coef
 """
 
 from gradguess.linalg.factors import gram_root, orthonormal_columns, solve_columns, sure_eigh
-from gradguess.linalg.newton_schulz import newton_schulz, polynomial
 from gradguess.linalg.subspaces import (
     batched_top_subspace,
     followed_bases,
@@ -25,9 +24,7 @@ __all__ = [
     "followed_bases",
     "gram_root",
     "is_full",
-    "newton_schulz",
     "orthonormal_columns",
-    "polynomial",
     "solve_columns",
     "sure_eigh",
     "top_right_singular_vectors",

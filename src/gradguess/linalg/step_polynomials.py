@@ -17,9 +17,13 @@ directions pass. `placed` shrinks the matrix a little instead, so that the step 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+
+import torch
+from torch import Tensor
 
 Coefficients = tuple[float, float, float, float]
 
@@ -81,3 +85,13 @@ def placed(ratio: float) -> tuple[CoefficientSet, float]:
         return table()[0], 1.0
     entry = min(below, key=lambda entry: entry.width / entry.crossing)
     return entry, entry.crossing / ratio
+
+
+def polynomial(G: Tensor, a: Sequence[float]) -> Tensor:
+    """`Σ_j a_j G^j` by Horner's rule."""
+    P = torch.zeros_like(G)
+    P.diagonal(dim1=-2, dim2=-1).add_(a[-1])
+    for i, c in enumerate(reversed(a[:-1])):
+        P = G * a[-1] if i == 0 else P @ G
+        P.diagonal(dim1=-2, dim2=-1).add_(c)
+    return P

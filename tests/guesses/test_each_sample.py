@@ -9,11 +9,8 @@ from torch import nn
 import gradguess as gg
 from frames import covariance, frames_of
 from gradguess.guesses import SiteView, perp
-from gradguess.guesses.frames import Grouped
 from gradguess.guesses.perp_ns import Polynomial
 from gradguess.jacobian import Dense, GatedLinear
-from gradguess.jacobian.open_units import OpenUnits
-from gradguess.linalg import newton_schulz
 from gradguess.linalg.step_polynomials import nearest
 from gradguess.noise import Noise
 from matrices import F64, gated_jacobians, noise
@@ -22,13 +19,20 @@ from references import top_projector
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
-def test_the_polynomial_is_that_of_the_dense_matrix(steps):
-    W = gated_jacobians()
+@pytest.mark.parametrize("kind", ["open units", "fewer outputs", "a wide matrix for each", "a tall matrix for each"])
+def test_the_polynomial_is_that_of_the_singular_values(kind, steps):
+    W = gated_jacobians(m=6 if kind == "fewer outputs" else 40)
+    if kind.endswith("for each"):
+        W = Dense(noise(6, *((7, 30) if "wide" in kind else (40, 9))))
     scale = torch.linalg.matrix_norm(W.matrix(), 2).clamp_min(1e-3) * 1.1
     a = nearest(0.4).coefficients
-    dense = newton_schulz(W.matrix() / scale[:, None, None], a, steps)  # p^N(W̃/σ), (batch, m, d)
-    frame = Polynomial(W, OpenUnits.of(W.product, W.gate), scale, a, steps)
-    z, v = noise(3, 6, 40, seed=7), noise(3, 6, 30, seed=8)
+    U, S, Vh = torch.linalg.svd(W.matrix() / scale[:, None, None], full_matrices=False)
+    for _ in range(steps):
+        S = a[0] * S + a[1] * S**3 + a[2] * S**5 + a[3] * S**7
+    dense = U @ torch.diag_embed(S) @ Vh  # p^N(W̃/σ), (batch, m, d)
+    frame = Polynomial(W, scale, a, steps)
+    assert (frame.units is None) == (kind in ("fewer outputs", "a wide matrix for each"))
+    z, v = noise(3, 6, W.m, seed=7), noise(3, 6, W.d, seed=8)
     torch.testing.assert_close(frame.apply(z), torch.einsum("bmd,nbm->nbd", dense, z))
     torch.testing.assert_close(frame.adjoint(v), torch.einsum("bmd,nbd->nbm", dense, v))
     torch.testing.assert_close(frame.apply(z[0]), torch.einsum("bmd,bm->bd", dense, z[0]))
@@ -109,21 +113,3 @@ def test_the_subspace_whatever_lies_above(kind):
     found = guess.frame(SiteView("site", s, gate, True, kept, source, lambda: W)).Q
     exact = perp._top_of(W.matrix().expand(batch, -1, -1), k)
     assert torch.linalg.matrix_norm(found @ found.mT - exact @ exact.mT, 2).max() < 1e-2
-
-
-def test_a_frame_of_groups_is_each_of_them_in_its_place():
-    W = gated_jacobians()
-    scale, a = torch.linspace(1, 2, 6, dtype=F64), (2.0, -1.5, 0.5, 0.1)
-    whole = Polynomial(W, OpenUnits.of(W.product, W.gate), scale, a, 3)
-    rows = [torch.tensor([4, 0, 2]), torch.tensor([1, 5, 3])]
-    part = [GatedLinear(W.weight, W.gate[places]) for places in rows]
-    frame = Grouped(
-        [
-            (places, Polynomial(w, OpenUnits.of(w.product, w.gate), scale[places], a, 3))
-            for places, w in zip(rows, part, strict=True)
-        ]
-    )
-    z, v = noise(2, 6, 40, seed=7), noise(6, 30, seed=8)
-    torch.testing.assert_close(frame.apply(z), whole.apply(z))
-    torch.testing.assert_close(frame.adjoint(v), whole.adjoint(v))
-    assert (frame.batch, frame.latent, frame.dtype) == (whole.batch, whole.latent, whole.dtype)
