@@ -7,15 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from gradguess.backends import tracing
 from gradguess.backends.tracing import trace, traced_autograd
 
 B, T, C, H = 6, 5, 7, 9
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "small_on", lambda device: 0)
 
 
 def arguments() -> list[Tensor]:

@@ -15,7 +15,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.backends import thin_products, tracing
+from gradguess.backends import tracing
 from gradguess.methods import compiled
 from models import ZOO, make
 from traced_graphs import as_compiled
@@ -38,9 +38,8 @@ METHODS = {
 
 @pytest.fixture
 def graphs_alone(monkeypatch):
-    """The traced graph is run as it is, with products stacked as on a GPU."""
+    """The traced graph is run as it is."""
     monkeypatch.setattr(compiled, "compiled", as_compiled)
-    monkeypatch.setattr(tracing, "large_on", lambda device: 2**20)
 
 
 class Attention(nn.Module):
@@ -175,9 +174,8 @@ def test_a_cumulative_average_depends_on_a_count_and_runs_uncompiled(graphs_alon
     assert forward.model.norm.num_batches_tracked == 4
 
 
-def test_recurrent_layers_for_which_the_cpu_has_a_kernel_are_compiled(graphs_alone, monkeypatch):
+def test_recurrent_layers_for_which_the_cpu_has_a_kernel_are_compiled(graphs_alone):
     """In float32 alone; a trace cannot see through it, so that the graph holds plain operations."""
-    monkeypatch.setattr(thin_products, "SHORT", 0)  # Adam divides small gradients by their size: sums keep their order
     torch.manual_seed(0)
     model, x, t = Recurrent(), torch.randn(6, 4, 5), torch.randint(0, 5, (6,))
     plain, graph = (trained(model, gg.Students(), x, t, sites=2, compile=on) for on in (False, True))

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, fx
 
 from gradguess.backends.policy import full_precision
-from gradguess.backends.rewriting import turns_channels
 from gradguess.backends.tracing import Graph, NotTraceable, reason_of
 
 FEW = 2**20  # numbers that a kernel runs over: one with no more of them takes about as long as its start
@@ -49,8 +48,9 @@ def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
 
 
 def _settings(device: torch.device) -> dict[str, Any]:
-    found: dict[str, Any] = {"layout_optimization": turns_channels(device)}
-    return found if device.type == "cpu" else found | {"combo_kernels": True, "max_fusion_size": FUSED}
+    if device.type == "cpu":  # it takes longer to turn channels than convolutions gain
+        return {"layout_optimization": False}
+    return {"combo_kernels": True, "max_fusion_size": FUSED}
 
 
 @contextmanager

@@ -19,13 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from gradguess.backends.channels_last import channels_last
-from gradguess.backends.low_rank import in_cheaper_order
 from gradguess.backends.norm_gradients import without_products
 from gradguess.backends.policy import full_precision
-from gradguess.backends.rewriting import described, large_on, small_on, turns_channels
-from gradguess.backends.stacking import stacked
-from gradguess.backends.thin_products import written_out
 from gradguess.errors import GradguessError
 
 Graph = Callable[..., Sequence[Tensor]]
@@ -248,11 +243,7 @@ def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModul
 
     merged = fx.GraphModule(pure, fx_graph_cse(pure.graph))
     merged.graph.eliminate_dead_code()
-    device = arguments[0].device
-    small, large = small_on(device), large_on(device)
-    cheaper = in_cheaper_order(without_products(described(merged), small), small)
-    turned = channels_last(cheaper) if turns_channels(device) else cheaper
-    return stacked(written_out(turned, small), large)
+    return without_products(merged)
 
 
 def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

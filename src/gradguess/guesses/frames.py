@@ -148,16 +148,11 @@ class GatedBasis(Frame):
 
     def apply(self, z: Tensor) -> Tensor:
         if self.gate is None:
-            return _times_transposed(z, self.V)
+            return z @ self.V.t()
         u = solve_columns(self.root, z.double(), transposed=True)
-        return _times_transposed(u, self.V.double()).to(z.dtype).mul_(self.gate)
+        return (u @ self.V.double().t()).to(z.dtype).mul_(self.gate)
 
     def adjoint(self, v: Tensor) -> Tensor:
         if self.gate is None:
             return v @ self.V
         return solve_columns(self.root, (v * self.gate).double() @ self.V.double()).to(v.dtype)
-
-
-def _times_transposed(z: Tensor, V: Tensor) -> Tensor:
-    """`z Vᵀ`. A single draw is multiplied as a matrix, which a batch of one would not be."""
-    return (z[0] @ V.t())[None] if z.dim() == 3 and len(z) == 1 else z @ V.t()
