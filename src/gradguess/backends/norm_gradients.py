@@ -47,7 +47,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
     def cast(tensor: Any, dtype: torch.dtype) -> fx.Node:
         return call(aten._to_copy.default, tensor, dtype=dtype)
 
-    of_gamma, of_beta = [], []
+    of_gamma, of_beta = list[fx.Node](), list[fx.Node]()
     for product, weights in layers:
         assert weights is not None
         delta, W = product.args  # (rows, m) and (m, d)
