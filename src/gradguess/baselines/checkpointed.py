@@ -80,8 +80,8 @@ class _Recomputed:
     def _cut_inside(self, module: nn.Module) -> bool:
         """Whether there is a cut in a module at another place than its end."""
         ends = [module]
-        while layers := _layers(ends[-1]):
-            ends.append(layers[-1])
+        while _is_sequence(ends[-1]) and len(ends[-1]):
+            ends.append(ends[-1][-1])
         return any(inner in self.cuts for inner in module.modules() if inner not in ends)
 
     def _in_parts(self, sequence: nn.Sequential, x: Any) -> Any:
@@ -128,11 +128,6 @@ def _on_copies(run: Run, *args: Any, **kwargs: Any) -> Any:
 
 def _is_sequence(module: nn.Module) -> TypeGuard[nn.Sequential]:
     return type(module).forward is nn.Sequential.forward and "forward" not in module.__dict__
-
-
-def _layers(module: nn.Module) -> list[nn.Module]:
-    """Those of a sequence in order, one that comes twice too."""
-    return list(module) if _is_sequence(module) else []
 
 
 @contextmanager

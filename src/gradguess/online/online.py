@@ -61,8 +61,9 @@ class Online:
         self.generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
         self.steps = self.skipped = 0
         self.output: Any = None
-        self._now: Kept | None = None  # state and influence of the streams
+        self._state: Kept | None = None  # of the streams, as rows
         self._start = Kept()  # the state in which they start
+        self._kept = Kept()  # what the rule keeps for them
         self._tree: StateTree | None = None
         self._trained: frozenset[str] = frozenset()  # the parameters that required a gradient at the first step
         self._recurrent: tuple[str, ...] = ()  # those of them that the state depends on
@@ -71,12 +72,13 @@ class Online:
     @property
     def state(self) -> Any:
         """A copy of the state, as the model returned it; None before the first step, and after loading."""
-        return None if self._tree is None or self._now is None else self._tree.tree(self._now.rows)
+        return None if self._tree is None or self._state is None else self._tree.tree(self._state.rows)
 
     @property
     def kept_bytes(self) -> int:
         """The size of what lives from step to step: influence, basis and state."""
-        return 0 if self._now is None else sum(v.nbytes for v in (*self._now.rows.values(), *self._now.shared.values()))
+        parts = () if self._state is None else (self._state.rows, self._kept.rows, self._kept.shared)
+        return sum(value.nbytes for part in parts for value in part.values())
 
     @one_at_a_time
     def __call__(self, loss_fn: LossFn | None, x: Any, target: Any = None) -> Tensor:
@@ -89,26 +91,29 @@ class Online:
         """
         x = tree_map_only(Tensor, Tensor.detach, x)
         streams, self._held, weights = batch_of(x), None, _trained(self.model)
-        now = self._ready(x, streams)
+        tree, state = self._ready(x, streams)
         if target is None:  # `later` may need input and weights of this step after they have changed
             x = tree_map_only(Tensor, torch.clone, x)
             weights = {name: p.detach().clone().requires_grad_() for name, p in weights.items()}
-        step = self._transition(now, x, weights)
+        place = (state.rows, x, self.generator, self.steps)
+        step = Transition(self.model, tree, weights, self._recurrent, *place, write=True)
         output, finite = step.output, step.finite
         loss, error, unjudged = step.h.new_full((), float("nan")), None, 0
         grads: Tensors = {}
         if not bool(finite.all()):
             step = step.part(finite.nonzero()[:, 0])
         if step.batch:
-            kept = now.select(step.index)
+            kept = self._kept.select(step.index)
             if target is not None:
                 if loss_fn is None:
                     raise InputError("loss_fn: expected a function of (output, target), found None beside a target.")
                 loss, grads, error, unjudged = learn(self._rule, kept, step, loss_fn, target, streams)
-            now = now.joined(self._rule.look(now, error, step))
-            after = Kept({name: value.detach() for name, value in step.after.items()})
-            self._now = now.replace(step.index, self._rule.advance(now.select(step.index), step).joined(after))
+            seen = self._rule.look(self._kept, error, step)
+            after = self._rule.advance(seen.select(step.index), step)
             write(self.model, grads)
+            self._kept = seen.replace(step.index, after)
+            after = Kept({name: value.detach() for name, value in step.after.items()})
+            self._state = state.replace(step.index, after)
             self._held = (kept, step) if target is None else None
         self.steps += 1
         self.skipped += streams - step.batch + unjudged
@@ -126,9 +131,9 @@ class Online:
         >>> _ = online(None, torch.randn(1, 2))
         >>> loss = held(lambda output, reward: -reward * output.log_softmax(1)[:, 0], torch.ones(1))
         """
-        if self._held is None or self._now is None:
+        if self._held is None or self._state is None:
             raise InputError("later: the last step has a loss, or there is none yet. Step with target=None first.")
-        return Later(self._rule, *self._held, len(self._now.rows["h"]), self._learned)
+        return Later(self._rule, *self._held, len(self._state.rows["h"]), self._learned)
 
     def reset(self, rows: Any = None) -> None:
         """Start streams anew where an episode ends: their state is that of the very first step, their influence zero.
@@ -136,9 +141,10 @@ class Online:
         Args:
             rows: numbers of streams, or a mask (streams,) of bool; None: all.
         """
-        if self._now is not None:
-            index = _numbers(rows, self._now.rows["h"])
-            self._now = self._now.cleared(index).replace(index, self._start.select(index))
+        if self._state is not None:
+            index = _numbers(rows, self._state.rows["h"])
+            self._kept = self._kept.cleared(index)
+            self._state = self._state.replace(index, self._start.select(index))
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that lives from step to step, as a flat dict of tensors (safetensors can hold it).
@@ -147,11 +153,10 @@ class Online:
         """
         state = {"generator": self.generator.get_state(), "steps": torch.tensor(self.steps)}
         state["skipped"] = torch.tensor(self.skipped)
-        if self._now is not None:
-            state |= {f"start/{name}": value.clone() for name, value in self._start.rows.items()}
-            for name, value in self._now.rows.items():
-                state[f"{'now' if name in self._start.rows else 'rows'}/{name}"] = value.clone()
-            state |= {f"shared/{name}": value.clone() for name, value in self._now.shared.items()}
+        if self._state is not None:
+            parts = {"now": self._state.rows, "start": self._start.rows}
+            parts |= {"rows": self._kept.rows, "shared": self._kept.shared}
+            state |= {f"{part}/{name}": v.clone() for part, values in parts.items() for name, v in values.items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -166,9 +171,9 @@ class Online:
 
         self.generator.set_state(random_state(state["generator"], device))
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
-        self._tree = self._held = self.output = self._now = None
-        if "now/h" in state:
-            self._now, self._start = Kept(under("now/") | under("rows/"), under("shared/")), Kept(under("start/"))
+        self._tree = self._held = self.output = None
+        self._state = Kept(under("now/")) if "now/h" in state else None
+        self._start, self._kept = Kept(under("start/")), Kept(under("rows/"), under("shared/"))
 
     @property
     def _rule(self) -> Rule:
@@ -177,12 +182,12 @@ class Online:
 
     def _learned(self, error: Error, transition: Transition) -> None:
         """A loss that arrived late says where errors point, too."""
-        if self._now is not None and self._tree is not None:
-            self._now = self._now.joined(self._rule.hear(self._now, error, transition))
+        if self._tree is not None:
+            self._kept = self._rule.hear(self._kept, error, transition)
 
-    def _ready(self, x: Any, streams: int) -> Kept:
-        """Where the streams stand. The first step finds out what the state looks like and what it depends on."""
-        if self._now is not None and (before := len(self._now.rows["h"])) != streams:
+    def _ready(self, x: Any, streams: int) -> tuple[StateTree, Kept]:
+        """The state of the streams. The first step finds out what it looks like and what it depends on."""
+        if self._state is not None and (before := len(self._state.rows["h"])) != streams:
             raise InputError(
                 f"x: expected {before} streams, as before, found {streams}. For a stream that has "
                 "ended pass a row of NaN, which is skipped; or make a new Online for the streams that are left."
@@ -198,25 +203,18 @@ class Online:
             state = self._initial(x, streams)
             tree = StateTree.of(state)
             tree.check(state, streams)
-            start = tree.rows(state)
-            drawn = self.generator if self._now is None else torch.Generator(self.generator.device)
-            probe = Transition(self.model, tree, weights, (), start, x, drawn, 0)
+            start = Kept(tree.rows(state))
+            drawn = self.generator if self._state is None else torch.Generator(self.generator.device)
+            probe = Transition(self.model, tree, weights, (), start.rows, x, drawn, 0)
             self._trained, self._recurrent = frozenset(weights), probe.depends_on()
-            now = Kept(start).joined(self._rule.start(replace(probe, recurrent=self._recurrent)))
-            if self._now is None:
-                self._now, self._start = now, Kept(start)
-            elif _shapes(self._now) != _shapes(now):
+            kept = self._rule.start(replace(probe, recurrent=self._recurrent))
+            if self._state is None:
+                self._state, self._start, self._kept = start, start, kept
+            elif (_shapes(self._state), _shapes(self._kept)) != (_shapes(start), _shapes(kept)):
                 raise InputError("state: what was loaded was saved with another rule or model. Use the same ones.")
             self._tree = tree
-        assert self._now is not None
-        return self._now
-
-    def _transition(self, kept: Kept, x: Any, weights: Tensors) -> Transition:
-        """The step of all streams."""
-        assert self._tree is not None
-        state = {name: kept.rows[name] for name in self._start.rows}
-        drawn, count = self.generator, self.steps
-        return Transition(self.model, self._tree, weights, self._recurrent, state, x, drawn, count, write=True)
+        assert self._state is not None
+        return self._tree, self._state
 
     def _initial(self, x: Any, streams: int) -> Any:
         first: Any = getattr(self.model, "initial_state", None)

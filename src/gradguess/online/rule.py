@@ -29,11 +29,11 @@ class Kept:
         return self if rows is None else Kept({name: value[rows] for name, value in self.rows.items()}, self.shared)
 
     def replace(self, rows: Tensor | None, part: Kept) -> Kept:
-        """What `part` holds for the streams `rows` (None: for all), and for the others what is here."""
+        """The streams `rows` (None: all) as they are in `part`, the others as they are here."""
         if rows is None:
-            return self.joined(part)
-        return self.joined(
-            Kept({name: self.rows[name].index_copy(0, rows, new) for name, new in part.rows.items()}, part.shared)
+            return part
+        return Kept(
+            {name: value.index_copy(0, rows, part.rows[name]) for name, value in self.rows.items()}, part.shared
         )
 
     def cleared(self, rows: Tensor) -> Kept:
