@@ -28,7 +28,7 @@ from gradguess.passes import Carried, choose_pass
 from gradguess.step.base import Options, State, Step
 from gradguess.step.draw import Drawing
 from gradguess_lab import environment
-from gradguess_lab.bench.record import keep
+from gradguess_lab.bench.run import keep
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.data import Dataset, load
 from gradguess_lab.loss import per_sample_loss
@@ -146,7 +146,7 @@ def main(out: str) -> None:
         runs.append(about | {key: metrics[key] for key in ("train_accuracy", "test_accuracy", "step_ms")})
         print(runs[-1], flush=True)
     about = {"samples": SAMPLES, "epochs": EPOCHS, "run": RUNS[0].as_dict(), "environment": environment.describe("cpu")}
-    keep({"schema": 1, **about, "derivatives": derivatives, "runs": runs}, Path(out).parent, Path(out).name)
+    keep({"schema": 1, **about, "derivatives": derivatives, "runs": runs}, Path(out).parent, Path(out).stem)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import gradguess as gg
 from gradguess.backends.cuda_graphs import Recording, on_side_stream
 from gradguess.captured_step import WARM_UP
 from gradguess.extras import require
-from gradguess_lab.bench.record import keep, kind_of, make_record
+from gradguess_lab.bench.run import keep, kind_of, make_record
 from gradguess_lab.data import load
 from gradguess_lab.datasets.shakespeare import CHARACTERS
 from gradguess_lab.files import read_json
@@ -230,7 +230,7 @@ def main() -> None:
             key: row[key] for key in ("step_ms", "median_ms", "start_s", "peak_mb", "notes", "failed") if key in row
         }
         print(way, shown, [round(loss, 3) for loss in row.get("losses", [])[:: max(1, options.steps // 5)]], flush=True)
-        keep(make_record("gpt2", rows, options.device, 0.0) | {"growth": []}, options.out, name)
+        keep(make_record("gpt2", rows, options.device, 0.0), options.out, name.removesuffix(".json"))
         torch.compiler.reset()
         gc.collect()  # graphs and what they hold
         if options.device == "cuda":

@@ -24,7 +24,7 @@ from torch import nn
 import gradguess as gg
 from gradguess.extras import require
 from gradguess.integrations.huggingface import ForwardGradientTrainer
-from gradguess_lab.bench.record import keep, make_record
+from gradguess_lab.bench.run import keep, make_record
 from gradguess_lab.data import load
 from gradguess_lab.datasets.shakespeare import CHARACTERS
 
@@ -86,7 +86,7 @@ def main() -> None:
     plain = next((row["losses"] for row in rows if row["way"] == "trainer"), [])
     for row in rows:
         row["gap"] = max((abs(a - b) for a, b in zip(row["losses"], plain, strict=False)), default=None)
-    keep(make_record("trainer", rows, "cpu", load_before), options.out, "trainer.json")
+    keep(make_record("trainer", rows, "cpu", load_before), options.out, "trainer")
 
 
 if __name__ == "__main__":

@@ -17,11 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gradguess_lab.compare.contenders import CONTENDERS
 from gradguess_lab.compare.run import read_record
 from gradguess_lab.compare.tables import Compared, compared
 from gradguess_lab.config import TrainConfig
-from gradguess_lab.methods import method_label, settings_of
+from gradguess_lab.methods import entry_of, method_label, settings_of
 from gradguess_lab.paper_numbers import (
     BIAS_VARIANCE,
     CHOICE_OF_K,
@@ -145,7 +144,7 @@ def glance_table(runs: Sequence[Run]) -> str:
         label, ours = method_label(method), small.get(method)
         found = [rows[label][4].text if label in rows else "–" for rows in firsts]
         trained = mean_text(ours.mean, ours.sd) if ours else "–"
-        lines.append(line([label, trained, *found, CONTENDERS[method].sends]))
+        lines.append(line([label, trained, *found, entry_of(method).sends]))
     counts = ", ".join(" or ".join(sorted(known, key=int)) for known in seeds)
     return "\n".join([*lines, "", f"Mean ± standard deviation over seeds, by column: {counts}."])
 

@@ -25,7 +25,7 @@ from gradguess.passes import choose_pass
 from gradguess.step.base import Options, State, Step
 from gradguess.step.draw import Drawing
 from gradguess_lab import checkpoint, environment
-from gradguess_lab.bench.record import keep
+from gradguess_lab.bench.run import keep
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.data import load
 from gradguess_lab.loss import per_sample_loss
@@ -111,7 +111,7 @@ def main(out: str, *runs: str) -> None:
     device = TrainConfig.from_dict(json.loads((Path(runs[0]) / "config.json").read_text())).device
     about = {"samples": SAMPLES, "environment": environment.describe(device)}
     record = {"schema": 1, "kind": "projector", **about, "rows": records, "growth": []}
-    keep(record, Path(out).parent, Path(out).name)
+    keep(record, Path(out).parent, Path(out).stem)
 
 
 if __name__ == "__main__":

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 try:
     import typer
 
-    from gradguess_lab.advice import advise
-    from gradguess_lab.compare.command import compare_command
-    from gradguess_lab.options import Json, Threads, with_config_options
-    from gradguess_lab.streams.command import stream
     from gradguess_lab.terminal import (
+        Json,
+        Threads,
         emit,
         epoch_bar,
         interruptible,
         notes,
         print_sites,
         print_tables,
+        runs_bar,
         say,
+        with_config_options,
     )
 except ModuleNotFoundError as error:
     raise SystemExit(f"gradguess: the package {error.name} is missing: pip install gradguess-lab") from None
 
-from gradguess.errors import GradguessError, check_count
+from gradguess.errors import GradguessError, InputError
 from gradguess_lab import interrupts
-from gradguess_lab.config import CHOICES, TrainConfig
-from gradguess_lab.methods import METHODS, VARIANTS
+from gradguess_lab.config import DTYPES, TrainConfig
+from gradguess_lab.methods import METHODS, VARIANTS, tried_by
+from gradguess_lab.streams.config import StreamConfig
+from gradguess_lab.tasks import TASKS, used_in
 
 app = typer.Typer(
     help="Train networks without backpropagation, and reproduce the paper.",
@@ -38,8 +41,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+RUNS = Path("runs/reproduce")
 Out = Annotated[Path | None, typer.Option(help="Directory of the run; the same command continues it.")]
-_METHODS, _DTYPES, RUNS = ", ".join([*METHODS, *VARIANTS]), ", ".join(CHOICES["dtype"]), Path("runs/reproduce")
+Jobs = Annotated[int, typer.Option(help="Parallel processes.")]
+Device = Annotated[str, typer.Option(help="Device of PyTorch.")]
+Backend = Annotated[str, typer.Option(help="processes (this machine), ray or dask.")]
+Address = Annotated[str | None, typer.Option(help="Address of a Ray or Dask cluster; none: a local one.")]
 
 
 def main() -> None:
@@ -96,13 +103,15 @@ def train(
 @app.command()
 def reproduce(
     preset: Annotated[str, typer.Option(help="quick (minutes) or paper (everything).")] = "quick",
-    only: Annotated[list[str] | None, typer.Option(help="Only this experiment, or streams; may be repeated.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this experiment, or beyond, or streams; may be repeated.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds per run; default 1 (quick) or 10 (paper).")] = None,
-    jobs: Annotated[int, typer.Option(help="Parallel processes.")] = 2,
-    backend: Annotated[str, typer.Option(help="processes (this machine), ray or dask.")] = "processes",
-    address: Annotated[str | None, typer.Option(help="Address of a Ray or Dask cluster; none: a local one.")] = None,
+    jobs: Jobs = 2,
+    backend: Backend = "processes",
+    address: Address = None,
     out: Annotated[Path, typer.Option(help="Directory of the runs and the report.")] = RUNS,
-    device: Annotated[str, typer.Option(help="Device of PyTorch.")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="Device of PyTorch; each experiment's own.")] = None,
     solver: Annotated[str | None, typer.Option(help="Another solver for W⊥: svd, subspace or shared.")] = None,
     dump: Annotated[Path | None, typer.Option(help="Write the configurations to this file, and run nothing.")] = None,
     configs: Annotated[Path | None, typer.Option(help="Run the configurations in this file instead.")] = None,
@@ -111,84 +120,74 @@ def reproduce(
     json: Json = False,
 ) -> None:
     """Run the experiments of the paper and write the report. Finished runs are never run again."""
-    if check:  # the results of the repository, unless others are named
-        _check_results(Path("results/paper") if out == RUNS else out, sample, jobs, dump, json)
-    if "streams" in (only or ()):
-        unread: dict[str, Any] = {"--backend": backend != "processes", "--address": address, "--solver": solver}
-        unread |= {"--dump": dump, "--configs": configs, "another --only": only != ["streams"]}
-        if given := [name for name, value in unread.items() if value]:
-            raise GradguessError(
-                "--only streams reads --preset, --seeds, --jobs, --out and --device, "
-                f"found {', '.join(given)}: leave it out."
-            )
-        _reproduce_streams(preset, seeds, jobs, out, device, json)
-        return
-    from gradguess_lab import plan
+    from gradguess_lab import plans
     from gradguess_lab.files import write_json
-    from gradguess_lab.report import write_report
-    from gradguess_lab.reproduce import read_configs
-    from gradguess_lab.reproduce import reproduce as run
+    from gradguess_lab.jobs import at_once, run_plans
     from gradguess_lab.tables.beside_stored import said
-    from gradguess_lab.terminal import runs_bar
 
-    runs = read_configs(configs) if configs else plan.plan(preset, only or (), seeds, solver, device)
+    if check:  # the results of the repository, unless others are named
+        from gradguess_lab import check as checks
+        from gradguess_lab.store import runs
+
+        rows = checks.sample([row for _, row in runs(Path("results/paper") if out == RUNS else out)], sample)
+        found = checks.check(rows, jobs)
+        if dump:
+            write_json(dump, [row["config"] for row in rows if row["key"] in found["stale"] | found["unknown"]])
+        emit(found, json, checks.lines(found))
+        raise typer.Exit(1 if found["stale"] else 0)
+    given = plans.read_configs(configs) if configs else None
     if dump:
-        write_json(dump, [config.as_dict() for config in plan.unique(runs)])
+        made = given or plans.jobs(
+            preset, [n for o in only or () for n in plans.GROUPS.get(o, (o,))], seeds, solver, device
+        )
+        write_json(dump, [one.as_dict() for one in {job.key: job.settings for job in made}.values()])
         emit({"configs": str(dump)}, json, [str(dump)])
         return
     if preset == "quick" and not only and not configs:
-        notes.print("quick leaves out W⊥-NS (an hour per run on a CPU): add --only newton-schulz or --preset paper.")
+        say("quick leaves out W⊥-NS (an hour per run on a CPU): add --only newton-schulz or --preset paper.")
+    wanted = [at_once(given)] if given else plans.plans(preset, only or (), seeds, solver, device)
     with interruptible(), runs_bar() as show:
-        records, failures = run(runs, out, jobs, show, backend, address)  # type: ignore[arg-type]
-    page = write_report(out)
-    results = {record["key"]: record["metrics"] for record in records}
-    emit({"report": str(page), "runs": results}, json, [said(records), str(page)])
+        records, failures = run_plans(wanted, out, jobs, show, backend, address)  # type: ignore[arg-type]
+    pages = write_pages(out)
+    words = said([record for record in records if "metrics" in record])
+    results = {record["key"]: record.get("metrics", {"error": record.get("error")}) for record in records}
+    emit({"report": pages[0], "runs": results}, json, [words, *pages])
     if failures:
         listed = "; ".join(f"{key}: {message}" for key, message in failures.items())
         raise GradguessError(f"{len(failures)} of {len(records) + len(failures)} runs failed: {listed}")
 
 
-def _reproduce_streams(preset: str, seeds: int | None, jobs: int, out: Path, device: str, json: bool) -> None:
-    """Run what is missing of the runs on streams, and write their tables and figures."""
-    from gradguess_lab.files import write_atomic
-    from gradguess_lab.names import lookup
-    from gradguess_lab.report.plot import save_figures
-    from gradguess_lab.streams.page import figures, page
-    from gradguess_lab.streams.plan import PRESETS, chosen
-    from gradguess_lab.streams.sweep import sweep
-
-    if seeds is not None:
-        check_count("seeds", seeds)
-    groups = chosen(lookup(PRESETS, preset, "preset"), device, seeds or 0)
-    out = out / "streams"
-    with interruptible():
-        failures = sweep(groups.values(), out, jobs, say=lambda words: notes.print(words, markup=False))
-    write_atomic(out / "streams.md", page(out, groups))
-    save_figures([figure for name, group in groups.items() for figure in figures(out, name, group)], out)
-    emit({"page": str(out / "streams.md"), "failures": failures}, json, [str(out / "streams.md")])
-    if failures:
-        raise GradguessError("; ".join(f"{key}: {message}" for key, message in failures.items()))
-
-
-def _check_results(directory: Path, size: int | None, jobs: int, dump: Path | None, json: bool) -> None:
-    """Exit code 1 if a result is stale. With `dump`, what should be run again is written there for `--configs`."""
-    from gradguess_lab.check import check, lines, sample
-    from gradguess_lab.files import write_json
-    from gradguess_lab.store import runs
-
-    rows = sample([row for _, row in runs(directory)], size)
-    found = check(rows, jobs)
-    if dump:
-        write_json(dump, [row["config"] for row in rows if row["key"] in found["stale"] | found["unknown"]])
-    emit(found, json, lines(found))
-    raise typer.Exit(1 if found["stale"] else 0)
-
-
 @app.command()
 def report(directory: Annotated[Path, typer.Argument(help="A directory with results.")], json: Json = False) -> None:
     """Write the report of the results in a directory: one HTML page, and CSV, LaTeX, PNG and SVG."""
-    page = str(_write_page(directory))
-    emit({"report": page}, json, [page])
+    pages = write_pages(directory)
+    emit({"report": pages[0]}, json, pages)
+
+
+def write_pages(directory: Path) -> list[str]:
+    """Write what there is to say of a directory: the page of a comparison or else the report, and that of streams."""
+    from gradguess_lab import store
+    from gradguess_lab.files import write_atomic
+    from gradguess_lab.report import write_comparison, write_report
+    from gradguess_lab.report.plot import save_figures
+    from gradguess_lab.streams.page import figures, page
+    from gradguess_lab.streams.plan import GROUPS
+
+    rows = store.rows(directory).values()
+    names = {name for row in rows for name in row.get("experiments", ())}
+    groups = {name: build() for name, build in GROUPS.items() if name in names}
+    pages = []
+    if "compare" in names:
+        pages.append(write_comparison(directory))
+    elif not groups or any("method" in row.get("config", ()) for row in rows):
+        pages.append(write_report(directory))
+    if groups:
+        write_atomic(directory / "streams.md", page(directory, groups))
+        save_figures(
+            [figure for name, group in groups.items() for figure in figures(directory, name, group)], directory
+        )
+        pages.append(directory / "streams.md")
+    return [str(path) for path in pages]
 
 
 @app.command()
@@ -206,10 +205,10 @@ def diagnose(
     if run is not None:
         config = TrainConfig.from_dict(read_json(run / "config.json", "configuration"))
     record = inspect_run(config, run)
-    plots = save_plots(record, out) if out else []
+    plots = [str(path) for path in save_plots(record, out)] if out else []
     if not json:
         print_sites(record)
-    emit({**record, "plots": [str(path) for path in plots]}, json, [str(path) for path in plots])
+    emit({**record, "plots": plots}, json, plots)
 
 
 @app.command()
@@ -218,12 +217,16 @@ def bench(
     depth: Annotated[list[int] | None, typer.Option(help="Hidden layers; may be repeated.")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Samples per step; may be repeated.")] = None,
     k: Annotated[list[int] | None, typer.Option(help="Dimension of the guess; may be repeated.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help=f"Number format; may be repeated: {_DTYPES}.")] = None,
-    device: Annotated[str, typer.Option(help="Device of PyTorch.")] = "cpu",
-    method: Annotated[list[str] | None, typer.Option(help=f"Only this method; may be repeated: {_METHODS}.")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help=f"Number format; may be repeated: {', '.join(DTYPES)}.")
+    ] = None,
+    device: Device = "cpu",
+    method: Annotated[
+        list[str] | None, typer.Option(help=f"Only this method; may be repeated: {', '.join([*METHODS, *VARIANTS])}.")
+    ] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Measure memory over the depth instead of time.")] = False,
     task: Annotated[
-        list[str] | None, typer.Option(help="Time this network (cnn-mnist, paper-512) or 'all' real ones instead.")
+        list[str] | None, typer.Option(help=f"Time this network instead, or 'all' real ones: {', '.join(TASKS)}.")
     ] = None,
     compile: Annotated[bool, typer.Option("--compile", help="With --task: also compiled, on a GPU captured.")] = False,
     starts: Annotated[bool, typer.Option("--starts", help="With --task: time the start of compiled runs.")] = False,
@@ -237,7 +240,7 @@ def bench(
 ) -> None:
     """Measure time and memory of a training step of every method against backpropagation."""
     from gradguess_lab.bench import bench_memory, bench_starts, bench_tasks, bench_time
-    from gradguess_lab.bench.cases import Case, grid
+    from gradguess_lab.bench.run import grid
     from gradguess_lab.environment import check_device, use_threads
     from gradguess_lab.report.plot import save_figures
     from gradguess_lab.tables.bench import bench_figures, bench_tables
@@ -254,34 +257,121 @@ def bench(
     use_threads(threads)
     batch, k, dtype = batch or [512], k or [10], dtype or ["float32"]
     with interruptible(), notes.status("measuring") as status:
-        say = lambda words: status.update(words)  # noqa: E731
         if memory:
-            case = Case((width or [64])[0], 1, batch[0], k[0], dtype[0], device)
-            record = bench_memory(depth or [10, 30, 100], case, method or (), out, say)
+            (case,) = grid(width=(width or [64])[:1], batch=batch[:1], k=k[:1], dtype=dtype[:1], device=[device])
+            record = bench_memory(depth or [10, 30, 100], case, method or (), out, status.update)
         elif task:
-            tasks = () if task == ["all"] else task
+            tasks = used_in("real") if task == ["all"] else task
             if starts:
-                record = bench_starts(tasks, method or (), device, out, say)
+                record = bench_starts(tasks, method or (), device, out, status.update)
             else:
-                record = bench_tasks(tasks, method or (), seconds, device, compile, jobs, peaks and compile, out, say)
+                measures = peaks and compile
+                record = bench_tasks(tasks, method or (), seconds, device, compile, jobs, measures, out, status.update)
         else:
             widths, depths = width or [64, 128, 512], depth or [3]
             cases = grid(width=widths, depth=depths, batch=batch, k=k, dtype=dtype, device=[device])
-            record = bench_time(cases, method or (), seconds, samples, peaks, out, say)
+            record = bench_time(cases, method or (), seconds, samples, peaks, out, status.update)
     plots = [str(path) for path in save_figures(bench_figures([record]), out)]
     if not json:
         print_tables(bench_tables([record]))
     emit({**record, "plots": plots}, json, plots)
 
 
-app.command()(stream)
-app.command()(advise)
-app.command()(compare_command(lambda directory: _write_page(directory)))
+@app.command()
+@partial(with_config_options, config=StreamConfig)
+def stream(
+    config: Any,
+    out: Annotated[Path | None, typer.Option(help="Write the whole record, with its curves, to this file.")] = None,
+    json: Json = False,
+    threads: Threads = 0,
+) -> None:
+    """Learn online from an endless stream: the error at the end, the time of a step, and the memory that is kept."""
+    from gradguess_lab.environment import use_threads
+    from gradguess_lab.files import write_json
+    from gradguess_lab.streams.run import run
+
+    use_threads(threads)
+    with interruptible(keeps=False), notes.status(config.key) as status:
+        record = run(config, lambda point: status.update(f"{config.key}: step {point['step']}, error {point['error']}"))
+    if out is not None:
+        write_json(out, record)
+    shown = {name: record[name] for name in ("error", "chance", "step_ms", "memory_mb", "skipped", "failed")}
+    lines = [f"{name:>10}  {value:.4g}" for name, value in shown.items() if isinstance(value, int | float)]
+    emit({"key": record["key"], **shown}, json, lines + [record["failed"]] * bool(record["failed"]))
 
 
-def _write_page(directory: Path) -> Path:
-    """The page of the comparison in a directory, or else the report of its results."""
-    from gradguess_lab.report import write_comparison, write_report
-    from gradguess_lab.store import find
+@app.command()
+@with_config_options
+def advise(
+    config: Any,
+    seconds: Annotated[float, typer.Option(help="About how long it may take.")] = 30.0,
+    memory_mb: Annotated[float, typer.Option(help="What a step may take; 0: anything.")] = 0.0,
+    threads: Threads = 0,
+    json: Json = False,
+) -> None:
+    """Try the methods on a network for a few steps, and say which one to use. --sites is the number of pieces."""
+    import torch
 
-    return write_comparison(directory) if find(directory, "compare") else write_report(directory)
+    import gradguess as gg
+    from gradguess_lab.data import load
+    from gradguess_lab.environment import check_device, use_threads
+    from gradguess_lab.loss import smoothed_loss
+    from gradguess_lab.train import autocast, build_model
+
+    check_device(config.device)
+    use_threads(threads)
+    data = load(config.data).first(config.samples or config.batch).to(config.device, getattr(torch, config.dtype))
+    batch = data.x_train[: config.batch], data.y_train[: config.batch]
+    where: dict[str, Any] = {"pieces": int(config.sites)} if config.sites.isdecimal() else {"sites": config.sites}
+    with interruptible(keeps=False), notes.status("trying"), autocast(config):
+        model, loss_fn = build_model(config, data), smoothed_loss(config.smoothing)
+        limit = memory_mb or None
+        found = gg.advise(model, loss_fn, *batch, seconds=seconds, memory_mb=limit, seed=config.seed, **where)
+    emit(found.to_dict(), json, [str(found)])
+
+
+@app.command()
+def compare(
+    tasks: Annotated[
+        str, typer.Option(help=f"Tasks, with commas between them: {', '.join(used_in('compare'))}. All.")
+    ] = "",
+    methods: Annotated[str, typer.Option(help=f"Methods, likewise: {', '.join(tried_by('compare'))}. All.")] = "",
+    epochs: Annotated[int, typer.Option(help="Epochs of the runs that are reported; 0: each task's own.")] = 0,
+    seeds: Annotated[int, typer.Option(help="Seeds at the chosen learning rate.")] = 3,
+    grid: Annotated[str, typer.Option(help="Learning rates, with commas between them; each task's own.")] = "",
+    width: Annotated[int, typer.Option(help="Another width of the networks.")] = 0,
+    samples: Annotated[int, typer.Option(help="Train on this many samples; 0: on all.")] = 0,
+    device: Device = "cpu",
+    jobs: Annotated[int, typer.Option(help="Runs at a time. Steps are timed one after the other.")] = 2,
+    backend: Backend = "processes",
+    address: Address = None,
+    seconds: Annotated[float, typer.Option(help="Seconds of timing for each method and task.")] = 3.0,
+    out: Annotated[Path, typer.Option(help="Directory of the runs and the page.")] = Path("runs/compare"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "--list", help="Say what would be run, and run nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Compare methods on tasks at equal epochs, each at the best rate of a grid. No finished run is repeated."""
+    from gradguess_lab.compare.run import Comparison
+    from gradguess_lab.compare.run import compare as run
+    from gradguess_lab.compare.tables import compared
+    from gradguess_lab.environment import check_device
+
+    names = [[word.strip() for word in words.split(",") if word.strip()] for words in (tasks, methods, grid)]
+    try:
+        rates = [float(word) for word in names[2]]
+    except ValueError:
+        raise InputError(f"--grid: expected learning rates with commas between them, found {grid!r}.") from None
+    asked = Comparison(names[0], names[1], epochs, seeds, rates, device, width, samples)
+    if dry_run:
+        listed = {f"{task}, {method}": asked.listed(task, method) for task, method in asked.entries}
+        emit({"runs": listed}, json, [f"{name}: {words}" for name, words in listed.items()])
+        return
+    check_device(device)
+    with interruptible(), runs_bar() as show:
+        record = run(asked, out, seconds, say, workers=jobs, on_progress=show, backend=backend, address=address)
+    pages = write_pages(out)
+    if not json:
+        print_tables([one.table for one in compared(record)])
+    emit({"page": pages[0], **record}, json, pages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,54 +20,43 @@ Solver = Literal["svd", "subspace", "shared"]
 Memory = Literal["store", "replay"]
 Derivative = Literal["dual", "finite"]
 Top = Literal["guess", "exact"]
+DTYPES = ("float32", "float64", "bfloat16")
 LEARN = ("weighted", "outputs", "loss", "momentum", "truth", "never")  # `gradguess_lab.studies`
 STARTS = ("zero", "random")
 SCRIPTS = ("mask", "bottom", "floor")  # `gradguess_lab.scripts`
-CHOICES: dict[str, Iterable[str]] = {
-    "data": DATASETS,
-    "model": MODELS,
-    "method": METHODS,
-    "activation": ACTIVATIONS,
-    "solver": get_args(Solver),
-    "threshold": ("placed", "nearest"),
-    "memory": get_args(Memory),
-    "derivative": get_args(Derivative),
-    "top": get_args(Top),
-    "dtype": ("float32", "float64", "bfloat16"),
-    "optimiser": ("adamw", "sgd"),
-    "schedule": ("constant", "cosine", "linear"),
-    "learn": LEARN,
-    "start": STARTS,
-    "matmul": ("highest", "high"),
-    "teacher": ("wperp", "wt", "activation"),
-}
-# what runs did that do not know these options
-BEFORE: dict[str, Any] = {
-    "script": "",
-    "threshold": "nearest",
-    "derivative": "dual",
-    "top": "guess",
-    "compile": False,
-    "augment": False,
-    "optimiser": "adamw",
-    "warmup": 0.0,
-    "smoothing": 0.0,
-    "autocast": False,
-    "channels_last": False,
-}
 LONGEST = 200  # characters in a key, which is a directory's name; a longer one ends in its digest
-AT_LEAST_ONE = ("width", "depth", "epochs", "batch", "refresh", "every", "eval_every", "steps", "sweeps", "tangents")
-AT_LEAST_ZERO = ("samples", "seed", "weight_decay", "rate", "student_lr", "sigma", "bootstrap")
 
 
-def option(default: Any, text: str) -> Any:
-    """A field with the text that the command line shows for it; `{name}` stands for the choices of that field."""
-    listed = {name: ", ".join(known) for name, known in (CHOICES | {"script": SCRIPTS}).items()}
-    return dataclasses.field(default=default, metadata={"help": text.format(**listed)})
+def option(default: Any, text: str, choices: Iterable[str] = (), least: float = -math.inf) -> Any:
+    """A field with the text that the command line shows for it, in which `{}` stands for the choices."""
+    kept = {"help": text.format(", ".join(choices)), "choices": choices, "least": least}
+    return dataclasses.field(default=default, metadata=kept)
+
+
+class Settings:
+    """A frozen dataclass of options, each of which is checked when a record is made."""
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, known, least = getattr(self, item.name), item.metadata["choices"], item.metadata["least"]
+            if isinstance(item.default, float) and isinstance(value, int) and not isinstance(value, bool):
+                object.__setattr__(self, item.name, float(value))
+            elif known and value not in list(known):  # a list: the value may be anything, hashable or not
+                raise unknown(item.name, str(value), known)
+            elif type(value) is not type(item.default) and item.type != "int | str":
+                raise InputError(f"{item.name} must be {type(item.default).__name__}, found {value!r}.")
+            elif isinstance(value, str) and not value.isprintable():  # it would be part of a directory's name
+                raise InputError(f"{item.name} must be text that can be printed, found {value!r}.")
+            if least > -math.inf and not value >= least:
+                raise InputError(f"{item.name} must be at least {least}, found {value!r}.")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """One training run. The defaults are the paper's setting; equal records give equal results.
 
     >>> TrainConfig(method="wt", width=512).key
@@ -75,64 +65,80 @@ class TrainConfig:
     'wperp-w128-s1-k25'
     """
 
-    data: str = option("mnist1d", "data set: {data}")
-    samples: int = option(0, "train on this many samples, the first ones; 0: on all of them")
-    model: str = option("mlp", "network: {model}")
-    method: str = option("wperp", "how gradients are estimated: {method}")
-    width: int = option(128, "units per hidden layer, features per token, or channels of the first convolution")
-    depth: int = option(3, "hidden layers, convolutions or blocks")
-    activation: str = option("relu", "elementwise function: {activation}")
+    data: str = option("mnist1d", "data set: {}", DATASETS)
+    samples: int = option(0, "train on this many samples, the first ones; 0: on all of them", least=0)
+    holdout: float = option(0.0, "part of the training samples that takes the test set's place in evaluations")
+    model: str = option("mlp", "network: {}", MODELS)
+    method: str = option("wperp", "how gradients are estimated: {}", METHODS)
+    width: int = option(
+        128, "units per hidden layer, features per token, or channels of the first convolution", least=1
+    )
+    depth: int = option(3, "hidden layers, convolutions or blocks", least=1)
+    activation: str = option("relu", "elementwise function: {}", ACTIVATIONS)
     bias: bool = option(False, "give the layers of an mlp biases")
-    epochs: int = option(300, "passes over the training data")
+    epochs: int = option(300, "passes over the training data", least=1)
     augment: bool = option(False, "move training images by up to 4 pixels and mirror half of them, anew in each epoch")
-    optimiser: str = option("adamw", "optimiser: {optimiser} (Nesterov's, momentum 0.9)")
+    optimiser: str = option("adamw", "optimiser: {} (Nesterov's, momentum 0.9)", ("adamw", "sgd"))
     lr: float = option(1e-4, "learning rate, the largest")
-    weight_decay: float = option(0.01, "weight decay of the optimiser")
-    schedule: str = option("constant", "learning rate over time: {schedule}")
+    weight_decay: float = option(0.01, "weight decay of the optimiser", least=0)
+    schedule: str = option("constant", "learning rate over time: {}", ("constant", "cosine", "linear"))
     warmup: float = option(0.0, "part of all steps over which the learning rate rises to --lr, before the schedule")
     smoothing: float = option(0.0, "label smoothing: part of a target's weight that all classes share, in training")
-    batch: int = option(512, "samples per step")
-    seed: int = option(0, "seed of initialisation, shuffling and guesses")
+    batch: int = option(512, "samples per step", least=1)
+    seed: int = option(0, "seed of initialisation, shuffling and guesses", least=0)
     k: int | str = option(10, "dimension of the guessing space, or 'rank'")
-    solver: Solver = option("shared", "how W⊥ finds its basis: {solver}")
-    refresh: int = option(50, "steps between two refreshes of a cached basis")
-    steps: int = option(5, "Newton-Schulz steps (wperp-ns)")
-    threshold: str = option("placed", "where the step of wperp-ns lies: {threshold}")
-    sigma: float = option(1e-5, "damping of wp")
-    tangents: int = option(1, "directions per step")
+    solver: Solver = option("shared", "how W⊥ finds its basis: {}", get_args(Solver))
+    refresh: int = option(50, "steps between two refreshes of a cached basis", least=1)
+    steps: int = option(5, "Newton-Schulz steps (wperp-ns)", least=1)
+    threshold: str = option("placed", "where the step of wperp-ns lies: {}", ("placed", "nearest"))
+    sigma: float = option(1e-5, "damping of wp", least=0)
+    tangents: int = option(1, "directions per step", least=1)
     isolate: bool = option(False, "give each site a tangent of its own, so that sites cause each other no noise")
-    memory: Memory = option("store", "keep the activations, or run the pass again: {memory}")
+    memory: Memory = option("store", "keep the activations, or run the pass again: {}", get_args(Memory))
     derivative: Derivative = option(
-        "dual", "derivatives by dual numbers, or by differences of plain passes: {derivative}"
+        "dual", "derivatives by dual numbers, or by differences of plain passes: {}", get_args(Derivative)
     )
     sites: str = option("auto", "where gradients are guessed: auto, leaf, branch, or a number of pieces")
-    rate: float = option(0.3, "learning rate of the feedback matrices")
-    student_lr: float = option(1e-3, "learning rate of the students")
-    every: int = option(1, "steps between two tangent passes (feedback)")
+    rate: float = option(0.3, "learning rate of the feedback matrices", least=0)
+    student_lr: float = option(1e-3, "learning rate of the students", least=0)
+    every: int = option(1, "steps between two tangent passes (feedback)", least=1)
     fraction: float = option(1.0, "part of the batch in a tangent pass (feedback)")
-    sweeps: int = option(1, "sweeps of the chain (feedback-chained)")
-    learn: str = option("weighted", "what teaches the feedback: {learn}")
-    bootstrap: float = option(0.0, "rate at which the feedback is drawn to its own chained estimate")
-    start: str = option("zero", "feedback matrices at the start: {start}")
-    teacher: str = option("wperp", "guess that teaches the feedback: {teacher}")
+    sweeps: int = option(1, "sweeps of the chain (feedback-chained)", least=1)
+    learn: str = option("weighted", "what teaches the feedback: {}", LEARN)
+    bootstrap: float = option(0.0, "rate at which the feedback is drawn to its own chained estimate", least=0)
+    start: str = option("zero", "feedback matrices at the start: {}", STARTS)
+    teacher: str = option("wperp", "guess that teaches the feedback: {}", ("wperp", "wt", "activation"))
     balance: bool = option(False, "scale each site's directions to the tangent from below")
-    top: Top = option("guess", "at the network's output guess, or take the derivative of the loss: {top}")
-    dtype: str = option("float32", "number format: {dtype}")
+    top: Top = option("guess", "at the network's output guess, or take the derivative of the loss: {}", get_args(Top))
+    dtype: str = option("float32", "number format: {}", DTYPES)
     autocast: bool = option(False, "compute in bfloat16 under autocast; weights and their updates keep --dtype")
     channels_last: bool = option(False, "lay out images and convolutions with channels last, faster on some GPUs")
-    matmul: str = option("highest", "precision of float32 products on a GPU: highest, or high (TF32)")
+    matmul: str = option(
+        "highest", "precision of float32 products on a GPU: highest, or high (TF32)", ("highest", "high")
+    )
     device: str = option("cpu", "device of PyTorch, such as cpu or cuda")
     compile: bool = option(False, "compile the steps: seconds to minutes at the start, which pay in long runs")
-    eval_every: int = option(10, "epochs between two evaluations")
+    eval_every: int = option(10, "epochs between two evaluations", least=1)
     diagnose: str = option("", "when the guess is diagnosed: 10 is every ten epochs, 0,1,10 is after these epochs")
-    script: str = option("", "as in the authors' scripts, a list with commas out of: {script}")
+    script: str = option("", "as in the authors' scripts, a list with commas out of: " + ", ".join(SCRIPTS))
 
     def __post_init__(self) -> None:
         if isinstance(self.k, str) and re.fullmatch(r"-?\d{1,18}", self.k):  # the command line hands over text
             object.__setattr__(self, "k", int(self.k))
         if isinstance(self.diagnose, int):
             object.__setattr__(self, "diagnose", str(self.diagnose or ""))
-        _check(self)
+        super().__post_init__()
+        script_names(self.script)
+        _epochs(self.diagnose)
+        if not (0 < self.lr < math.inf):
+            raise InputError(f"lr must be positive and finite, found {self.lr!r}.")
+        if not (0 < self.fraction <= 1):
+            raise InputError(f"fraction must lie in (0, 1], found {self.fraction!r}.")
+        for name in ("warmup", "smoothing", "holdout"):
+            if not (0 <= getattr(self, name) < 1):
+                raise InputError(f"{name} must lie in [0, 1), found {getattr(self, name)!r}.")
+        if self.k != "rank" and not (isinstance(self.k, int) and self.k >= 1):
+            raise InputError(f"k must be at least 1, or 'rank', found {self.k!r}.")
 
     @property
     def key(self) -> str:
@@ -160,10 +166,6 @@ class TrainConfig:
         if len(epochs) != 1 or "," in self.diagnose:
             return epoch in epochs
         return epoch > 0 and (epoch % epochs[0] == 0 or epoch == self.epochs)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
@@ -195,51 +197,21 @@ def _epochs(diagnose: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def differences(ours: TrainConfig, theirs: dict[str, Any]) -> list[str]:
-    """One line for each field in which a stored configuration is another than `ours`."""
+def differences(ours: Settings, theirs: dict[str, Any]) -> list[str]:
+    """One line for each field in which a stored configuration is another than `ours`; what it lacks has its default."""
     mine = ours.as_dict()
-    theirs = _completed(theirs)
-    return [
-        f"{name}: {theirs.get(name, 'absent')!r} there, {mine.get(name, 'absent')!r} here"
-        for name in sorted(mine.keys() | theirs.keys())
-        if theirs.get(name, "absent") != mine.get(name, "absent")
-    ]
+    defaults = {item.name: item.default for item in dataclasses.fields(ours)}  # type: ignore[arg-type]
+    both = {name: (theirs.get(name, defaults.get(name)), mine.get(name, "absent")) for name in mine | theirs}
+    return [f"{name}: {there!r} there, {here!r} here" for name, (there, here) in sorted(both.items()) if there != here]
 
 
-def _completed(stored: dict[str, Any]) -> dict[str, Any]:
-    """A configuration that was stored before there were some of the options, with what they were then."""
-    found = {**BEFORE, **stored}
-    if found.get("method") != "wperp-ns":  # no other method reads it
-        found["threshold"] = stored.get("threshold", TrainConfig.threshold)
-    if isinstance(found.get("diagnose"), int):
-        found["diagnose"] = str(found["diagnose"] or "")
-    return found
-
-
-def _check(config: TrainConfig) -> None:
-    for name, known in CHOICES.items():
-        if getattr(config, name) not in list(known):  # a list: the value may be anything, hashable or not
-            raise unknown(name, str(getattr(config, name)), known)
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        if isinstance(item.default, float) and isinstance(value, int) and not isinstance(value, bool):
-            object.__setattr__(config, item.name, float(value))
-        elif type(value) is not type(item.default) and item.name != "k":
-            raise InputError(f"{item.name} must be {type(item.default).__name__}, found {value!r}.")
-        elif isinstance(value, str) and not value.isprintable():  # it would be part of a directory's name
-            raise InputError(f"{item.name} must be text that can be printed, found {value!r}.")
-    script_names(config.script)
-    _epochs(config.diagnose)
-    for names, least in ((AT_LEAST_ONE, 1), (AT_LEAST_ZERO, 0)):
-        for name in names:
-            if not getattr(config, name) >= least:
-                raise InputError(f"{name} must be at least {least}, found {getattr(config, name)!r}.")
-    if not (0 < config.lr < float("inf")):
-        raise InputError(f"lr must be positive and finite, found {config.lr!r}.")
-    if not (0 < config.fraction <= 1):
-        raise InputError(f"fraction must lie in (0, 1], found {config.fraction!r}.")
-    for name in ("warmup", "smoothing"):
-        if not (0 <= getattr(config, name) < 1):
-            raise InputError(f"{name} must lie in [0, 1), found {getattr(config, name)!r}.")
-    if config.k != "rank" and not (isinstance(config.k, int) and config.k >= 1):
-        raise InputError(f"k must be at least 1, or 'rank', found {config.k!r}.")
+def misfit(row: dict[str, Any], settings: Any) -> str:
+    """Why a record is no whole result of these settings; empty if it is one."""
+    if row.get("key") != settings.key or not isinstance(row.get("config"), dict):
+        return f"is not that of {settings.key}; delete it to have it written again"
+    if found := differences(settings, row["config"]):
+        return f"is of another configuration ({'; '.join(found)}). Choose another --out"
+    metrics = row.get("metrics", row if "error" in row else None)
+    if not metrics and not row.get("failed"):
+        return "holds no metrics; delete it to have it written again"
+    return ""

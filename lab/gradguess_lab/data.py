@@ -67,6 +67,14 @@ class Dataset:
         """The same with the first `samples` training samples; with all of them for 0, or where there are fewer."""
         return replace(self, x_train=self.x_train[:samples], y_train=self.y_train[:samples]) if samples else self
 
+    def held_out(self, part: float) -> Dataset:
+        """The same with the last part of the training samples in place of the test set; unchanged for 0."""
+        cut = len(self.x_train) - max(1, round(part * len(self.x_train)))
+        if not part or not cut:
+            return self
+        x, y = self.x_train, self.y_train
+        return replace(self, x_train=x[:cut], y_train=y[:cut], x_test=x[cut:], y_test=y[cut:])
+
     def to(self, device: str | torch.device, dtype: torch.dtype) -> Dataset:
         """The same data on `device`, inputs in `dtype`: small data is moved once, not batch by batch."""
         x_dtype = dtype if self.x_train.is_floating_point() else self.x_train.dtype

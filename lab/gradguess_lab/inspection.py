@@ -150,7 +150,7 @@ def _stored(directory: Path) -> tuple[dict[str, dict[str, Tensor]], int]:
     if stored is None:
         raise GradguessError(f"{directory} holds no checkpoint: expected the --out directory of gradguess train.")
     tensors, state = stored
-    return {"model": {}, "forward": {}} | checkpoint.by_part(tensors), state["epoch"]
+    return {"model": {}, "forward": {}} | checkpoint.by_part(tensors), len(state["rows"])
 
 
 def save_plots(record: dict[str, Any], directory: Path) -> list[Path]:

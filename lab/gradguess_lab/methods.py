@@ -1,7 +1,8 @@
-"""The registry of methods, which the command line, the benchmarks, the tables, the figures and the tests read.
+"""The registry of methods: what a name stands for, how it is drawn, what it sends back, and which experiments try it.
 
-To add a method, write it in a file of its own and add one line to `_ENTRIES`. `VARIANTS` lists settings of these
-methods that have a name of their own in benchmarks and studies.
+To add a method, write it in a file of its own and add one entry to `METHODS`. `VARIANTS` lists settings of methods that
+have a name of their own. The command line, the experiments, the benchmarks, the tables, the figures and the tests read
+this file and hold no list of names of their own.
 """
 
 from __future__ import annotations
@@ -16,31 +17,57 @@ from gradguess_lab.names import lookup, unknown
 if TYPE_CHECKING:
     from gradguess_lab.config import TrainConfig
 
+Sends = Literal["nothing", "one piece", "all"]
+_NONE: frozenset[str] = frozenset()
+
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """One method: how it is called, how its curves look, and how a configuration becomes the method.
+    """One method.
 
-    `options` are the fields of `TrainConfig` that this method reads and that others ignore.
+    Attributes:
+        name: on the command line and in results.
+        label: in tables and figures.
+        light, dark: colour of its curves on a light and on a dark page.
+        marker: matplotlib's name of the marker on its curves.
+        make: from a configuration to the method.
+        options: the fields of `TrainConfig` that this method reads and others ignore.
+        tried: the experiments that try it, with spaces between them: `compare`, `real` networks, and the benchmarks
+            `time`, `memory`, `compiled` and `starts`.
+        sends: through how much of the network a signal travels back from the loss. Numbers for each sample, and an
+            output error that matrices or heads take straight to a site, do not travel through the network.
+        pieces: a comparison cuts the network as the task says; otherwise the method puts sites where it does by itself.
+        control: not a way to train, but what a method must beat.
+        slow: devices on which its step works on a matrix for every sample, which is too slow for the whole batch.
     """
 
-    name: str  # on the command line and in results
-    label: str  # in tables and figures
-    light: str  # colour of its curves on a light page
-    dark: str  # and on a dark one
-    marker: str  # matplotlib's name of the marker on its curves
-    options: frozenset[str]
+    name: str
+    label: str
+    light: str
+    dark: str
+    marker: str
     make: Callable[[TrainConfig], Any]
+    options: frozenset[str] = _NONE
+    tried: str = ""
+    sends: Sends = "nothing"
+    pieces: bool = False
+    control: bool = False
+    slow: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class MethodVariant:
-    """A method with settings that differ from the defaults of `TrainConfig`."""
+    """A method with settings that differ from the defaults of `TrainConfig`; other attributes as in `MethodEntry`."""
 
     label: str
     settings: Mapping[str, Any]
     style: str = ""  # the name of its style in `gradguess_lab.report.palette`; its own method's if empty
     dashed: bool = False
+    tried: str = ""
+    sends: Sends = "nothing"
+    pieces: bool = False
+    control: bool = False
+    slow: tuple[str, ...] = ()
 
 
 def subspace_size(config: TrainConfig) -> int:
@@ -72,105 +99,122 @@ def _students(**options: Any) -> Callable[[TrainConfig], gg.Students]:
     return lambda config: gg.Students(lr=config.student_lr, **options)
 
 
-_NONE: frozenset[str] = frozenset()
 _STUDENTS = frozenset({"student_lr"})
 _BASIS = frozenset({"k", "solver", "refresh"})
 _NS = frozenset({"k", "refresh", "steps", "threshold"})
 _FEEDBACK = _BASIS | {"rate", "every", "fraction", "sweeps", "learn", "bootstrap", "start", "teacher"}
+_E = MethodEntry
 _ENTRIES = (
-    MethodEntry("backprop", "Backpropagation", "#1b1f24", "#e6e8eb", "D", _NONE, lambda c: gg.Backprop()),
-    MethodEntry("weight", "Weight perturbation", "#228833", "#5ccb78", "*", _NONE, lambda c: gg.WeightPerturbation()),
-    MethodEntry(
-        "activation", "Activation perturbation", "#4477aa", "#7fb2e5", "s", _NONE, lambda c: gg.ActivationPerturbation()
-    ),
-    MethodEntry("wt", "Wᵀ", "#aa3377", "#e58bc0", "o", _NONE, lambda c: gg.WTranspose()),
-    MethodEntry("wperp", "W⊥", "#e07b00", "#ffa94d", "^", _BASIS, _wperp),
-    MethodEntry("wperp-bottom", "W⊥-bottom", "#00897b", "#45d0be", "v", _BASIS, lambda c: _wperp(c, end="bottom")),
-    MethodEntry("wperp-ns", "W⊥-NS", "#cc3311", "#ff7f66", "P", _NS, _wperp_ns),
-    MethodEntry(
-        "wp", "Wᴾ", "#7a6a53", "#c9b79a", "X", frozenset({"sigma"}), lambda c: gg.WPreconditioned(sigma=c.sigma)
-    ),
-    MethodEntry("feedback-direct", "Feedback, direct", "#2b93bd", "#6fd0f2", "<", _FEEDBACK, _feedback("direct")),
-    MethodEntry("feedback-chained", "Feedback, chained", "#6a3fb5", "#b79cf5", ">", _FEEDBACK, _feedback("chained")),
-    MethodEntry(
-        "feedback-corrected", "Feedback, corrected", "#7d8000", "#c9cc4a", "h", _FEEDBACK, _feedback("corrected")
-    ),
-    MethodEntry("dfa", "DFA", "#9c4f96", "#d59ad0", "1", _NONE, lambda c: gg.baselines.DFA(seed=c.seed)),
-    MethodEntry("fdfa", "FDFA", "#c2185b", "#ff80ab", "2", _NONE, lambda c: gg.baselines.FDFA()),
-    MethodEntry("mezo", "MeZO", "#558b2f", "#aed581", "3", _NONE, lambda c: gg.baselines.MeZO()),
-    MethodEntry(
-        "local-linear", "Local loss, linear", "#0277bd", "#81d4fa", ".", _NONE, lambda c: gg.baselines.LocalLinear()
-    ),
-    MethodEntry(
-        "local-predsim", "Local loss, predsim", "#283593", "#9fa8da", "_", _NONE, lambda c: gg.baselines.PredSim()
-    ),
-    MethodEntry(
-        "checkpointed",
-        "Backpropagation, checkpoints",
-        "#455a64",
-        "#b0bec5",
-        "|",
-        _NONE,
-        lambda c: gg.baselines.Checkpointed(),
-    ),
-    MethodEntry("frozen", "Lower part frozen", "#8d6e63", "#bcaaa4", "4", _NONE, lambda c: gg.baselines.Frozen()),
-    MethodEntry("students", "Students", "#b3002d", "#ff6b8b", "p", _STUDENTS, _students()),
-    MethodEntry(
-        "students-chained", "Students, chained", "#9c5a1a", "#d8a35d", "H", _STUDENTS, _students(form="chained")
-    ),
-    MethodEntry("students-error", "Students, error", "#5e35b1", "#a98be8", "d", _STUDENTS, _students(signal="error")),
-    MethodEntry(
-        "students-tangents",
-        "Students, loss and tangents",
-        "#00695c",
-        "#4db6ac",
-        "+",
-        _STUDENTS,
-        _students(learn=("loss", "tangents")),
-    ),
-    MethodEntry(
-        "students-random", "Students, never trained", "#5f6b76", "#9fadb9", "x", _NONE, lambda c: gg.Students(learn=())
-    ),
-    MethodEntry(
-        "local-guess", "Local guess", "#006d77", "#5fc9d2", "8", _STUDENTS, lambda c: gg.LocalGuess(lr=c.student_lr)
-    ),
-)
+    _E("backprop", "Backpropagation", "#1b1f24", "#e6e8eb", "D", lambda c: gg.Backprop(),
+       tried="compare real memory starts", sends="all"),
+    _E("checkpointed", "Backpropagation, checkpoints", "#455a64", "#b0bec5", "|", lambda c: gg.baselines.Checkpointed(),
+       tried="compare", sends="all", pieces=True),
+    _E("weight", "Weight perturbation", "#228833", "#5ccb78", "*", lambda c: gg.WeightPerturbation(),
+       tried="compare time"),
+    _E("activation", "Activation perturbation", "#4477aa", "#7fb2e5", "s", lambda c: gg.ActivationPerturbation(),
+       tried="compare time"),
+    _E("wt", "Wᵀ", "#aa3377", "#e58bc0", "o", lambda c: gg.WTranspose(), tried="time compiled"),
+    _E("wperp", "W⊥", "#e07b00", "#ffa94d", "^", _wperp, _BASIS, tried="compare real time compiled starts"),
+    _E("wperp-bottom", "W⊥-bottom", "#00897b", "#45d0be", "v", lambda c: _wperp(c, end="bottom"), _BASIS),
+    _E("wperp-ns", "W⊥-NS", "#cc3311", "#ff7f66", "P", _wperp_ns, _NS, slow=("cpu",)),
+    _E("wp", "Wᴾ", "#7a6a53", "#c9b79a", "X", lambda c: gg.WPreconditioned(sigma=c.sigma), frozenset({"sigma"}),
+       slow=("cpu", "cuda")),
+    _E("feedback-direct", "Feedback, direct", "#2b93bd", "#6fd0f2", "<", _feedback("direct"), _FEEDBACK,
+       tried="compare real time"),
+    _E("feedback-chained", "Feedback, chained", "#6a3fb5", "#b79cf5", ">", _feedback("chained"), _FEEDBACK,
+       tried="compare real time", sends="one piece", pieces=True),
+    _E("feedback-corrected", "Feedback, corrected", "#7d8000", "#c9cc4a", "h", _feedback("corrected"), _FEEDBACK,
+       tried="time"),
+    _E("dfa", "DFA", "#9c4f96", "#d59ad0", "1", lambda c: gg.baselines.DFA(seed=c.seed), tried="compare"),
+    _E("fdfa", "FDFA", "#c2185b", "#ff80ab", "2", lambda c: gg.baselines.FDFA(), tried="compare"),
+    _E("mezo", "MeZO", "#558b2f", "#aed581", "3", lambda c: gg.baselines.MeZO(), tried="compare compiled"),
+    _E("local-linear", "Local loss, linear", "#0277bd", "#81d4fa", ".", lambda c: gg.baselines.LocalLinear(),
+       tried="compare", pieces=True),
+    _E("local-predsim", "Local loss, predsim", "#283593", "#9fa8da", "_", lambda c: gg.baselines.PredSim(),
+       tried="compare", pieces=True),
+    _E("frozen", "Lower part frozen", "#8d6e63", "#bcaaa4", "4", lambda c: gg.baselines.Frozen(),
+       tried="compare", pieces=True, control=True),
+    _E("students", "Students", "#b3002d", "#ff6b8b", "p", _students(), _STUDENTS, tried="compare", pieces=True),
+    _E("students-chained", "Students, chained", "#9c5a1a", "#d8a35d", "H", _students(form="chained"), _STUDENTS,
+       tried="compare", sends="one piece", pieces=True),
+    _E("students-error", "Students, error", "#5e35b1", "#a98be8", "d", _students(signal="error"), _STUDENTS,
+       tried="compare", pieces=True),
+    _E("students-tangents", "Students, loss and tangents", "#00695c", "#4db6ac", "+",
+       _students(learn=("loss", "tangents")), _STUDENTS, tried="compare", pieces=True),
+    _E("students-random", "Students, never trained", "#5f6b76", "#9fadb9", "x", lambda c: gg.Students(learn=()),
+       tried="compare", pieces=True, control=True),
+    _E("local-guess", "Local guess", "#006d77", "#5fc9d2", "8", lambda c: gg.LocalGuess(lr=c.student_lr), _STUDENTS,
+       tried="compare", pieces=True),
+)  # fmt: skip
 METHODS: dict[str, MethodEntry] = {entry.name: entry for entry in _ENTRIES}
 OPTIONS = frozenset().union(*(entry.options for entry in _ENTRIES))  # the options that only some methods read
 
 _RARE = {"every": 4, "fraction": 0.25}  # tangents on a quarter of the batch at every fourth step
 _CHAINED, _PIECES = {"method": "feedback-chained"}, {"method": "feedback-chained", "sites": "3"}
 _BOOTSTRAP = {"learn": "never", "bootstrap": 0.3}  # predictions are drawn to the chained estimate, without tangents
+_V = MethodVariant
 VARIANTS: dict[str, MethodVariant] = {
-    "backprop-wrapped": MethodVariant("Backpropagation, wrapped", {"method": "backprop"}, "wp"),
-    "wperp-exact": MethodVariant("W⊥, exact top", {"method": "wperp", "top": "exact"}, dashed=True),
-    "wperp-subspace": MethodVariant("W⊥, subspace solver", {"method": "wperp", "solver": "subspace"}, "wperp-ns"),
-    "wperp-svd": MethodVariant("W⊥, dense SVD", {"method": "wperp", "solver": "svd"}, "wperp-bottom"),
-    "feedback-direct-rare": MethodVariant(
-        "Feedback, direct, rare tangents", {"method": "feedback-direct", **_RARE}, dashed=True
+    "wperp-exact": _V("W⊥, exact top", {"method": "wperp", "top": "exact"}, dashed=True, tried="compare real"),
+    "wperp-subspace": _V("W⊥, subspace solver", {"method": "wperp", "solver": "subspace"}, "wperp-ns", tried="time"),
+    "wperp-svd": _V(
+        "W⊥, dense SVD", {"method": "wperp", "solver": "svd"}, "wperp-bottom", tried="time", slow=("cpu", "cuda")
     ),
-    "feedback-chained-rare": MethodVariant("Feedback, chained, rare tangents", {**_CHAINED, **_RARE}, dashed=True),
-    "feedback-chained-pieces": MethodVariant("Feedback, chained, rare tangents, 3 pieces", {**_PIECES, **_RARE}),
-    "feedback-chained-pieces-zero": MethodVariant(
-        "Feedback, chained, B = 0, 3 pieces", {**_PIECES, **_RARE, "learn": "never"}
+    "feedback-direct-rare": _V(
+        "Feedback, direct, rare tangents", {"method": "feedback-direct", **_RARE}, dashed=True, tried="time"
     ),
-    "feedback-chained-bootstrap": MethodVariant("Feedback, chained, bootstrap alone", {**_CHAINED, **_BOOTSTRAP}),
-    "feedback-chained-pieces-bootstrap": MethodVariant(
-        "Feedback, chained, bootstrap alone, 3 pieces", {**_PIECES, **_BOOTSTRAP}
+    "feedback-chained-rare": _V(
+        "Feedback, chained, rare tangents", {**_CHAINED, **_RARE}, dashed=True, tried="real time compiled starts"
     ),
-    "pieces-zero": MethodVariant("Pieces, B = 0", {**_CHAINED, "learn": "never"}, "layer-1"),
+    "feedback-chained-pieces": _V("Feedback, chained, rare tangents, 3 pieces", {**_PIECES, **_RARE}, tried="real"),
+    "feedback-chained-pieces-zero": _V(
+        "Feedback, chained, B = 0, 3 pieces", {**_PIECES, **_RARE, "learn": "never"}, tried="real", control=True
+    ),
+    "feedback-chained-bootstrap": _V(
+        "Feedback, chained, bootstrap alone", {**_CHAINED, **_BOOTSTRAP}, tried="real"
+    ),
+    "feedback-chained-pieces-bootstrap": _V(
+        "Feedback, chained, bootstrap alone, 3 pieces", {**_PIECES, **_BOOTSTRAP}, tried="real"
+    ),
+    "pieces-zero": _V(
+        "Pieces, B = 0", {**_CHAINED, "learn": "never"}, "layer-1",
+        tried="compare", sends="one piece", pieces=True, control=True,
+    ),
+    "backprop-wrapped": _V("Backpropagation, wrapped", {"method": "backprop"}, "wp"),
     # loops whose memory is compared; the benchmark adds what depends on the depth
-    "checkpoint-all": MethodVariant("Backpropagation, every layer recomputed", {"method": "checkpointed"}, "layer-1"),
-    "checkpoint-sqrt": MethodVariant("Backpropagation, √depth checkpoints", {"method": "checkpointed"}, "layer-3"),
-    "store": MethodVariant("W⊥, store", {"method": "wperp"}),
-    "replay": MethodVariant("W⊥, replay", {"method": "wperp", "memory": "replay"}, "feedback-direct"),
-    "feedback-replay": MethodVariant(
-        "Feedback, direct, replay", {"method": "feedback-direct", "memory": "replay"}, "feedback-chained"
+    "checkpoint-all": _V(
+        "Backpropagation, every layer recomputed", {"method": "checkpointed"}, "layer-1", tried="memory compiled"
     ),
-    "pieces-replay": MethodVariant(
-        "Feedback, chained, √depth pieces, replay", {**_CHAINED, **_RARE, "memory": "replay"}, "layer-2"
+    "checkpoint-sqrt": _V(
+        "Backpropagation, √depth checkpoints", {"method": "checkpointed"}, "layer-3", tried="memory"
     ),
-}
+    "store": _V("W⊥, store", {"method": "wperp"}, tried="memory"),
+    "replay": _V("W⊥, replay", {"method": "wperp", "memory": "replay"}, "feedback-direct", tried="memory"),
+    "feedback-replay": _V(
+        "Feedback, direct, replay", {"method": "feedback-direct", "memory": "replay"}, "feedback-chained",
+        tried="memory",
+    ),
+    "pieces-replay": _V(
+        "Feedback, chained, √depth pieces, replay", {**_CHAINED, **_RARE, "memory": "replay"}, "layer-2",
+        tried="memory",
+    ),
+}  # fmt: skip
+
+
+def entry_of(name: str) -> MethodEntry | MethodVariant:
+    """The entry of a method or of a variant."""
+    if name not in METHODS and name not in VARIANTS:
+        raise unknown("method", name, [*METHODS, *VARIANTS])
+    return METHODS.get(name) or VARIANTS[name]
+
+
+def tried_by(experiment: str) -> list[str]:
+    """The methods and variants that an experiment tries if it is not told which, controls at the end.
+
+    >>> tried_by("starts")
+    ['backprop', 'wperp', 'feedback-chained-rare']
+    """
+    names = [name for name in (*METHODS, *VARIANTS) if experiment in entry_of(name).tried.split()]
+    return sorted(names, key=lambda name: entry_of(name).control)
 
 
 def guess_for(config: TrainConfig) -> Any:
@@ -180,11 +224,28 @@ def guess_for(config: TrainConfig) -> Any:
 
 def settings_of(name: str) -> dict[str, Any]:
     """The fields of `TrainConfig` that the name of a method or of a variant stands for."""
-    if name in METHODS:
-        return {"method": name}
-    if name not in VARIANTS:
-        raise unknown("method", name, [*METHODS, *VARIANTS])
-    return dict(VARIANTS[name].settings)
+    entry = entry_of(name)
+    return {"method": name} if isinstance(entry, MethodEntry) else dict(entry.settings)
+
+
+def variant_of(config: Mapping[str, Any], task: Mapping[str, Any]) -> str:
+    """What a run varies on its task: a name of the registry, then each setting that is neither its nor the task's.
+
+    >>> task = {"k": 10, "top": "guess"}
+    >>> variant_of({"method": "wperp", "k": 25, "top": "guess"}, task), variant_of({"method": "wt", "k": 25}, task)
+    ('wperp k=25', 'wt')
+    """
+    fitting = [name for name in (*METHODS, *VARIANTS) if settings_of(name).items() <= config.items()]
+    name = max(fitting, key=lambda name: len(settings_of(name)))
+    read = [n for n in config if n in _COMMON or n in options_of(config["method"])]
+    rest = [n for n in read if n not in settings_of(name) and config[n] != task[n]]
+    return " ".join(
+        [name, *(f"{n}={config[n]:g}" if isinstance(config[n], float) else f"{n}={config[n]}" for n in rest)]
+    )
+
+
+# of a method's settings those that every method reads
+_COMMON = ("tangents", "isolate", "memory", "derivative", "sites", "balance", "top", "compile", "script")
 
 
 def method_label(name: str) -> str:
@@ -205,8 +266,10 @@ def options_of(method: str) -> frozenset[str]:
 
 
 def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration in which every option that its method does not read stands at its default."""
+    """A configuration as a run reads it: what the record lacks or the method does not read stands at its default."""
     from gradguess_lab.config import TrainConfig
 
-    unread = OPTIONS - options_of(config.get("method", ""))
-    return {name: getattr(TrainConfig, name) if name in unread else value for name, value in config.items()}
+    if "method" not in config:  # a run on a stream
+        return dict(config)
+    read = options_of(config["method"])
+    return TrainConfig().as_dict() | {n: value for n, value in config.items() if n not in OPTIONS or n in read}

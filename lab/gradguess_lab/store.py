@@ -60,15 +60,20 @@ def merge(study: Path, rows: Iterable[Row]) -> None:
 
 
 def find(place: Path, key: str) -> Row | None:
-    """The row with this key: the file `key.json` in the folder, or else what is stored."""
-    path = place / f"{key}.json"
-    return read_json(path, "record") if path.exists() else _stored(place).get(key)
+    """The row with this key: a file in the folder, of a measurement or of a run, or else what is stored."""
+    run = place / "runs" / key
+    for path in (place / f"{key}.json", run / "result.json", run / "failed.json"):
+        if path.exists():
+            return read_json(path, "record")
+    return _stored(place).get(key)
 
 
 def runs(place: Path) -> Iterator[tuple[str, Any]]:
-    """Each finished run and where it was found, unchecked."""
-    yield from _loose_runs(place)
-    yield from ((f"{files_of(place)[0]}, {row['key']}", row) for row in read(place) if "kind" not in row)
+    """Each finished run on batches and where it was found, unchecked."""
+    stored = ((f"{files_of(place)[0]}, {row['key']}", row) for row in read(place) if "kind" not in row)
+    for where, row in [*_loose_runs(place), *stored]:
+        if not (isinstance(row, dict) and ("error" in row or row.get("failed"))):  # on a stream, or not finished
+            yield where, row
 
 
 def records(place: Path) -> Iterator[tuple[str, Row]]:
@@ -87,12 +92,27 @@ def frame(place: Path, experiment: str | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    seen: dict[str, Row] = {}
-    for _, row in [*_loose_runs(place), *records(place)]:
-        seen.setdefault(row["key"], row)
-    lines = [line for row in seen.values() for line in _flat(row)]
+    lines = [line for row in rows(place).values() for line in _flat(row)]
     found = pd.DataFrame(lines).reindex(columns=[*dict.fromkeys([*IDENTITY, *(name for one in lines for name in one)])])
     return found if experiment is None else found[[experiment in names for names in found["experiments"]]]
+
+
+def rows(place: Path) -> dict[str, Row]:
+    """All that a study or a folder holds, by key; of a run what all runs of the folder say of it counts first."""
+    loose = {row["key"]: row for _, row in _loose_runs(place) if "key" in row}
+    stored = {key: row for key, row in _stored(place).items() if key not in loose}
+    return loose | stored | {key: row for key, (_, row) in _loose_records(place).items() if key not in loose}
+
+
+def keep(folder: Path, new: Iterable[Row]) -> dict[str, Row]:
+    """Write rows to `results.jsonl` in a folder, where others stay; all that are there then, by key."""
+    path = folder / "results.jsonl"
+    found: dict[str, Row] = {row["key"]: row for _, row in (_lines(path) if path.exists() else ())}
+    found |= {row["key"]: row for row in new}
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, "".join(json.dumps(row) + "\n" for row in found.values()))
+    return found
 
 
 def _flat(row: Row) -> list[Row]:

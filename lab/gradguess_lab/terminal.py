@@ -1,12 +1,14 @@
-"""What a person sees in the terminal: progress bars and tables. Needs the packages rich and typer."""
+"""The terminal: options from the fields of a configuration, progress bars and tables. Needs rich and typer."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -14,13 +16,40 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 
 from gradguess_lab import interrupts
+from gradguess_lab.config import TrainConfig
 
 if TYPE_CHECKING:
-    from gradguess_lab.config import TrainConfig
-    from gradguess_lab.progress import Progress as RunsProgress
+    from gradguess_lab.jobs import Progress as RunsProgress
     from gradguess_lab.tables.table import Table
 
 notes = Console(stderr=True)  # results alone go to standard output
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Threads = Annotated[int, typer.Option(help="Threads of PyTorch; 0: its own default.")]
+
+
+def with_config_options(command: Callable[..., None], config: Any = TrainConfig) -> Callable[..., None]:
+    """Replace the parameter `config` by one option per field of the configuration: fields are declared once."""
+    fields = {item.name: item for item in dataclasses.fields(config)}
+
+    def wrapped(**values: Any) -> None:
+        chosen = {name: values.pop(name) for name in fields}
+        command(config=config(**chosen), **values)
+
+    parameters = [
+        item for name, item in inspect.signature(command, eval_str=True).parameters.items() if name != "config"
+    ]
+    for name, item in fields.items():
+        kind: Any = str if item.type == "int | str" else type(item.default)
+        annotation = Annotated[kind, typer.Option(help=item.metadata["help"])]
+        default = str(item.default) if kind is str else item.default
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
+    keyword_only = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
+    wrapped.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {item.name: item.annotation for item in keyword_only}
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    return wrapped
 
 
 def emit(record: dict[str, Any], as_json: bool, lines: list[str]) -> None:
@@ -86,15 +115,14 @@ class _Runs(Progress):
 
     def get_renderables(self) -> Iterable[RenderableType]:
         if self.runs:
-            now = ", ".join(f"{key} {done}/{total}" for key, done, total in self.runs.running)
-            counted = f"{self.runs.finished}/{len(self.runs.configs)} runs  {now}"
-            self.update(self.task_ids[0], completed=self.runs.fraction, description=counted)
+            done, words = self.runs.look()
+            self.update(self.task_ids[0], completed=done, description=words)
         return super().get_renderables()
 
 
 @contextlib.contextmanager
 def runs_bar() -> Iterator[Callable[[RunsProgress], None]]:
-    """A bar over many runs: what runs now, how much is done, when it will end. The block calls it with the runs."""
+    """A bar over many runs: what runs now, how much is done, when it will end. The block calls it with each stage."""
     columns = (
         BarColumn(),
         TextColumn("{task.percentage:.0f}%"),
@@ -106,7 +134,7 @@ def runs_bar() -> Iterator[Callable[[RunsProgress], None]]:
         task = bar.add_task("starting", total=1.0)
 
         def show(runs: RunsProgress) -> None:
-            bar.reset(task, completed=runs.fraction)  # type: ignore[arg-type]  # what was done before tells no speed
+            bar.reset(task, completed=runs.look()[0])  # type: ignore[arg-type]  # what was done before tells no speed
             bar.runs = runs
 
         yield show

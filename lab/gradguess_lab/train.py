@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -21,18 +22,15 @@ from gradguess.errors import GradguessError
 from gradguess_lab import checkpoint, environment, interrupts, watch
 from gradguess_lab.augment import check_augment, draw_moves, moved
 from gradguess_lab.compiled_backprop import CompiledBackprop
-from gradguess_lab.config import TrainConfig, differences
+from gradguess_lab.config import TrainConfig, differences, misfit
 from gradguess_lab.data import Dataset, load
-from gradguess_lab.evaluation import batch_accuracy, evaluate
-from gradguess_lab.files import exclusive, read_json, write_json
+from gradguess_lab.files import exclusive, explained, read_json, write_atomic, write_json
 from gradguess_lab.inspection import inspect_epoch
-from gradguess_lab.loss import smoothed_loss
+from gradguess_lab.loss import batch_accuracy, evaluate, smoothed_loss
 from gradguess_lab.methods import guess_for
-from gradguess_lab.metrics import MetricsLog
 from gradguess_lab.models import MODELS
 from gradguess_lab.optimiser import as_weights, build_optimiser, set_rate
 from gradguess_lab.scripts import prepare_model, scripted
-from gradguess_lab.stored import stored_result
 from gradguess_lab.world import ONE, World, world
 
 Row = dict[str, Any]
@@ -79,7 +77,13 @@ def claim(directory: Path, config: TrainConfig) -> Row | None:
         raise GradguessError(
             f"{directory} belongs to another configuration ({'; '.join(found)}). Choose another --out."
         )
-    return stored_result(directory, config)
+    path = directory / "result.json"
+    if not path.exists():
+        return None
+    record: Row = read_json(path, "result")
+    if why := misfit(record, config):
+        raise GradguessError(f"result {path} {why}.")
+    return record
 
 
 def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
@@ -131,7 +135,8 @@ class _Run:
         torch.set_float32_matmul_precision(config.matmul)
         if config.compile:
             torch.compiler.reset()  # what earlier runs of this process compiled counts against a limit
-        self.data = load(config.data).first(config.samples).to(config.device, getattr(torch, config.dtype))
+        data = load(config.data).first(config.samples).held_out(config.holdout)
+        self.data = data.to(config.device, getattr(torch, config.dtype))
         if config.augment:
             check_augment(self.data.shape)
         ranks.check_batches(len(self.data.x_train), config.batch)
@@ -144,33 +149,55 @@ class _Run:
         if config.device.startswith("cuda") and config.memory == "store" and ranks.size == 1:
             self.step = gg.CapturedStep(self.forward, self.optimiser, self.loss)
         self.shuffle = torch.Generator().manual_seed(config.seed)
-        self.log = MetricsLog(self.directory / "metrics.jsonl" if self.directory else None)
-        self.epoch, self.peak_mb = 0, 0.0
-        self.first: list[float] = []  # losses of the first steps
+        self.rows: list[Row] = []
+        self.peak_mb = 0.0
+
+    @property
+    def epoch(self) -> int:
+        """The number of epochs that are done."""
+        return len(self.rows)
 
     def go(self, on_epoch: Callable[[Row], None] | None, say: Callable[[str], None]) -> Row:
         self.resume()
-        watching = watch.watching(self.config, self.data.y_train, self.log.rows, say)
+        watching = watch.watching(self.config, self.data.y_train, self.rows, say)
         memory = environment.PeakMemory(self.config.device)
         with interrupts.asked_between_steps(), watching as look:
             while self.epoch < self.config.epochs:
-                row = self.run_epoch()
+                self.rows.append(self.run_epoch())
                 self.peak_mb = max(self.peak_mb, memory.megabytes())
-                self.log.append(row)
                 self.save()
-                look(row)
+                look(self.rows[-1])
                 if on_epoch and self.ranks.rank == 0:
-                    on_epoch(row)
+                    on_epoch(self.rows[-1])
         return self.ranks.from_first(self.finish)
 
     def finish(self) -> Row:
-        record = result(self.config, self.log.rows, self.peak_mb, self.first)
+        record = result(self.config, self.rows, self.peak_mb)
         if self.directory:
             write_json(self.directory / "result.json", record)
         return record
 
+    def run_epoch(self) -> Row:
+        """All steps of one epoch, then what is measured after it."""
+        total = torch.zeros((), dtype=torch.float64, device=self.data.x_train.device)
+        row, first = self.before_epoch(), list[Tensor]()
+        start = time.perf_counter()
+        for loss, count in self.steps():
+            total += loss * count
+            if self.epoch == 0 and len(first) < FIRST:
+                first.append(loss.clone())
+        loss_sum = self.ranks.total(total.item())  # waits for the device, so the clock is right
+        seconds = time.perf_counter() - start
+        steps = -(-len(self.data.x_train) // self.config.batch)
+        timed = {"epoch": self.epoch + 1, "loss": loss_sum / len(self.data.x_train), "step_ms": 1e3 * seconds / steps}
+        if first and self.ranks.size == 1:
+            row["first"] = [float(loss) for loss in first]
+        row = timed | row | self.measurements(self.epoch + 1)
+        so_far = self.rows[-1]["seconds"] if self.rows else 0.0
+        return {**row, "seconds": so_far + time.perf_counter() - start}
+
     def steps(self) -> Iterator[tuple[Tensor, int]]:
-        """The steps of one epoch: after each the mean loss of this rank's samples, and their number."""
+        """Make the steps of one epoch: the loss of each, and the number of its samples that are this rank's."""
         config, x, y = self.config, self.data.x_train, self.data.y_train
         order = torch.randperm(len(x), generator=self.shuffle).to(x.device)
         batches = order.split(config.batch)
@@ -184,23 +211,6 @@ class _Run:
                 loss = self.step(inputs, y[own])
             yield loss.detach(), len(own)
 
-    def run_epoch(self) -> Row:
-        """All steps of one epoch, then what is measured after it."""
-        total, number = torch.zeros((), dtype=torch.float64, device=self.data.x_train.device), 0
-        before = self.before_epoch()
-        start = time.perf_counter()
-        for number, (loss, samples) in enumerate(self.steps(), 1):
-            total += loss * samples
-            if self.epoch == 0 and number <= FIRST:
-                self.first.append(loss.item())
-        loss_sum = self.ranks.total(total.item())  # waits for the device, so the clock is right
-        seconds = time.perf_counter() - start
-        self.epoch += 1
-        row = {"epoch": self.epoch, "loss": loss_sum / len(self.data.x_train), "step_ms": 1e3 * seconds / number}
-        row.update(before | self.measurements())
-        so_far = self.log.rows[-1]["seconds"] if self.log.rows else 0.0
-        return {**row, "seconds": so_far + time.perf_counter() - start}
-
     def plain_step(self, x: Tensor, y: Tensor) -> Tensor:
         self.optimiser.zero_grad()
         loss = self.forward(self.loss, x, y, place=self.place)
@@ -213,33 +223,34 @@ class _Run:
         if self.ranks.rank > 0:
             return row
         if self.epoch == 0 and self.config.diagnosed(0):
-            row["diagnostics_at_start"] = self.diagnosis()
+            row["diagnostics_at_start"] = self.diagnosis(0)
         if self.epoch == self.config.epochs - 1:
             with autocast(self.config):
                 row["train_accuracy_before_last"] = batch_accuracy(self.model, self.data, self.config.batch)
         return row
 
-    def diagnosis(self) -> Row:
-        return inspect_epoch(self.model, self.guess, self.data, self.config, self.epoch, self.forward)
+    def diagnosis(self, epoch: int) -> Row:
+        return inspect_epoch(self.model, self.guess, self.data, self.config, epoch, self.forward)
 
-    def measurements(self) -> Row:
-        last = self.epoch == self.config.epochs
+    def measurements(self, epoch: int) -> Row:
+        """What is known after an epoch."""
         row: Row = {}
         if self.ranks.rank > 0:
             return row
-        if last or self.epoch % self.config.eval_every == 0:
+        if epoch == self.config.epochs or epoch % self.config.eval_every == 0:
             with autocast(self.config):
                 row.update(evaluate(self.model, self.data))
-        if self.config.diagnosed(self.epoch):
-            row["diagnostics"] = self.diagnosis()
+        if self.config.diagnosed(epoch):
+            row["diagnostics"] = self.diagnosis(epoch)
         return row
 
     def save(self) -> None:
         if self.directory is None:
             return
-        checkpoint.save(
-            self.directory, self.tensors(), {"epoch": self.epoch, "peak_mb": self.peak_mb, "first": self.first}
-        )
+        checkpoint.save(self.directory, self.tensors(), {"rows": self.rows, "peak_mb": self.peak_mb})
+        log = self.directory / "metrics.jsonl"  # for those who look on; the checkpoint alone is read
+        with explained(log), log.open("a") as file:
+            file.write(json.dumps(self.rows[-1]) + "\n")
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the next step depends on, as one flat dictionary."""
@@ -253,7 +264,9 @@ class _Run:
     def resume(self) -> None:
         """Continue from the last checkpoint, if the directory has one."""
         stored = self.ranks.from_first(lambda: checkpoint.load(self.directory) if self.directory else None)
-        self.log.restore(stored[1]["epoch"] if stored else 0)
+        if self.directory and (stored or (self.directory / "metrics.jsonl").exists()):
+            kept = stored[1]["rows"] if stored else []  # an epoch after them is run again
+            write_atomic(self.directory / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
         if stored is None:
             return
         tensors, state = stored
@@ -262,7 +275,7 @@ class _Run:
         except (KeyError, ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
             reason = str(error).splitlines()[0][:160]
             raise GradguessError(f"the checkpoint in {self.directory} does not fit this run: {reason}") from error
-        self.epoch, self.peak_mb, self.first = state["epoch"], state["peak_mb"], state.get("first", [])
+        self.rows[:], self.peak_mb = state["rows"], state["peak_mb"]
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take up the state that `tensors` returned."""
@@ -282,7 +295,7 @@ def first_losses(config: TrainConfig) -> list[float]:
     return [loss.item() for loss, _ in itertools.islice(_Run(config, None).steps(), FIRST)]
 
 
-def result(config: TrainConfig, rows: list[Row], peak_mb: float, first: list[float]) -> Row:
+def result(config: TrainConfig, rows: list[Row], peak_mb: float) -> Row:
     """The record of a finished run: schema 1, which the report reads."""
     history = [{name: row[name] for name in EVALUATED if name in row} for row in rows if "test_loss" in row]
     metrics = {name: value for name, value in history[-1].items() if name not in ("epoch", "seconds")}
@@ -298,8 +311,8 @@ def result(config: TrainConfig, rows: list[Row], peak_mb: float, first: list[flo
         "key": config.key,
         "config": config.as_dict(),
         "metrics": metrics,
-        "first": first,
         "history": history,
         "diagnostics": found,
+        "first": rows[0].get("first"),
         "environment": environment.describe(config.device),
     }

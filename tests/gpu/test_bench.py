@@ -7,12 +7,11 @@ import warnings
 import pytest
 import torch
 
-from gradguess_lab.bench.cases import Case
-from gradguess_lab.bench.loops import Replayed
-from gradguess_lab.bench.memory import peak_here
-from gradguess_lab.bench.registry import make_loop
+from gradguess_lab.bench.apart import peak_here
+from gradguess_lab.bench.loops import Replayed, make_loop
+from gradguess_lab.config import TrainConfig
 
-CASE = Case(width=32, depth=3, batch=64, k=4, device="cuda")
+CASE = TrainConfig(width=32, depth=3, batch=64, k=4, device="cuda")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +35,7 @@ def test_replayed_loops_make_the_same_steps(name: str, compiled: bool):
 
 
 def test_graphs_count_as_memory():
-    loop = make_loop("backprop", Case(width=256, depth=24, batch=2048, device="cuda"))
+    loop = make_loop("backprop", TrainConfig(width=256, depth=24, batch=2048, device="cuda"))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream.*")
         plain, captured = peak_here(loop, "cuda"), peak_here(Replayed(loop), "cuda")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -10,15 +11,20 @@ import pytest
 import torch
 
 from gradguess.errors import GradguessError, InputError
-from gradguess_lab.bench import bench_memory, bench_time, memory
-from gradguess_lab.bench.cases import Case, grid
-from gradguess_lab.bench.memory import probe
-from gradguess_lab.bench.registry import make_loop
-from gradguess_lab.bench.run import growth, slopes
+from gradguess.methods import compiled
+from gradguess_lab import environment, tasks
+from gradguess_lab.bench import apart, bench_memory, bench_tasks, bench_time, run, timing
+from gradguess_lab.bench.apart import EXACT, Timing, probe, run_apart
+from gradguess_lab.bench.loops import make_loop
+from gradguess_lab.bench.run import grid, growth, slopes
 from gradguess_lab.bench.timing import ROUND, Times
+from gradguess_lab.config import TrainConfig
 from gradguess_lab.methods import METHODS, VARIANTS
+from traced_graphs import as_compiled
 
-TINY = Case(width=8, depth=2, batch=6, k=2)
+pytest.importorskip("mnist1d")
+TINY = TrainConfig(width=8, depth=2, batch=6, k=2)
+SMALL = TrainConfig(model="residual", data="mnist1d", width=8, depth=2, batch=16)
 
 
 def record(tmp_path: Path | None = None):
@@ -64,11 +70,13 @@ def test_every_method_steps(name):
 def test_memory_grows_with_depth_for_backprop_and_its_slope_is_fitted(tmp_path, monkeypatch):
     """Memory in a process of its own, with an exact allocator; the time, which is not looked at, in this one."""
 
-    def measure(job, variables, apart=memory._in_a_process):
-        return apart(job, variables) if variables else probe(job["method"], Case(**job["case"]), 1)
+    def measure(what, name, asked, variables, alone=apart.run_apart):
+        if variables:
+            return alone(what, name, asked, variables)
+        return probe(asked["method"], TrainConfig.from_dict(asked["task"]), 1)
 
-    monkeypatch.setattr(memory, "_in_a_process", measure)
-    case = Case(width=64, depth=1, batch=2048, k=2)
+    monkeypatch.setattr(apart, "run_apart", measure)
+    case = TrainConfig(width=64, depth=1, batch=2048, k=2)
     found = bench_memory([2, 24], case, ["backprop"], tmp_path)
     shallow, deep = (row["peak_mb"] - row["gradients_mb"] for row in found["rows"])
     assert deep > shallow + 9  # 22 layers of 2 × 0.5 MB
@@ -85,15 +93,6 @@ def test_exponents_are_fitted_over_one_axis_alone():
     assert growth(rows, "width") == [{"method": "wt", "axis": "width", "exponent": pytest.approx(2.0), "points": 3}]
     assert growth(rows, "depth")[0]["exponent"] == pytest.approx(0.0)
     assert growth(rows, "batch") == []
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [({"width": 0}, "width must be at least 1, found 0"), ({"dtype": "int8"}, "dtype: expected float32.*'int8'")],
-)
-def test_a_case_that_makes_no_sense_is_refused(wrong, message):
-    with pytest.raises(InputError, match=message):
-        Case(**wrong)
 
 
 def test_an_unknown_method_is_refused_before_anything_is_timed():
@@ -120,3 +119,118 @@ def test_the_command_prints_one_json_object_last(tmp_path):
     found = json.loads(result.stdout.splitlines()[-1])
     assert [row["method"] for row in found["rows"]] == ["backprop", "wt"]
     assert (tmp_path / "time-cpu.json").exists()
+
+
+# --- real networks ---------------------------------------------------------------------------------------------------
+
+
+def stand_in(monkeypatch, **configs: TrainConfig) -> None:
+    found = {name: tasks.Task(name, config, "real") for name, config in configs.items()}
+    for module in (tasks, run):
+        monkeypatch.setattr(module, "TASKS", found)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Two small tasks in place of the eight."""
+    stand_in(monkeypatch, small=SMALL, smaller=dataclasses.replace(SMALL, depth=1))
+
+
+@pytest.fixture
+def graphs_alone(monkeypatch):
+    """Nothing is compiled in this process: graphs run as they are."""
+    monkeypatch.setattr(compiled, "compiled", as_compiled)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+
+
+def measured(job: Timing) -> list[dict]:
+    """Rows as a process makes them, quicker."""
+    times = {"step_ms": 2.0, "quiet_ms": 2.0, "refresh_ms": 0.0, "ratio": 1.0, "quiet_ratio": 1.0, "rounds": 5}
+    return [
+        {"method": method, "task": job.name, "mode": mode, "device": "cpu", **times}
+        | {"ratios": {"eager": 1.5, "compiled": 2.5}, "peak_mb": 3.0, "start_s": 4.0, "notes": []}
+        for method in ("backprop", *job.methods)
+        for mode in job.modes
+    ]
+
+
+def by_name(jobs, together, say):
+    for job in jobs:
+        say(job.name)
+        yield job.name, measured(job)
+
+
+# --- loops ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["backprop", "wperp", "feedback-chained-rare"])
+def test_compiled_loops_make_the_same_steps(method, graphs_alone):
+    case = dataclasses.replace(SMALL, dtype="float64")
+    found = []
+    for is_compiled in (False, True):
+        loop = make_loop(method, case, is_compiled)
+        timing.first_rounds(loop, "cpu")
+        found.append(list(loop.model.parameters()))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+# --- one task ------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_has_the_ratio_to_backprop_in_every_mode(graphs_alone):
+    rows = Timing("small", SMALL, ["mezo", "checkpoint-all"], compile=True).rows()
+    assert [(row["method"], row["mode"]) for row in rows] == [
+        *(("backprop", "eager"), ("backprop", "compiled"), ("mezo", "eager"), ("mezo", "compiled")),
+        ("checkpoint-all", "eager"),
+    ]
+    for row in rows:
+        assert row["ratio"] == row["ratios"]["eager"]
+        assert set(row["ratios"]) == {"eager", "compiled"}
+        assert row["step_ms"] > 0
+        assert row["peak_mb"] is None
+    assert rows[0]["ratios"]["eager"] == rows[1]["ratios"]["compiled"] == 1
+
+
+@pytest.mark.slow
+def test_peak_memory_of_each_loop_in_a_process():
+    """Recomputing keeps less than backpropagation, and MeZO least of all."""
+    task = TrainConfig(model="mlp", data="mnist1d", width=64, depth=24, batch=2048)
+    asked = Timing("deep", task, ["checkpoint-sqrt", "mezo"]).plain()
+    plain, again, mezo = run_apart("deep", "peaks", asked, EXACT)
+    assert 12 < plain < 16  # 24 layers of 0.5 MB, and the gradients
+    assert again < 0.7 * plain
+    assert mezo < 0.3 * plain
+
+
+# --- processes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_processes_take_turns_and_one_that_fails_is_named(tmp_path: Path, monkeypatch):
+    broken = dataclasses.replace(SMALL, data="shakespeare")
+    stand_in(monkeypatch, broken=broken, small=SMALL)
+    said: list[str] = []
+    with pytest.raises(GradguessError, match=r"^timing broken failed: .*reads numbers, not text"):
+        bench_tasks(seconds=0.0, methods=["wt"], jobs=2, out=tmp_path, say=said.append)
+    assert said == ["starting broken, small", "timing broken", "timing small"]
+    found = json.loads((tmp_path / "tasks-cpu.json").read_text())  # what did not fail
+    assert [(row["task"], row["method"]) for row in found["rows"]] == [("small", "backprop"), ("small", "wt")]
+    assert {"commit", "clean", "torch", "threads"} <= set(found["environment"])
+
+
+def test_what_is_measured_is_not_measured_again(small, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(run, "in_turns", by_name)
+    said: list[str] = []
+    bench_tasks(["smaller"], compile=True, out=tmp_path, say=said.append)
+    found = bench_tasks(compile=True, out=tmp_path, say=said.append)
+    assert said == ["smaller", "small"]
+    assert list(dict.fromkeys(row["task"] for row in found["rows"])) == ["small", "smaller"]
+    assert bench_tasks(compile=True, out=tmp_path, say=said.append)["rows"] == found["rows"]
+    assert len(said) == 2
+    bench_tasks(compile=True, seconds=1.0, out=tmp_path, say=said.append)  # other settings
+    assert said[2:] == ["small", "smaller"]
+    other = environment.describe("cpu") | {"commit": "another"}
+    monkeypatch.setattr(environment, "describe", lambda device: dict(other))
+    bench_tasks(["small"], compile=True, seconds=1.0, out=tmp_path, say=said.append)  # other code
+    assert said[4:] == ["small"]

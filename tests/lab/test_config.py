@@ -6,16 +6,13 @@ import pytest
 
 import gradguess as gg
 from gradguess.errors import InputError
-from gradguess_lab import plan
-from gradguess_lab.bench.cases import Case
-from gradguess_lab.bench.registry import make_loop
+from gradguess_lab import plans
+from gradguess_lab.bench.loops import make_loop
 from gradguess_lab.config import TrainConfig, differences
-from gradguess_lab.methods import (
-    METHODS,
-    MethodEntry,
-    guess_for,
-)
+from gradguess_lab.methods import METHODS, MethodEntry, guess_for, tried_by
+from gradguess_lab.streams import plan as streams
 from gradguess_lab.tables.runs import Run, command
+from gradguess_lab.tasks import used_in
 
 
 def test_keys_are_unique_and_name_what_is_not_default():
@@ -63,8 +60,10 @@ def test_an_unknown_field_suggests_the_nearest():
 
 def test_differences_name_each_field():
     other = {**TrainConfig(lr=1e-3).as_dict(), "new": 1}
+    del other["k"]  # of a version that did not know it: it stands at its default
     found = differences(TrainConfig(), other)
     assert found == ["lr: 0.001 there, 0.0001 here", "new: 1 there, 'absent' here"]
+    assert differences(TrainConfig(k=3), other)[0] == "k: 10 there, 3 here"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -75,45 +74,60 @@ def test_every_method_builds_a_guess(method: str):
 def test_a_method_takes_one_line(monkeypatch: pytest.MonkeyPatch):
     """The command line, the benchmark, the tables and the figures all learn of it from the registry."""
     entry = MethodEntry(
-        "mine", "My own", "#123456", "#abcdef", "o", frozenset({"k"}), lambda config: gg.WPerp(config.k)
+        "mine", "My own", "#123456", "#abcdef", "o", lambda config: gg.WPerp(config.k), frozenset({"k"})
     )
     monkeypatch.setitem(METHODS, "mine", entry)
     config = TrainConfig(method="mine", k=3)
     assert guess_for(config) == gg.WPerp(3)
-    assert make_loop("mine", Case(width=8, depth=2, batch=6, k=2)).forward.guess == gg.WPerp(2)
+    assert make_loop("mine", TrainConfig(width=8, depth=2, batch=6, k=2)).forward.guess == gg.WPerp(2)
     run = Run("a", config.as_dict(), {})
     assert run.label == "My own, k = 3"
     assert command(run.config).startswith("gradguess train --data mnist1d --method mine")
 
 
+def unique(*arguments, **options) -> dict[str, plans.Job]:
+    return {job.key: job for job in plans.jobs(*arguments, **options)}
+
+
 def test_plans_share_runs():
-    quick, full = plan.plan("quick"), plan.plan("paper")
-    assert set(quick) == set(full) == set(plan.PAPER)
-    assert {config.width for config in plan.unique(quick)} == {64, 128}
-    assert {config.seed for config in plan.unique(full)} == set(range(10))
-    assert all(config.epochs == 300 for config in plan.unique(full))
-    wt = {config for runs in quick.values() for config in runs if (config.method, config.width) == ("wt", 128)}
+    quick, full = plans.jobs("quick"), unique("paper")
+    assert {job.experiment for job in quick} == set(plans.PAPER) - {"scripts"}
+    assert {job.settings.width for job in quick} == {64, 128}
+    assert {job.settings.seed for job in full.values()} == set(range(10))
+    assert all(job.settings.epochs == 300 for job in full.values())
+    wt = {job.key for job in quick if (job.settings.method, job.settings.width) == ("wt", 128)}
     assert len(wt) == 1
     # a quick run is a run of the paper's preset too (but the stand-in for width 256), and asking for one
     # experiment alone does not make other runs of it
-    at_papers_widths = {config for name in plan.PAPER if name != "preconditioning" for config in quick[name]}
-    assert at_papers_widths <= set(plan.unique(full))
-    alone = plan.plan("quick", ["choice-of-k"])["choice-of-k"]
-    assert [config for config in alone if config in quick["choice-of-k"]] == quick["choice-of-k"]
+    assert {job.key for job in quick if job.experiment != "preconditioning"} <= set(full)
+    alone = plans.jobs("quick", ["choice-of-k"])
+    assert alone == [job for job in quick if job.experiment == "choice-of-k"]
 
 
 def test_quick_leaves_out_what_takes_an_hour_unless_asked_for():
-    assert not any(plan.is_heavy(config) for config in plan.unique(plan.plan("quick")))
-    asked = plan.unique(plan.plan("quick", ["newton-schulz"]))
-    assert "wperp-ns" in {config.method for config in asked}
-    full = {(config.method, config.k) for config in plan.unique(plan.plan("paper"))}
+    assert not any(plans.is_heavy(job.settings) for job in plans.jobs("quick"))
+    assert "wperp-ns" in {job.settings.method for job in plans.jobs("quick", ["newton-schulz"])}
+    full = {(job.settings.method, job.settings.k) for job in plans.jobs("paper")}
     assert {("wperp-ns", 10), ("wperp", "rank")} <= full
 
 
 def test_plans_take_another_solver_and_seeds():
-    runs = plan.unique(plan.plan("quick", ["scaling"], seeds=2, solver="svd", device="cuda"))
-    assert {config.solver for config in runs} == {"svd"}
-    assert {config.seed for config in runs} == {0, 1}
-    assert {config.device for config in runs} == {"cuda"}
+    made = plans.jobs("quick", ["scaling"], seeds=2, solver="svd", device="cuda")
+    assert {(job.settings.solver, job.settings.device) for job in made} == {("svd", "cuda")}
+    assert {job.settings.seed for job in made} == {0, 1}
     with pytest.raises(InputError, match="seeds must be at least 1"):
-        plan.plan(seeds=0)
+        plans.jobs(seeds=0)
+
+
+def test_jobs_know_their_task_and_their_variant():
+    real = unique("paper", ["real"], seeds=1)
+    assert len(real) == 8 * 10 * 3
+    assert {job.task for job in real.values()} == set(used_in("real"))
+    assert {job.variant for job in real.values()} == set(tried_by("real"))
+    swept = {job.variant for job in plans.jobs("paper", ["feedback-residual"])}
+    assert {"feedback-chained sweeps=2", "pieces-zero sweeps=4", "feedback-chained-bootstrap"} <= swept
+
+
+def test_groups_of_experiments_stand_for_their_members():
+    assert len(plans.plans("quick", ["streams"])) == len(streams.GROUPS["recall12"]().entries)
+    assert len(plans.plans("quick", ["beyond", "recall12"])) == 1 + len(streams.GROUPS["recall12"]().entries)

@@ -42,9 +42,9 @@ def test_other_errors_of_the_system_name_the_file(tmp_path: Path):
 
 def test_a_checkpoint_is_one_file(tmp_path: Path):
     for epoch in (1, 2, 3):
-        checkpoint.save(tmp_path, {"epoch": torch.tensor(epoch)}, {"epoch": epoch, "peak_mb": 0.0})
+        checkpoint.save(tmp_path, {"epoch": torch.tensor(epoch)}, {"rows": [{}] * epoch, "peak_mb": 0.0})
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint.FILE]
-    assert checkpoint.load(tmp_path) == ({"epoch": torch.tensor(3)}, {"epoch": 3, "peak_mb": 0.0})
+    assert checkpoint.load(tmp_path) == ({"epoch": torch.tensor(3)}, {"rows": [{}] * 3, "peak_mb": 0.0})
 
 
 def test_a_checkpoint_of_two_files_says_how_to_go_on(tmp_path: Path):

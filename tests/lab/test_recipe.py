@@ -20,7 +20,7 @@ from gradguess_lab.datasets.source import Arrays, Source, named
 from gradguess_lab.loss import per_sample_loss, smoothed_loss
 from gradguess_lab.models import MODELS
 from gradguess_lab.optimiser import build_optimiser, learning_rate
-from gradguess_lab.recipes import RECIPES
+from gradguess_lab.tasks import TASKS
 from gradguess_lab.train import _Run, train
 from gradguess_lab.world import World
 
@@ -192,7 +192,7 @@ CIFAR = data.Shape("image", (3, 32, 32), 10)
 
 
 def build(name: str) -> torch.nn.Module:
-    recipe = RECIPES[name]
+    recipe = TASKS[name].config
     generator = torch.Generator().manual_seed(0)
     return MODELS[recipe.model](CIFAR, recipe.width, recipe.depth, recipe.bias, recipe.activation, generator)
 

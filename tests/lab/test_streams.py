@@ -5,21 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import random
 from itertools import islice, pairwise
 
 import pytest
 import torch
 
-from gradguess.errors import InputError
+from gradguess.errors import InputError, NonFiniteError
+from gradguess.online import Online
 from gradguess_lab.files import write_json
+from gradguess_lab.jobs import run_plans
 from gradguess_lab.streams import plan
 from gradguess_lab.streams.config import RULES, StreamConfig
+from gradguess_lab.streams.page import page
 from gradguess_lab.streams.run import run
-from gradguess_lab.streams.sweep import best_rate, place, sweep, wanted
 from gradguess_lab.streams.tasks import TASKS
 from gradguess_lab.streams.tmaze import TMaze
-from online_streams import Here
 
 SMALL = StreamConfig(delay=2, k=3, width=6, streams=3, steps=12, truncation=3, refresh=5)
 
@@ -103,8 +103,8 @@ def test_a_run_of_every_rule(rule):
         ({"task": "recal"}, "unknown task 'recal'. Did you mean 'recall'"),
         ({"rule": "bptt"}, "unknown rule"),
         ({"k": 0}, "k must be at least 1"),
-        ({"lr": 0.0}, "lr must be a positive number"),
-        ({"stop": -1}, "must not be negative"),
+        ({"lr": 0.0}, "lr must be positive and finite"),
+        ({"stop": -1}, "stop must be at least 0"),
     ],
 )
 def test_a_wrong_configuration(change, words):
@@ -112,70 +112,34 @@ def test_a_wrong_configuration(change, words):
         StreamConfig(**change)
 
 
-def test_a_sweep_tunes_reports_and_repeats_nothing(tmp_path, monkeypatch):
-    """The worker runs here, in place of a process."""
-    entries = [SMALL, dataclasses.replace(SMALL, rule="one-step")]
-    group, said = plan.Group(entries, grid=(1e-3, 1e-2), seeds=2), []
-    assert [(config.seed, config.lr) for config in wanted(tmp_path, group)] == 2 * [(100, 1e-3), (100, 1e-2)]
-    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", Here)
-    assert sweep([group], tmp_path, 1, say=said.append) == {}
-    assert 2 * (3 + 2) <= len(said) <= 2 * (4 + 2)
-    rates = {entry: best_rate(tmp_path, group, entry) for entry in entries}
-    assert set(rates.values()) <= {1e-3, 1e-2}
-    for config in (c for entry in entries for c in group.reported(entry, rates[entry])):
-        assert place(tmp_path, config).exists()
-    said.clear()
-    sweep([group], tmp_path, 1, say=said.append)
-    assert said == []
+def test_a_run_that_diverges_at_once_is_a_result(tmp_path, monkeypatch):
+    def diverge(self, *args):
+        raise NonFiniteError("too large")
+
+    one, two = (plan.Group([SMALL], grid=(), seeds=seeds) for seeds in (1, 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(Online, "__call__", diverge)
+        record = run(SMALL)
+    assert (record["failed"], record["error"]) == ("too large", None)
+    job = plan.job("recall12", SMALL)
+    job.directory(tmp_path).mkdir(parents=True)
+    write_json(job.directory(tmp_path) / "result.json", record)
+    assert "none; 1 diverged" in page(tmp_path, {"recall12": one})
+    assert run_plans([two.plan("recall12", SMALL)], tmp_path)[1] == {}
+    assert "); 1 diverged" in page(tmp_path, {"recall12": two})
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_the_rate_is_the_one_whose_worse_seed_is_best(number, tmp_path):
-    """And runs that cannot change it are not made. None: the run diverged."""
-    group, source = plan.Group([SMALL], grid=(1e-3, 1e-2, 1e-1)), random.Random(number)
-    errors = {config: source.choice([None, *(source.random() for _ in range(5))]) for config in group.tuning(SMALL)}
-    made = []
-    while best_rate(tmp_path, group, SMALL) is None:
-        runs = list(wanted(tmp_path, group))
-        assert runs
-        assert not set(runs) & set(made)
-        for config in runs:
-            write_json(place(tmp_path, config), {"error": errors[config]})
-        made += runs
-    worst = {rate: max(_size(errors[c]) for c in errors if c.lr == rate) for rate in group.grid}
-    chosen = best_rate(tmp_path, group, SMALL)
-    assert worst[chosen] == min(worst.values())
-    for config in set(errors) - set(made):
-        assert max(_size(errors[c]) for c in made if c.lr == config.lr) >= worst[chosen]
+def test_a_run_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    run(SMALL)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
-def _size(error: float | None) -> float:
-    return math.inf if error is None else error
-
-
-def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
-    bad = dataclasses.replace(SMALL, device="nonsense")
-    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", Here)
-    failures = sweep([plan.Group([bad, SMALL], grid=(), seeds=1)], tmp_path, 1, say=lambda text: None)
-    assert list(failures) == [bad.key]
-    assert "cannot be used" in next(iter(failures.values()))
-    assert place(tmp_path, SMALL).exists()
-
-
-def invoke(*arguments: str):
-    testing = pytest.importorskip("typer.testing")
-    pytest.importorskip("rich")
-    from gradguess_lab.cli import app
-
-    return testing.CliRunner().invoke(app, arguments)
-
-
-def test_the_command_prints_one_json_object_last(tmp_path):
-    small = ["--delay", "2", "--k", "3", "--width", "6", "--steps", "12", "--out", str(tmp_path / "record.json")]
-    result = invoke("stream", "--task", "recall", "--rule", "wperp", *small, "--seed", "0", "--json")
-    assert result.exit_code == 0, result.output
-    record = json.loads(result.stdout.splitlines()[-1])
-    assert {"error", "step_ms", "memory_mb"} <= record.keys()
-    whole = json.loads((tmp_path / "record.json").read_text())
-    assert whole["error"] == record["error"]
-    assert len(whole["curve"]) == 12
+def test_an_entry_is_tuned_and_then_reported(tmp_path):
+    group = plan.Group([SMALL], grid=(1e-3, 1e-2), seeds=2)
+    rows, failures = run_plans([group.plan("recall12", SMALL)], tmp_path)
+    assert failures == {}
+    errors = [row["error"] for row in rows if row["role"] == "reported"]
+    assert [row["error"] for row in plan.reported(tmp_path, group, SMALL)] == errors
+    assert {row["config"]["seed"] for row in rows if row["role"] == "tuning"} <= {100, 101}
+    assert rows[0]["variant"] == "wperp k=3 basis=lagged"

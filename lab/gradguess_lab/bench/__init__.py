@@ -1,6 +1,5 @@
 """What a step costs: time and memory of every method against backpropagation, measured and written as JSON."""
 
-from gradguess_lab.bench.real_networks import bench_starts, bench_tasks
-from gradguess_lab.bench.run import bench_memory, bench_time
+from gradguess_lab.bench.run import bench_memory, bench_starts, bench_tasks, bench_time
 
 __all__ = ["bench_memory", "bench_starts", "bench_tasks", "bench_time"]

@@ -1,10 +1,10 @@
-"""The training loops that are timed, each on its own copy of one network."""
+"""What is timed: training loops, each on its own copy of one network, on the first batch of its data."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -16,11 +16,17 @@ import gradguess as gg
 from gradguess.backends.cuda_graphs import Recording, on_side_stream
 from gradguess.captured_step import WARM_UP
 from gradguess_lab.config import TrainConfig
+from gradguess_lab.data import load
 from gradguess_lab.loss import per_sample_loss
-from gradguess_lab.methods import options_of
-from gradguess_lab.train import build_forward
+from gradguess_lab.methods import options_of, settings_of
+from gradguess_lab.train import autocast, build_forward, build_model
 
-Precision = Callable[[], AbstractContextManager[Any]]
+BACKPROP = "backprop"  # the loop that all others are compared with
+PIECES: dict[str, Callable[[int], int]] = {  # of loops whose memory is compared, by the depth of the network
+    "checkpoint-all": lambda depth: depth,
+    "checkpoint-sqrt": lambda depth: math.ceil(depth / max(1, math.isqrt(depth))),
+    "pieces-replay": math.isqrt,
+}
 
 
 def mean_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -28,18 +34,25 @@ def mean_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 class Loop:
-    """A training loop that is run step by step: backpropagation as anyone would write it."""
+    """A training loop that is run step by step.
 
-    every = 1  # the number of steps after which the work repeats, apart from refreshes
-    refresh = 0  # the number of such rounds between two refreshes of what is cached; 0 if nothing is cached
-    forward: gg.ForwardGradient | None = None  # what estimates the gradients; None for backpropagation
+    Attributes:
+        every: the number of steps after which the work repeats, apart from refreshes.
+        refresh: the number of such rounds between two refreshes of what is cached; 0 if nothing is cached.
+        forward: what estimates the gradients; None for backpropagation as anyone would write it.
+    """
 
-    def __init__(
-        self, model: nn.Module, x: Tensor, y: Tensor, compiled: bool = False, precision: Precision = nullcontext
-    ) -> None:
-        self.model, self.x, self.y, self.precision = model, x, y, precision
-        self._mean_loss = torch.compile(mean_loss, fullgraph=True, dynamic=False) if compiled else mean_loss
-        self.optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=x.is_cuda)
+    every, refresh = 1, 0
+    forward: gg.ForwardGradient | None = None
+
+    def __init__(self, config: TrainConfig) -> None:
+        data = load(config.data).first(config.batch).to(config.device, getattr(torch, config.dtype))
+        often = -(-config.batch // len(data.x_train))  # a batch may be larger than the data
+        self.x, self.y = (t.repeat(often, *[1] * (t.dim() - 1))[: config.batch] for t in (data.x_train, data.y_train))
+        self.config, self.model = config, build_model(config, data)
+        compiles = config.compile and config.method == BACKPROP
+        self._mean_loss = torch.compile(mean_loss, fullgraph=True, dynamic=False) if compiles else mean_loss
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True, capturable=self.x.is_cuda)
 
     @property
     def turn(self) -> Callable[[], Any]:
@@ -50,7 +63,7 @@ class Loop:
         """A step as a CUDA graph."""
         if self.forward is not None:
             step = gg.CapturedStep(self.forward, self.optimiser, per_sample_loss)
-            return lambda: self.within(lambda: step(self.x, self.y))
+            return lambda: self._within(lambda: step(self.x, self.y))
         for _ in range(WARM_UP):
             on_side_stream(self.step)
         recording, batch = Recording(self.step), (self.x.clone(), self.y.clone())
@@ -64,25 +77,17 @@ class Loop:
 
     def step(self) -> Tensor:
         self.optimiser.zero_grad()
-        loss = self.differentiate()
+        if (forward := self.forward) is not None:
+            loss = self._within(lambda: forward(per_sample_loss, self.x, self.y))
+        else:
+            loss = self._within(lambda: self._mean_loss(self.model, self.x, self.y))
+            loss.backward()
         self.optimiser.step()
-        return loss
-
-    def differentiate(self) -> Tensor:
-        """Compute the gradients, and return the mean loss."""
-        if self.forward is not None:
-            forward = self.forward
-            return self.within(lambda: forward(per_sample_loss, self.x, self.y))
-        loss = self.mean_loss()
-        loss.backward()
         return loss.detach()
 
-    def mean_loss(self) -> Tensor:
-        return self.within(lambda: self._mean_loss(self.model, self.x, self.y))
-
-    def within(self, function: Callable[[], Tensor]) -> Tensor:
+    def _within(self, function: Callable[[], Tensor]) -> Tensor:
         """In the precision of the task."""
-        with self.precision():
+        with autocast(self.config):
             return function()
 
     def rewind(self, to_refresh: bool) -> None:
@@ -94,11 +99,9 @@ class Loop:
 class GuessedLoop(Loop):
     """A method of this library."""
 
-    def __init__(
-        self, config: TrainConfig, model: nn.Module, x: Tensor, y: Tensor, precision: Precision = nullcontext
-    ) -> None:
-        super().__init__(model, x, y, precision=precision)
-        self.forward = build_forward(config, model)
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        self.forward = build_forward(config, self.model)
         self.every = config.every
         self.refresh = config.refresh if "refresh" in options_of(config.method) and config.refresh > 1 else 0
 
@@ -112,3 +115,18 @@ class Replayed:
     @cached_property
     def turn(self) -> Callable[[], Any]:
         return self.loop.captured()
+
+
+def make_loop(name: str, task: TrainConfig, compiled: bool = False, own: Mapping[str, Any] | None = None) -> Loop:
+    """The loop that `name` stands for on a task; `own` are further settings of it."""
+    if name == BACKPROP:
+        return Loop(dataclasses.replace(task, method=BACKPROP, compile=compiled))
+    settings = {**settings_of(name), **(own or {}), "compile": compiled}
+    if name in PIECES:
+        settings["sites"] = str(max(2, PIECES[name](task.depth)))
+    return GuessedLoop(dataclasses.replace(task, **settings))
+
+
+def fewer(task: TrainConfig, samples: int) -> TrainConfig:
+    """The same task with at most `samples` samples."""
+    return dataclasses.replace(task, batch=min(task.batch, samples))

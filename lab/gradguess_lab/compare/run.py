@@ -1,147 +1,231 @@
-"""A comparison from its runs to its record. Killed at any time, it goes on from there when it is called again."""
+"""Methods × tasks at equal epochs: which runs are made, which rate each method gets, what a step costs.
+
+For every task and method, short runs with a seed of their own choose one rate out of the same few, by a part of the
+training samples that is held out. Runs of full length at that rate, with seeds 0, 1, …, are reported on the test set.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gradguess.errors import GradguessError
-from gradguess_lab import environment
-from gradguess_lab.compare.contenders import CONTENDERS
-from gradguess_lab.compare.measure import Say, cosine, costs
-from gradguess_lab.compare.plan import Comparison, Entry, metrics_of, quantity, settings_in
-from gradguess_lab.compare.tasks import TASKS
+import torch
+from torch import Tensor
+
+from gradguess.errors import GradguessError, InputError, check_count
+from gradguess.model.find_sites import lay_out
+from gradguess.model.task import Task as Batch
+from gradguess_lab import checkpoint, store
+from gradguess_lab.bench.apart import Timing, in_turns
+from gradguess_lab.bench.run import keep, make_record, measured
 from gradguess_lab.config import TrainConfig
-from gradguess_lab.files import read_json, write_json
-from gradguess_lab.progress import Progress
-from gradguess_lab.reproduce import reproduce
-from gradguess_lab.run_many import Backend, is_finished, run_directory
-from gradguess_lab.store import find
+from gradguess_lab.data import load
+from gradguess_lab.jobs import Job, Plan, Row, run_plans, tuned
+from gradguess_lab.loss import per_sample_loss
+from gradguess_lab.methods import entry_of, tried_by
+from gradguess_lab.names import lookup
+from gradguess_lab.tasks import TASKS, used_in
+from gradguess_lab.train import autocast, build_forward, build_model
 
-SCHEMA = 2
-DIVERGED = "is NaN or infinite"  # a run that says so says so again
-Row = dict[str, Any]
+SEEDS = 3
+TUNING_SEED = 100
+HOLDOUT = 0.1  # of the training samples, by which rates are chosen
+SHORT = 4  # a run that chooses a learning rate has this part of the epochs
+COSTS = ("ratio", "step_ms", "peak_mb")
+Say = Callable[[str], None]
 
 
-def compare(
-    plan: Comparison,
-    out: Path,
-    jobs: int = 1,
-    on_progress: Callable[[Progress], None] | None = None,
-    backend: Backend = "processes",
-    address: str | None = None,
-    seconds: float = 3.0,
-    say: Say = lambda words: None,
-) -> Row:
-    """Make what is missing of the runs and the measurements, and write the record to `compare.json` in `out`.
+@dataclass(frozen=True)
+class Comparison:
+    """What was asked for. An empty grid is each task's own, as are an `epochs`, `width` and `samples` of 0."""
 
-    Other tasks that were compared there before stay in the record.
+    tasks: Sequence[str] = ()
+    methods: Sequence[str] = ()
+    epochs: int = 0
+    seeds: int = SEEDS
+    grid: Sequence[float] = ()
+    device: str = "cpu"
+    width: int = 0
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.tasks:
+            lookup(TASKS, name, "task")
+        for name in self.methods:
+            entry_of(name)
+        check_count("seeds", self.seeds)
+        for name in ("epochs", "width", "samples"):
+            check_count(name, getattr(self, name), least=0)
+        if not all(0 < rate < math.inf for rate in self.grid):
+            raise InputError(f"grid: expected positive learning rates, found {list(self.grid)!r}.")
+
+    @property
+    def entries(self) -> list[tuple[str, str]]:
+        """Every task with every method."""
+        methods = dict.fromkeys(("backprop", *(self.methods or tried_by("compare"))))
+        return [(task, method) for task in self.tasks or used_in("compare") for method in methods]
+
+    def job(self, task: str, method: str) -> Job:
+        """A run of a method on a task, at no rate in particular."""
+        changed = {key: getattr(self, key) for key in ("epochs", "width", "samples") if getattr(self, key)}
+        own = TASKS[task].settings(method)
+        return Job(
+            "compare", task, method, dataclasses.replace(TASKS[task].config, device=self.device, **changed, **own)
+        )
+
+    def rates(self, task: str) -> Sequence[float]:
+        return self.grid or TASKS[task].rates
+
+    def plan(self, task: str, method: str) -> Plan:
+        """The runs of a method on a task."""
+        job = self.job(task, method)
+        short = {"epochs": max(1, job.settings.epochs // SHORT), "seed": TUNING_SEED, "holdout": HOLDOUT}
+        seeds = [{"seed": seed} for seed in range(self.seeds)]
+        return tuned(job, self.rates(task), [short], seeds, partial(loss, TASKS[task].quantity))
+
+    def listed(self, task: str, method: str) -> str:
+        """The same in words."""
+        config, rates = self.job(task, method).settings, self.rates(task)
+        assert isinstance(config, TrainConfig)
+        tuning = f"{len(rates)} runs of {max(1, config.epochs // SHORT)} epochs, then " if len(rates) > 1 else ""
+        return f"{tuning}{self.seeds} of {config.epochs} epochs, sites {config.sites}, on {config.device}"
+
+
+def loss(quantity: str, row: Row) -> float:
+    """What a rate is judged by, the less the better."""
+    score = row["metrics"].get(f"test_{quantity}", math.nan)
+    return score if quantity == "bits" else -score
+
+
+def compare(asked: Comparison, out: Path, seconds: float = 3.0, say: Say = lambda words: None, **how: Any) -> Row:
+    """Make what is missing of the runs and the measurements, and return the record of all that `out` holds.
+
+    Killed at any time, it goes on from there when it is called again; `how` are further arguments of `run_plans`.
     """
-    earlier = _earlier(out)  # before all the work: it may be no comparison
-    runs = _Runs(out, lambda groups: reproduce(groups, out, jobs, on_progress, backend, address))
-    tuning = {entry: plan.tuning(entry) for entry in plan.entries}
-    say("choosing learning rates")
-    runs.make({"tuning": [config for configs in tuning.values() for config in configs]})
-    rates = {entry: rate for entry in plan.entries if (rate := plan.best_rate(out, entry)) is not None}
-    reported = {entry: plan.reported(entry, rate) for entry, rate in rates.items()}
-    say("running at the chosen rates")
-    runs.make({"reported": [config for configs in reported.values() for config in configs]})
-    rows = {entry: _row(plan, out, entry, tuning[entry], reported.get(entry, []), runs) for entry in plan.entries}
-    for task in dict.fromkeys(task for task, _ in plan.entries):
-        _add_measures(plan, out, task, rows, seconds, say)
-    record = _record(plan, rows, earlier)
-    write_json(out / "compare.json", record)
-    return record
+    rows, _ = run_plans([asked.plan(*entry) for entry in asked.entries], out, **how)
+    first: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        if row["role"] == "reported" and not row.get("failed"):
+            first.setdefault((row["task"], row["variant"]), row)
+    for task in dict.fromkeys(task for task, _ in first):
+        methods = [method for name, method in first if name == task]
+        plain = dataclasses.replace(asked.job(task, "backprop").settings, method=TrainConfig.method)
+        time_steps(task, plain, methods, seconds, out, say)
+        for method in methods:
+            row = first[task, method]
+            if "cosine" not in row["metrics"]:
+                say(f"{task}: cosine of {method}")
+                found = cosine(TrainConfig.from_dict(row["config"]), TASKS[task].pieces, out / "runs" / row["key"])
+                row["metrics"] |= {} if found is None else {"cosine": found}
+    store.keep(out, rows)
+    return read_record(out)
 
 
-class _Runs:
-    """The runs of a comparison, and why some of them failed. One that diverged is not tried again."""
+def time_steps(task: str, config: TrainConfig, methods: Sequence[str], seconds: float, out: Path, say: Say) -> None:
+    """Time and peak memory of a step by method, all timed in turns in one process; kept in `out`.
 
-    def __init__(self, out: Path, run: Callable[[dict[str, list[TrainConfig]]], Any]) -> None:
-        self.out, self.run = out, run
-        self.path = out / "failures.json"
-        self.failures: dict[str, str] = read_json(self.path, "list of failures") if self.path.exists() else {}
-        self.made: dict[str, list[TrainConfig]] = {}
-
-    def make(self, groups: dict[str, list[TrainConfig]]) -> None:
-        """Run these; the results of earlier groups stay in the list of results."""
-        for name, configs in groups.items():
-            left = [config for config in configs if DIVERGED not in self.failures.get(config.key, "")]
-            _, failures = self.run({**self.made, name: left})
-            ended = {config.key for config in left if is_finished(self.out, config)}
-            self.failures = {k: v for k, v in self.failures.items() if k not in ended} | failures
-            write_json(self.path, self.failures)
-            self.made[name] = [config for config in left if config.key in ended]
+    What is there of the same code, machine and settings is not measured again.
+    """
+    own = {method: TASKS[task].settings(method) for method in methods}
+    settings = {"methods": own, "seconds": seconds, "task": config.as_dict()}
+    if measured(out / "bench", task, config.device, settings):
+        return
+    load_before = os.getloadavg()[0]
+    timing = Timing(task, config, methods, seconds=seconds, memory=True, own=own)
+    ((_, found),) = in_turns([timing], 1, say)
+    if isinstance(found, str):
+        raise GradguessError(f"timing {task} failed: {found}")
+    record = make_record("compare", found, config.device, load_before) | {"settings": settings}
+    keep(record, out / "bench", task)
 
 
-def _row(
-    plan: Comparison, out: Path, entry: Entry, tuning: list[TrainConfig], reported: list[TrainConfig], runs: _Runs
-) -> Row:
-    """What the runs of a method on a task gave."""
-    task, method = entry
-    ended = [config for config in reported if is_finished(out, config)]
-    contender = CONTENDERS.get(method)
-    whys = [runs.failures[c.key] for c in (*tuning, *reported) if c.key in runs.failures]
-    return {
-        "method": method,
-        "sends": contender.sends if contender else None,
-        "control": contender.control if contender else False,
-        "lr": reported[0].lr if reported else None,
-        "scores": [[rate, score] for rate, score in plan.scores(out, entry).items()],
-        "test": [metrics_of(out, config)[quantity(task)] for config in ended],
-        "train": [metrics_of(out, config)[quantity(task, "train")] for config in ended],
-        "diverged": sum(DIVERGED in runs.failures.get(config.key, "") for config in reported),
-        "failed": whys[0] if whys and not ended else "",
-    }
+def cosine(config: TrainConfig, pieces: int, directory: Path) -> float | None:
+    """Between a method's gradient and the true one, of the parameters below the lowest cut, on the first batch.
+
+    The network and what the method has learned are those of the last checkpoint in `directory`; None without one.
+    """
+    stored = checkpoint.load(directory)
+    if stored is None:
+        return None
+    parts = checkpoint.by_part(stored[0])
+    data = load(config.data).first(config.samples).to(config.device, getattr(torch, config.dtype))
+    x, y = data.x_train[: config.batch], data.y_train[: config.batch]
+    model = build_model(config, data)
+    model.load_state_dict(parts["model"])
+    forward = build_forward(config, model)
+    forward.load_state_dict(parts.get("forward", {}))
+    below = lay_out(Batch(model, per_sample_loss, x, y), pieces).guessed[0].parameters
+    with autocast(config):
+        forward(per_sample_loss, x, y)
+        ours = _taken(model, below)
+        mean = per_sample_loss(model(x), y).mean()
+    mean.backward()
+    true = _taken(model, below)
+    size = float(ours.norm() * true.norm())
+    return float(ours @ true) / size if size else None
 
 
-def _add_measures(plan: Comparison, out: Path, task: str, rows: dict[Entry, Row], seconds: float, say: Say) -> None:
-    """Time, memory and cosine of the methods that ended on a task."""
-    ended = [method for name, method in plan.entries if name == task and rows[name, method]["test"]]
-    own = {method: settings_in(TASKS[task], method) for method in ended}
-    found = costs(task, plan.task(task), own, seconds, out / "bench", say) if ended else {}
-    base = found.get("backprop", {}).get("peak_mb")
-    for method in ended:
-        row, cost = rows[task, method], found[method]
-        row.update(cost, memory_ratio=cost["peak_mb"] / base if base else None)
-        first = plan.reported((task, method), row["lr"])[0]
-        say(f"{task}: cosine of {method}")
-        row["cosine"] = cosine(first, TASKS[task].pieces, run_directory(out, first))
+def _taken(model: torch.nn.Module, names: Sequence[str]) -> Tensor:
+    """The gradients of some parameters as one vector, after which all are gone."""
+    own = dict(model.named_parameters())
+    found = [torch.zeros_like(own[name]) if own[name].grad is None else own[name].grad for name in names]
+    model.zero_grad(set_to_none=True)
+    return torch.cat([g.detach().double().flatten() for g in found if g is not None])
 
 
 def read_record(out: Path) -> Row:
-    """The record that `compare` has written to a directory, or that is stored."""
-    record = find(out, "compare") or {}
-    if record.get("kind") != "comparison" or record.get("schema") != SCHEMA:
-        raise GradguessError(
-            f"{out}: expected a comparison of schema {SCHEMA} in compare.json. "
-            "Make one by `gradguess compare` in another directory."
-        )
-    return record
+    """The comparison that a directory holds, or that is stored: for every task a line for each method."""
+    rows = [row for row in store.rows(out).values() if "compare" in row.get("experiments", ())]
+    if not rows:
+        raise GradguessError(f"{out} holds no comparison: make one by `gradguess compare --out {out}`.")
+    found = dict.fromkeys(
+        name for name in (*TASKS, *(row["task"] for row in rows)) for row in rows if row["task"] == name
+    )
+    return {"kind": "comparison", "tasks": [_task(out, name, [r for r in rows if r["task"] == name]) for name in found]}
 
 
-def _earlier(out: Path) -> dict[str, Row]:
-    """The tasks of a record, if there is one."""
-    return {task["name"]: task for task in read_record(out)["tasks"]} if find(out, "compare") else {}
-
-
-def _record(plan: Comparison, rows: dict[Entry, Row], earlier: dict[str, Row]) -> Row:
-    where = environment.describe(plan.device)
-    found = {
-        task: {
-            "name": task,
-            "title": TASKS[task].title,
-            "pieces": TASKS[task].pieces,
-            "grid": list(plan.rates(task)),
-            "quantity": quantity(task).removeprefix("test_"),
-            "short": plan.short(task),
-            "config": plan.task(task).as_dict(),
-            "environment": where,
-            "rows": [row for (name, _), row in rows.items() if name == task],
-        }
-        for task, _ in plan.entries
+def _task(out: Path, name: str, rows: Sequence[Row]) -> Row:
+    tuning, reported = ([row for row in rows if row["role"] == role] for role in ("tuning", "reported"))
+    timed = (store.find(out, f"bench/{name}") or {"rows": []})["rows"]
+    costs = {row["method"]: {key: row[key] for key in COSTS} for row in timed}
+    base = costs.get("backprop", {}).get("peak_mb")
+    first = (reported or rows)[0]
+    quantity = TASKS[name].quantity if name in TASKS else "accuracy"
+    lines = []
+    for method in dict.fromkeys(row["variant"] for row in rows):
+        ours = [row for row in reported if row["variant"] == method]
+        ended = [row["metrics"] for row in ours if row["metrics"]]
+        whys = [row["failed"] for row in rows if row["variant"] == method and row.get("failed")]
+        tried = [row for row in tuning if row["variant"] == method and row["metrics"]]
+        cost = costs.get(method, {})
+        entry = entry_of(method)
+        lines.append({
+            "method": method,
+            "sends": entry.sends,
+            "control": entry.control,
+            "lr": ours[0]["config"]["lr"] if ended else None,
+            "scores": [[row["config"]["lr"], row["metrics"][f"test_{quantity}"]] for row in tried],
+            "test": [metrics[f"test_{quantity}"] for metrics in ended],
+            "train": [metrics[f"train_{quantity}"] for metrics in ended],
+            "diverged": sum("is NaN or infinite" in row.get("failed", "") for row in ours),
+            "failed": whys[0] if whys and not ended else "",
+            **(cost | {"memory_ratio": cost["peak_mb"] / base if base else None} if ended and cost else {}),
+            **({"cosine": ended[0].get("cosine")} if ended else {}),
+        })  # fmt: skip
+    return {
+        "name": name,
+        "title": TASKS[name].title if name in TASKS else name,
+        "pieces": TASKS[name].pieces if name in TASKS else 0,
+        "grid": sorted({row["config"]["lr"] for row in tuning or rows}),
+        "quantity": quantity,
+        "short": tuning[0]["config"]["epochs"] if tuning else 0,
+        "config": first["config"],
+        "environment": first.get("environment", {}),
+        "rows": lines,
     }
-    both = earlier | found
-    order = [*(name for name in TASKS if name in both), *(name for name in both if name not in TASKS)]
-    return {"schema": SCHEMA, "kind": "comparison", "tasks": [both[name] for name in order]}

@@ -13,7 +13,7 @@ from typing import Any
 
 from gradguess.errors import GradguessError, InputError
 from gradguess_lab import store
-from gradguess_lab.bench.record import SCHEMA as BENCH_SCHEMA
+from gradguess_lab.bench.run import SCHEMA as BENCH_SCHEMA
 from gradguess_lab.tables.runs import Run
 
 SCHEMA = 1
@@ -76,6 +76,9 @@ def _parse(record: Any, where: str) -> Run:
         history=[_numbers(row, f"{where}, history") for row in history],
         diagnostics=diagnostics,
         environment=record.get("environment", {}),
+        experiments=record.get("experiments", ()),
+        task=record.get("task", ""),
+        variant=record.get("variant", ""),
     )
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from gradguess_lab.streams.balancing import UNITS
 from gradguess_lab.streams.config import StreamConfig
-from gradguess_lab.streams.plan import Group
-from gradguess_lab.streams.sweep import best_rate, results
+from gradguess_lab.streams.plan import Group, reported
 from gradguess_lab.tables.table import Curve, Figure, slugify
 
 SOLVED = 0.01
@@ -51,10 +50,8 @@ def table(out: Path, group: Group, *columns: str) -> list[str]:
     """A Markdown table of a group: a line for each entry that has been run, with all columns or those named."""
     lines = []
     for entry in group.entries:
-        rate = best_rate(out, group, entry)
-        found = results(out, group.reported(entry, rate)) if rate is not None else []
-        if found:
-            lines.append(_line(entry, rate, found))
+        if found := reported(out, group, entry):
+            lines.append(_line(entry, found[0]["config"]["lr"], found))
     head = columns or tuple(lines[0]) if lines else ()
     rows = [_row(line[name] for name in head) for line in lines]
     return [_row(head), _row(["---"] * len(head)), *rows] if lines else []
@@ -97,8 +94,7 @@ def figures(out: Path, name: str, group: Group) -> list[Figure]:
     """Error over time and memory over time of the first seed of each entry, other bases of W⊥ left out."""
     first = []
     for entry in (entry for entry in group.entries if entry.basis == StreamConfig.basis):
-        rate = best_rate(out, group, entry)
-        first += [(entry, r) for r in results(out, group.reported(entry, rate)[:1])] if rate is not None else []
+        first += [(entry, row) for row in reported(out, group, entry)[:1]]
     return [
         Figure(
             slug=slugify(f"streams {name} {what}"),

@@ -1,15 +1,18 @@
-"""The runs behind the page on streams: groups of configurations, one group per table.
+"""The experiments on streams: groups of configurations, one group per table.
 
-Every entry of a group is tuned on the same grid of learning rates, by the worse of two seeds of its own, and then run
-with the best of them on the seeds that are reported.
+Every entry of a group is tuned on the same learning rates, by the worse of two seeds of its own, and then run with the
+best of them on the seeds that are reported.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from gradguess_lab.names import lookup
+from gradguess.errors import check_count
+from gradguess_lab.jobs import Job, Plan, Row, tuned
 from gradguess_lab.streams.config import StreamConfig
 
 GRID = (3e-4, 1e-3, 3e-3)
@@ -27,12 +30,11 @@ class Group:
     grid: Sequence[float] = GRID
     seeds: int = SEEDS
 
-    def tuning(self, entry: StreamConfig) -> Entries:
-        """The runs that choose the learning rate."""
-        return [replace(entry, lr=lr, seed=seed) for lr in self.grid for seed in TUNING_SEEDS]
-
-    def reported(self, entry: StreamConfig, lr: float) -> Entries:
-        return [replace(entry, lr=lr, seed=seed) for seed in range(self.seeds)]
+    def plan(self, experiment: str, entry: StreamConfig) -> Plan:
+        """The runs that choose the rate of an entry, then those that are reported."""
+        tuning = [{"seed": seed} for seed in TUNING_SEEDS]
+        reported = [{"seed": seed} for seed in range(self.seeds)]
+        return tuned(job(experiment, entry), self.grid or (entry.lr,), tuning, reported, error_of)
 
 
 def _rules(base: StreamConfig, truncations: Sequence[int]) -> Entries:
@@ -144,12 +146,34 @@ GROUPS: Mapping[str, Callable[[], Group]] = {
     "million": million,
 }
 
-PRESETS: Mapping[str, Sequence[str]] = {"quick": ("recall12",), "paper": tuple(GROUPS)}
+
+def plans(name: str, device: str | None = None, seeds: int | None = None) -> list[Plan]:
+    """A plan for each entry of a group, on another device or with another number of seeds if these are given."""
+    if seeds is not None:
+        check_count("seeds", seeds)
+    group = GROUPS[name]()
+    group = replace(group, seeds=seeds or group.seeds)
+    return [group.plan(name, replace(entry, device=device) if device else entry) for entry in group.entries]
 
 
-def chosen(names: Sequence[str], device: str = "", seeds: int = 0) -> dict[str, Group]:
-    """Some groups, on another device or with another number of seeds if these are given."""
-    groups = {name: lookup(GROUPS, name, "group")() for name in names}
-    if device:
-        groups = {n: replace(g, entries=[replace(e, device=device) for e in g.entries]) for n, g in groups.items()}
-    return {n: replace(g, seeds=seeds) for n, g in groups.items()} if seeds else groups
+def reported(out: Path, group: Group, entry: StreamConfig) -> list[Row]:
+    """The rows at the rate that was chosen; none while it is not known."""
+    plan = group.plan("", entry)
+    jobs = next(plan)
+    while jobs and jobs[0].role == "tuning":
+        rows = {job.key: job.row(out) for job in jobs}
+        jobs = [] if None in rows.values() else plan.send(rows)
+    return [row for job in jobs if (row := job.row(out)) is not None]
+
+
+def error_of(row: Row) -> float:
+    """What a rate is judged by."""
+    return math.inf if row["error"] is None else row["error"]
+
+
+def job(experiment: str, config: StreamConfig) -> Job:
+    """A run on a stream; the variant is the rule with the settings that it reads."""
+    read = {"wperp": ("k", "basis"), "wperp-snap": ("k", "basis"), "wperp-blocks": ("k", "basis", "refresh")}
+    named = (*read.get(config.rule, ()), *(("truncation",) if config.rule == "tbptt" else ()))
+    words = [f"{name}={getattr(config, name)}" for name in (*named, *(("stop",) if config.stop else ()))]
+    return Job(experiment, config.task, " ".join([config.rule, *words]), config)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gradguess_lab.beyond import GUESSED, exact_top
 from gradguess_lab.methods import method_label
-from gradguess_lab.presets import PRESETS
+from gradguess_lab.plans import GUESSED, PRESETS, exact_top
 from gradguess_lab.tables.averages import mean_cell
 from gradguess_lab.tables.feedback_results import QUANTITIES, results_of
 from gradguess_lab.tables.runs import Run

@@ -6,9 +6,8 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
 
-from gradguess_lab.beyond import feedback_quality
 from gradguess_lab.config import TrainConfig
-from gradguess_lab.presets import PRESETS
+from gradguess_lab.plans import PRESETS, feedback_quality
 from gradguess_lab.tables.averages import curve_of_means, epoch_curve
 from gradguess_lab.tables.feedback_results import (
     QUANTITIES,

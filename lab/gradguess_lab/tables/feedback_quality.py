@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradguess_lab.beyond import feedback_quality
 from gradguess_lab.paper_numbers import LAYER_SITES
-from gradguess_lab.presets import PRESETS
+from gradguess_lab.plans import PRESETS, feedback_quality
 from gradguess_lab.tables.compare import Summary
 from gradguess_lab.tables.feedback_results import Result, results_of
 from gradguess_lab.tables.runs import Run, Variant

@@ -6,10 +6,17 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gradguess_lab.beyond import FEEDBACK, feedback_ablations, feedback_depth, feedback_residual, feedback_width
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.methods import method_label
-from gradguess_lab.presets import PRESETS, Preset
+from gradguess_lab.plans import (
+    FEEDBACK,
+    PRESETS,
+    Preset,
+    feedback_ablations,
+    feedback_depth,
+    feedback_residual,
+    feedback_width,
+)
 from gradguess_lab.tables.compare import Summary
 from gradguess_lab.tables.runs import Run, Variant, variants
 from gradguess_lab.tables.welch import difference

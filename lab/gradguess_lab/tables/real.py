@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradguess.errors import GradguessError
-from gradguess_lab.config import TrainConfig
-from gradguess_lab.methods import method_label
-from gradguess_lab.real import STUDIED, TASKS, task_of, variant_of
+from gradguess_lab.methods import method_label, tried_by
 from gradguess_lab.tables.averages import mean_cell
 from gradguess_lab.tables.compare import Summary
 from gradguess_lab.tables.runs import Run
 from gradguess_lab.tables.table import Cell, Table, number, text
+from gradguess_lab.tasks import TASKS
 
 _CAPTION = (
     "All methods at equal epochs (cosine schedule), each at the rate with the best mean on the test set; in brackets "
@@ -67,7 +65,9 @@ def real_matrix(runs: Sequence[Run]) -> Table | None:
     """The same by task and method: the test column alone."""
     if (table := real_table(runs)) is None:
         return None
-    methods = [label for label in map(method_label, STUDIED) if any(row[3].text == label for row in table.rows)]
+    methods = [
+        label for label in map(method_label, tried_by("real")) if any(row[3].text == label for row in table.rows)
+    ]
     found: dict[tuple[str, str], dict[str, Cell]] = {}
     for task, samples, _, method, _, _, test, *_ in table.rows:
         found.setdefault((task.text, samples.text), {})[method.text] = test
@@ -77,23 +77,19 @@ def real_matrix(runs: Sequence[Run]) -> Table | None:
 
 def _setting(run: Run) -> tuple[Setting, str] | None:
     """What a run is compared with, and as which variant."""
-    try:
-        config = TrainConfig.from_dict(dict(run.config))
-    except (GradguessError, TypeError):
+    if "real" not in run.experiments:
         return None
-    task, variant = task_of(config), variant_of(config)
-    if task is None or variant is None:
-        return None
-    return (task, config.epochs, config.samples, config.device.partition(":")[0]), variant
+    config = run.config
+    return (run.task, config["epochs"], config["samples"], str(config["device"]).partition(":")[0]), run.variant
 
 
 def _rows(setting: Setting, runs: dict[str, list[Run]]) -> list[tuple[Cell, ...]]:
     name, epochs, samples, _ = setting
-    bits = TASKS[name].data == "shakespeare"
+    bits = TASKS[name].quantity == "bits"
     quantity = "bits" if bits else "accuracy"
     best = {
         variant: found
-        for variant in STUDIED
+        for variant in tried_by("real")
         if variant in runs and (found := _best(variant, runs[variant], f"test_{quantity}", bits))
     }
     base = best.get("backprop")

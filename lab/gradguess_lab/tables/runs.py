@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gradguess_lab.config import BEFORE, TrainConfig
+from gradguess_lab.config import TrainConfig
 from gradguess_lab.methods import OPTIONS, method_label, options_of
 from gradguess_lab.paper_numbers import LAYER_SITES, SETTING
 
 # The parts of a configuration that say which experiment a run is. Runs that agree in all of these are repetitions
 # of each other, whatever their seed. `device` is among them, since times and memory depend on it.
-_DEFAULTS = BEFORE | {option.name: option.default for option in dataclasses.fields(TrainConfig)}
+_DEFAULTS = {option.name: option.default for option in dataclasses.fields(TrainConfig)}
 IDENTITY = tuple(name for name in _DEFAULTS if name not in {"seed", "eval_every", "diagnose"})
 
 _NAMING = ("data", "method", "width", "depth", "epochs", "lr", "batch", "seed")
@@ -41,6 +41,9 @@ class Run:
     history: Sequence[Mapping[str, float]] = ()
     diagnostics: Sequence[Mapping[str, Any]] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
+    experiments: Sequence[str] = ()
+    task: str = ""
+    variant: str = ""
 
     @property
     def method(self) -> str:
@@ -112,7 +115,7 @@ class Variant:
 
 def setting(run: Run, name: str) -> Any:
     """A part of the configuration; an older record lacks the newest options."""
-    return run.config.get(name, BEFORE.get(name, _DEFAULTS[name]))
+    return run.config.get(name, _DEFAULTS[name])
 
 
 def toggles(run: Run) -> tuple[str, ...]:

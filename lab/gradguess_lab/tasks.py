@@ -1,0 +1,99 @@
+"""The registry of tasks: networks on data, which the comparison, the study of real networks and the benchmarks share.
+
+To add a task, add a line to `TASKS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from gradguess_lab.config import TrainConfig
+from gradguess_lab.methods import entry_of, settings_of
+
+RATES = (3e-4, 1e-3, 3e-3)  # learning rates of AdamW
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network on data.
+
+    Attributes:
+        title: in tables and figures.
+        config: how backpropagation would train it.
+        used: the experiments that it is part of: `compare`, `real`; all tasks can be timed.
+        pieces: into how many the network is cut in a comparison, for methods that work in pieces.
+        rates: learning rates that every method is tried with.
+    """
+
+    title: str
+    config: TrainConfig
+    used: str = ""
+    pieces: int = 4
+    rates: tuple[float, ...] = RATES
+
+    @property
+    def quantity(self) -> str:
+        """What the task is judged by; of bits fewer are better."""
+        return "bits" if self.config.data == "shakespeare" else "accuracy"
+
+    def settings(self, method: str) -> dict[str, Any]:
+        """The fields of `TrainConfig` that a method or a variant has on this task in a comparison."""
+        return {"sites": str(self.pieces) if entry_of(method).pieces else "auto", **settings_of(method)}
+
+
+_COMMON = TrainConfig(epochs=20, batch=128, schedule="cosine", rate=0.1, eval_every=1)
+
+
+def _task(title: str, used: str, pieces: int = 4, rates: tuple[float, ...] = RATES, **settings: Any) -> Task:
+    return Task(title, dataclasses.replace(_COMMON, **settings), used, pieces, rates)
+
+
+_CIFAR10: dict[str, Any] = {
+    "data": "cifar10", "batch": 512, "warmup": 0.2, "smoothing": 0.1, "augment": True, "autocast": True,
+    "matmul": "high", "method": "backprop",
+}  # fmt: skip
+TASKS: dict[str, Task] = {
+    "mlp-mnist1d": _task("MLP on MNIST-1D", "compare", data="mnist1d", model="mlp", width=256, bias=True, epochs=100),
+    "mlp-mnist": _task("MLP on MNIST", "real", data="mnist", model="mlp", width=256, bias=True),
+    "cnn-mnist": _task("CNN on MNIST", "real", data="mnist", model="cnn", width=32),
+    "cnn-fashion-mnist": _task(
+        "CNN on Fashion-MNIST", "compare real", data="fashion-mnist", model="cnn", width=32
+    ),
+    "resnet-fashion-mnist": _task(
+        "Residual CNN on Fashion-MNIST", "real", data="fashion-mnist", model="resnet", width=32, depth=4
+    ),
+    "residual-mnist1d": _task("Residual MLP on MNIST-1D", "real", model="residual", width=128, depth=12, epochs=40),
+    "residual24-mnist1d": _task(
+        "Deep residual MLP on MNIST-1D", "compare", pieces=6, model="residual", width=128, depth=24, epochs=100
+    ),
+    "mixer-mnist": _task("Mixer on MNIST", "real", data="mnist", model="mixer", width=64, depth=4, activation="gelu"),
+    "vit-mnist": _task(
+        "Vision transformer on MNIST", "real", data="mnist", model="vit", width=64, depth=4, activation="gelu"
+    ),
+    "charformer-shakespeare": _task(
+        "Character transformer on Shakespeare", "compare real",
+        data="shakespeare", model="charformer", width=128, depth=4, activation="gelu", batch=64,
+    ),
+    "resnet18-cifar10": _task(
+        "ResNet-18 on CIFAR-10", "compare", rates=(0.1, 0.2, 0.4), **_CIFAR10,
+        model="resnet18", width=64, epochs=30, optimiser="sgd", lr=0.4, weight_decay=5e-4, schedule="linear",
+        channels_last=True,
+    ),
+    # eight blocks, as in ResNet-18, and about as many multiplications
+    "vit-cifar10": _task(
+        "Vision transformer on CIFAR-10", "compare", **_CIFAR10,
+        model="vit", width=288, depth=8, activation="gelu", epochs=60, lr=1e-3, weight_decay=0.05,
+    ),
+    **{f"paper-{w}": Task(f"The paper's network, width {w}", TrainConfig(width=w)) for w in (64, 128, 512, 1024)},
+}  # fmt: skip
+
+
+def used_in(experiment: str) -> list[str]:
+    """The tasks of an experiment.
+
+    >>> used_in("compare")[:2]
+    ['mlp-mnist1d', 'cnn-fashion-mnist']
+    """
+    return [name for name, task in TASKS.items() if experiment in task.used.split()]
