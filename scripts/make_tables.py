@@ -32,7 +32,7 @@ from gradguess_lab.paper_numbers import (
 )
 from gradguess_lab.report.plot import draw
 from gradguess_lab.report.results import load_benchmarks, load_runs
-from gradguess_lab.store import find
+from gradguess_lab.store import files_of, find
 from gradguess_lab.streams.page import TITLES
 from gradguess_lab.streams.page import table as streams_table
 from gradguess_lab.streams.plan import GROUPS
@@ -238,7 +238,7 @@ def gpt2_table() -> str:
 def comparison() -> list[Compared]:
     """The tasks that were compared; none before there are results."""
     stored = ROOT / "results" / "compare"
-    return compared(read_record(stored)) if find(stored, "compare") else []
+    return compared(read_record(stored)) if files_of(stored)[0].exists() else []
 
 
 def feedback_blocks(runs: Sequence[Run]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from gradguess_lab.compare.run import read_record
 from gradguess_lab.paper_numbers import ENTRIES
 from gradguess_lab.report.results import load_benchmarks, load_runs
 from gradguess_lab.report.sections import build_sections
@@ -67,7 +68,7 @@ def test_the_figures_of_the_docs_are_those_of_the_results():
 
 def test_a_task_is_compared_on_one_grid_with_as_many_seeds_in_one_process():
     folder = ROOT / "results" / "compare"
-    for task in find(folder, "compare")["tasks"]:
+    for task in read_record(folder)["tasks"]:
         assert {len(row["test"]) for row in task["rows"]} == {len(task["rows"][0]["test"])}, task["name"]
         for row in task["rows"]:
             assert [rate for rate, _ in row["scores"]] == task["grid"], (task["name"], row["method"])
