@@ -86,7 +86,7 @@ class Trial:
         )
 
     def gradients(self) -> Gradients:
-        """Of the last step."""
+        """The gradients of the last step."""
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
     def round(self) -> None:
@@ -144,7 +144,7 @@ class Trial:
 
 
 def cosine(found: Gradients, true: Gradients) -> float:
-    """Over all parameters that have a true gradient; 0 if either is zero."""
+    """The cosine of two gradients, over all parameters that have a true one; 0 if either is zero."""
     inner = square = true_square = 0.0
     for name, grad in true.items():
         b = grad.to_dense().double()

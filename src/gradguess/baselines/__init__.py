@@ -1,4 +1,4 @@
-"""Rivals behind the same interface, each in a file of its own: what else trains a network, to be compared with."""
+"""Rivals behind the interface of guesses and feedback, one file each: what else trains a network, to compare with."""
 
 from gradguess.baselines.checkpointed import Checkpointed
 from gradguess.baselines.dfa import DFA

@@ -122,7 +122,7 @@ class _Recomputed:
 
 
 def _on_copies(run: Run, *args: Any, **kwargs: Any) -> Any:
-    """For a piece that starts with an in-place layer."""
+    """Runs on copies of the arguments, for a piece that starts with an in-place layer."""
     return run(*tree_map_only(Tensor, Tensor.clone, args), **kwargs)
 
 

@@ -95,7 +95,7 @@ class _Weights:
             yield name, z
 
     def move(self, distance: float, source: Noise) -> None:
-        """To `θ + distance z`, through `.data`: PyTorch need not see that they were elsewhere."""
+        """Moves the weights to `θ + distance z`, through `.data`: PyTorch need not see that they were elsewhere."""
         for name, z in self._draw(source):
             self.parameters[name].data.copy_(z.mul_(distance).add_(self.kept[name]))
 
@@ -113,6 +113,6 @@ class _Weights:
         return grads
 
     def directions(self, sources: Sequence[Noise]) -> dict[str, Tensor]:
-        """By name, (directions, *shape)."""
+        """`z` of all directions by the parameter's name, (directions, *shape)."""
         drawn = [dict(self._draw(source)) for source in sources]
         return {name: torch.stack([one[name] for one in drawn]) for name in self.parameters}

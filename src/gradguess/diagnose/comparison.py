@@ -245,7 +245,7 @@ def _cosine(a: Tensor, b: Tensor) -> float:
 
 
 def decompose(W: Tensor, g: Tensor) -> dict[str, Any]:
-    """Of `W` (n, m, d), with the gradients `g` (n, d) of the same samples."""
+    """Rank, singular values and overlap of `W` (n, m, d) with the gradients `g` (n, d) of the same samples."""
     n, m, d = W.shape
     values, curves = g.new_zeros(n, d), g.new_zeros(n, d)
     ranks = g.new_zeros(n)

@@ -78,6 +78,6 @@ def _top(Q: Tensor, k: int) -> Tensor:
 
 
 def _scaled(Q: Tensor) -> Tensor:
-    """Of trace one; zero stays zero."""
+    """The matrix divided by its trace; zero stays zero."""
     trace = Q.trace()
     return Q / torch.where(trace > 0, trace, 1)

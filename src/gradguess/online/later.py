@@ -1,4 +1,4 @@
-"""What the loss of a step teaches, at once or `Later`."""
+"""Learning from the loss of a step: at once by `learn`, or when the loss arrives by `Later`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def learn(
     """
     if step.index is not None:
         target = rows_of(target, step.index, streams)
-    loss, grads, error, bad = step.newest(loss_fn, target)
+    loss, grads, error, bad = step.differentiated(loss_fn, target)
     if error is None:
         return loss, grads, error, bad
     for name, credit in rule.credit(kept, error, step).items():

@@ -41,7 +41,7 @@ class Kept:
         return Kept({name: value.index_fill(0, rows, 0) for name, value in self.rows.items()}, self.shared)
 
     def joined(self, other: Kept) -> Kept:
-        """Both; where names are the same, those of `other`."""
+        """The union of both; where names are the same, the values of `other`."""
         return Kept({**self.rows, **other.rows}, {**self.shared, **other.shared})
 
 

@@ -55,7 +55,7 @@ class TBPTT(Rule):
         return q, total
 
     def at(self, kept: Kept, back: int, transition: Transition) -> tuple[Tensor, Transition]:
-        """Which streams have a step `back` steps ago, and that step; in its place the others make one of now.
+        """Which streams have a step `back` steps ago, and that step. The others repeat the present step in its place.
 
         `kept` may be that of more streams than `transition` is of.
         """

@@ -126,7 +126,7 @@ def _pattern(transition: Transition, cut: bool) -> tuple[dict[str, Tensor], Tens
 
 
 def _anywhere(values: Tensor) -> Tensor:
-    """Where a stream has another number than zero: (streams, ...) -> (...). NaN says nothing."""
+    """Where any stream has a number that is not zero: (streams, ...) -> (...). NaN counts as zero."""
     return (torch.nan_to_num(values) != 0).any(0).cpu()
 
 

@@ -81,7 +81,7 @@ class Transition:
 
     @property
     def parameters(self) -> Tensors:
-        """Those that the state depends on, by name, detached."""
+        """The weights that the state depends on, by name, detached."""
         return {name: self.weights[name].detach() for name in self.recurrent}
 
     def part(self, index: Tensor) -> Transition:
@@ -188,7 +188,7 @@ class Transition:
             )
         return tuple(name for name, grad in zip(self.weights, found[1:], strict=True) if grad is not None)
 
-    def newest(self, loss_fn: LossFn, target: Any) -> tuple[Tensor, Tensors, Error | None, int]:
+    def differentiated(self, loss_fn: LossFn, target: Any) -> tuple[Tensor, Tensors, Error | None, int]:
         """The mean loss, its exact gradients within the step, the error, and how many losses were not finite."""
         with torch.enable_grad():
             losses = self._losses(loss_fn, self.output, target, self.batch)

@@ -47,7 +47,7 @@ class UORO(Rule):
 
 
 def _length(parts: Tensors) -> Tensor:
-    """Of each stream's vector over all parameters."""
+    """The length of each stream's vector over all parameters."""
     return torch.stack([part.norm(dim=1) for part in parts.values()]).norm(dim=0)
 
 
