@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradguess.backends import kernels
-from gradguess.backends.attention import in_blocks
+from gradguess.layers.attention import in_blocks
 from gradguess.layers.tangents import TangentRules
 
 Row = dict[str, Any]

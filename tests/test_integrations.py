@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.backends import attention
+from gradguess.layers import attention
 from models import generator
 from small_transformers import bert, gpt2
 

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradguess.backends import kernels, normal
-from gradguess.backends.attention import attention_tangent, in_blocks
+from gradguess import noise as numbers
+from gradguess.backends import kernels
+from gradguess.layers.attention import attention_tangent, in_blocks
 
 pytest.importorskip("triton", reason="Triton comes with PyTorch for CUDA")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -118,5 +119,5 @@ def test_noise(row, rows, columns, dtype):
     key = torch.tensor(-(2**62) - 12345)
     found = kernels.normal_numbers(key.to(DEVICE), row, rows, 5, columns, dtype)
     torch.testing.assert_close(
-        found.cpu(), normal.normal_numbers(key, row, rows, 5, columns, dtype), rtol=1e-5, atol=1e-5
+        found.cpu(), numbers.normal_numbers(key, row, rows, 5, columns, dtype), rtol=1e-5, atol=1e-5
     )

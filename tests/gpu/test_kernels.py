@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradguess.backends import kernels
-from gradguess.backends.attention import attention_tangent, in_blocks
 from gradguess.guesses import GatedBasis
+from gradguess.layers.attention import attention_tangent, in_blocks
 from gradguess.layers.tangents import TangentRules
 from gradguess.linalg import orthonormal_columns
 

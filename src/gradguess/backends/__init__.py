@@ -5,12 +5,11 @@ every device; only its speed, and its accuracy within the stated bounds, depend 
 
 | file | what it does |
 |---|---|
-| `attention` | the tangent of attention |
 | `cuda_graphs` | steps recorded once and replayed |
 | `policy` | what other code is told about a device |
 | `random` | the state of random generators |
 | `meter` | seconds and peak memory of a run |
-| `kernels`, `triton_kernels`, `triton_attention` | Triton kernels and the functions that launch them |
+| `kernels`, `triton_kernels` | Triton kernels of noise and of attention's tangent, and their launch |
 
 This package imports nothing of gradguess but `gradguess.errors`.
 """

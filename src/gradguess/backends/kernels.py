@@ -1,7 +1,7 @@
 """Launching the Triton kernels: the tangent of attention, and noise.
 
-Triton comes with PyTorch for CUDA. Callers ask `attends` or `fills` first. The slow twins are the other paths of
-`attention` and `normal`.
+Triton comes with PyTorch for CUDA. Callers ask `attends` or `fills` first. The slow twins are in `layers.attention` and
+`noise`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def attention_tangent(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, tangents: Sequence[Tensor], mask: Tensor | None, causal: bool,
     scale: float, tiles: tuple[int, int, int, int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """`attention.attention_tangent` in one kernel, for four dimensions; `tiles` as in `TILES`."""
+    """`layers.attention.attention_tangent` in one kernel, for four dimensions; `tiles` as in `TILES`."""
     result = like_queries(q, v)
     (q, dq), (k, dk), (v, dv) = (_alike(*pair) for pair in zip((q, k, v), tangents, strict=True))
     out = out if out.stride(-1) == 1 else out.contiguous()
@@ -77,7 +77,7 @@ def like_queries(q: Tensor, v: Tensor) -> Tensor:
 
 
 def normal_numbers(key: Tensor, row: int, rows: int, column: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """`normal.normal_numbers` in one kernel."""
+    """`noise.normal_numbers` in one kernel."""
     z, words = key.new_empty((rows, columns), dtype=dtype), -(-columns // 2)
     if z.numel():
         _jit().normal_numbers[(-(-rows * words // BLOCK),)](key, z, row, column, rows, words, columns, BLOCK)

@@ -1,7 +1,17 @@
-"""Attention. PyTorch's tangent holds the matrix of all pairs of positions, that of `backends.attention` does not."""
+"""Attention. PyTorch's tangent holds the matrix of all pairs of positions, this one does not.
+
+With `S = scale Q Kᵀ + mask`, `P = softmax(S)` and `O = P V`, the tangents `dQ`, `dK`, `dV` give
+
+    dS = scale (dQ Kᵀ + Q dKᵀ),        dO = P dV + (P ∘ dS) V - rowsum(P ∘ dS) O.
+
+A few queries need their own rows of `P` and `dS` alone. So memory grows with the length, and not with its square. `O`
+is PyTorch's own: a graph that is recorded beside the tangent, or in a second pass of a trace, shares it.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -12,11 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradguess.backends import attention as backend
+from gradguess.backends import kernels
 from gradguess.backends.policy import full_precision
-from gradguess.backends.tracing import tracing
 from gradguess.layers.entry import Layer, is_constant, unpack
 
+BLOCK = 128  # queries at a time: as fast on a CPU as 64 and 256; all 2048 at once take up to three times as long
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -41,9 +51,7 @@ def tangent(
         return None
     if attn_mask is not None and attn_mask.is_floating_point():
         attn_mask = attn_mask.double() if q.dtype == torch.float64 else _as_autocast(attn_mask)  # float32 is misread
-    attend = function if backend.fused(q, k, v, attn_mask) else partial(_in_blocks, function)
-    if tracing() and backend.few(q, k):
-        attend = backend.plain
+    attend = function if _fused(q, k, v, attn_mask) else partial(_in_blocks, function)
     with full_precision(q.device):
         with sdpa_kernel(_KERNELS):
             out = attend(q, k, v, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -52,7 +60,7 @@ def tangent(
             return out
         moved = _tangent(q, dq), _tangent(k, dk), _tangent(v, dv)
         with torch.no_grad():
-            dout = backend.attention_tangent(q, k, v, out, moved, attn_mask, is_causal, scale)
+            dout = attention_tangent(q, k, v, out, moved, attn_mask, is_causal, scale)
         return fwAD.make_dual(out, dout)
 
 
@@ -60,13 +68,25 @@ def _in_blocks(
     function: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, **options: Any
 ) -> Tensor:
     """A few queries at a time."""
-    parts = []
-    for start, stop, seen in backend.blocks(q.shape[-2], k.shape[-2], is_causal):
-        shown = backend.mask_of(mask, start, stop)
-        if is_causal:
-            shown = torch.ones(stop - start, seen, dtype=torch.bool, device=q.device).tril(start)
-        parts.append(function(q[..., start:stop, :], k[..., :seen, :], v[..., :seen, :], shown, **options))
+    parts = [
+        function(q[..., rows, :], k[..., keys, :], v[..., keys, :], shown, **options)
+        for rows, keys, shown in _blocks(q, k, mask, is_causal)
+    ]
     return torch.cat(parts, -2)
+
+
+def _blocks(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Iterator[tuple[slice, slice, Tensor | None]]:
+    """A few queries at a time: which they are, the keys that they may see, and the mask of these pairs."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    for start in range(0, queries, BLOCK):
+        rows = slice(start, min(start + BLOCK, queries))
+        seen = min(rows.stop, keys) if causal else keys
+        shown: Tensor | None = None
+        if causal:
+            shown = torch.ones(rows.stop - start, seen, dtype=torch.bool, device=q.device).tril(start)
+        elif mask is not None:  # its own rows, if it has one for each query
+            shown = mask if mask.dim() < 2 or mask.shape[-2] == 1 else mask[..., rows, :]
+        yield rows, slice(seen), shown
 
 
 def _tangent(primal: Tensor, tangent: Tensor | None) -> Tensor:
@@ -94,6 +114,127 @@ def _as_autocast(t: Tensor) -> Tensor:
     device = t.device.type
     lower = torch.is_autocast_enabled(device) and t.dtype != torch.float64
     return t.to(torch.get_autocast_dtype(device)) if lower else t
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+    """Has PyTorch a kernel for these that holds less than all pairs of positions? Few queries need none."""
+    if q.shape[-2] <= BLOCK:
+        return True
+    if q.dim() != 4 or q.shape[-1] != v.shape[-1] or (mask is not None and mask.dim() not in (2, 4)):
+        return False
+    if not q.is_cuda:
+        return True
+    shares = q.shape[1] != k.shape[1]
+    return q.dtype != torch.float64 and not (shares and (mask is not None or q.dtype == torch.float32))
+
+
+def attention_tangent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    tangents: Sequence[Tensor],
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """The derivative of `out = F.scaled_dot_product_attention(q, k, v)` along `tangents`.
+
+    Half precision is summed in float32. Queries that see no key get zeros. In a trace it is one operation, but plain
+    ones, which are fused there, for a block of queries that no kernel is for. The kernel subtracts a multiple of the
+    rounded `out`, so that it loses accuracy where a tangent moves all scores of a query alike.
+
+    Args:
+        q: (..., heads, T, d).
+        k: (..., heads, N, d). Where it has fewer heads than `q`, neighbouring heads share one.
+        v: (..., heads, N, e).
+        out: (..., heads, T, e).
+        tangents: of `q`, `k` and `v`, and like these.
+        mask: broadcasts to (..., heads, T, N). True where a query sees a key, or a number that is added to the score.
+        causal: a query sees the keys up to its own position.
+        scale: of the scores; 1/√d if not given.
+
+    Returns:
+        like `out`.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if 0 < q.shape[-2] <= BLOCK and k.shape[-2] <= 4 * BLOCK and q.dtype not in kernels.HALF:
+        return next(_rows(q, k, v, tangents, mask, causal, scale))[-1]
+    found: Tensor = torch.ops.gradguess.attention_tangent(q, k, v, out, list(tangents), mask, causal, scale)
+    return found
+
+
+_NAME = "gradguess::attention_tangent"
+torch.library.define(
+    _NAME,
+    "(Tensor q, Tensor k, Tensor v, Tensor out, Tensor[] tangents, Tensor? mask, bool causal, float scale) -> Tensor",
+)
+
+
+@torch.library.register_fake(_NAME)
+def _empty(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> Tensor:
+    return kernels.like_queries(q, v)
+
+
+def in_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    tangents: Sequence[Tensor],
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    """In plain operations, `BLOCK` queries at a time. `out` is not needed: P is there."""
+    result = _empty(q, k, v)
+    for rows, moved in _rows(q, k, v, tangents, mask, causal, scale):
+        result[..., rows, :] = moved
+    return result
+
+
+def _rows(
+    q: Tensor, k: Tensor, v: Tensor, tangents: Sequence[Tensor], mask: Tensor | None, causal: bool, scale: float
+) -> Iterator[tuple[slice, Tensor]]:
+    """The queries of each block, and the tangent of their outputs."""
+    dq, dk, dv = tangents
+    k, v, dk, dv = (_for_each_head(t, q) for t in (k, v, dk, dv))
+    wide = torch.float32 if q.dtype in kernels.HALF else q.dtype
+    q, k, v, dq, dk, dv = (t.to(wide) for t in (q, k, v, dq, dk, dv))
+    q = q * scale
+    moving, along = torch.cat([dq * scale, q], -1), torch.cat([k, dk], -1)  # dS is one product of the two
+    for rows, keys, shown in _blocks(q, k, mask, causal):
+        S = q[..., rows, :] @ k[..., keys, :].mT
+        if shown is None:
+            P = torch.softmax(S, -1)
+        else:
+            P = torch._safe_softmax(
+                S.masked_fill_(~shown, -math.inf) if shown.dtype == torch.bool else S.add_(shown), -1
+            )
+        W = (moving[..., rows, :] @ along[..., keys, :].mT).mul_(P)  # P ∘ dS
+        W -= P * W.sum(-1, keepdim=True)  # what moves all scores of a query alike cancels here, before it is rounded
+        yield rows, P @ dv[..., keys, :] + W @ v[..., keys, :]
+
+
+def _for_each_head(t: Tensor, q: Tensor) -> Tensor:
+    """Keys or values for each head of the queries."""
+    shared = 1 if q.dim() < 3 else q.shape[-3] // t.shape[-3]
+    return t.repeat_interleave(shared, -3) if shared > 1 else t
+
+
+@torch.library.impl(_NAME, "CompositeExplicitAutograd")
+def _op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    tangents: list[Tensor],
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    work = kernels.attention_tangent if scale > 0 and kernels.attends(q, k, v) else in_blocks
+    return work(q, k, v, out, tangents, mask, causal, scale)
 
 
 def multi_head(function: Any, *args: Any, **options: Any) -> Any:
