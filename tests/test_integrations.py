@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import gradguess as gg
 from gradguess.layers import attention
 from models import generator
-from small_transformers import bert, gpt2
 
 loss_fn = nn.CrossEntropyLoss(reduction="none")
 
@@ -161,12 +160,37 @@ def per_sample(outputs: Any, labels: Tensor) -> Tensor:
     return loss_fn(outputs.logits, labels)
 
 
+def gpt2(attention: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2, attn_implementation=attention, use_cache=False
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def bert(attention: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        num_labels=3,
+        attn_implementation=attention,
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", [gpt2, bert], ids=["gpt2", "bert"])
 def test_transformers_give_the_right_derivative(family, attention: str):
     """The derivative along the directions is backpropagation's, dropout off, padding masked."""
-    model = family(attention=attention).double().eval()
-    tokens = torch.randint(30, (4, 10), generator=generator(2))
+    model = family(attention).double().eval()
+    tokens = torch.randint(50, (4, 10), generator=generator(2))
     mask = torch.ones_like(tokens)
     mask[0, 7:] = 0
     inputs = {"input_ids": tokens, "attention_mask": mask}
@@ -201,7 +225,7 @@ def test_attention_of_transformers_holds_no_matrix_of_all_pairs(monkeypatch: pyt
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_language_model_trains(attention: str):
-    model = gpt2(attention=attention, dropout=0.1)  # with dropout, and its embedding tied to its output layer
+    model = gpt2(attention)  # with dropout, and its embedding tied to its output layer
     tokens = torch.arange(10).repeat(16, 1) + torch.arange(16)[:, None]
     forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=5), rate=0.1))
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)

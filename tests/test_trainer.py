@@ -15,14 +15,28 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from models import generator
-from small_transformers import bert, gpt2
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 bridge = pytest.importorskip("gradguess.integrations.huggingface")
 Trainer, Bridge = transformers.Trainer, bridge.ForwardGradientTrainer
 
+SIZES = {"vocab_size": 30, "bos_token_id": 0, "eos_token_id": 0}
 FEEDBACK = gg.Feedback(gg.WPerp(k=5), rate=0.1)
+
+
+def gpt2(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    drop = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
+    config = transformers.GPT2Config(n_positions=16, n_embd=16, n_layer=2, n_head=2, **SIZES, **drop)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def bert(kind: str, labels: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=30, max_position_embeddings=16, num_labels=labels, **sizes)
+    return getattr(transformers, f"BertFor{kind}")(config)
 
 
 def counting(samples: int = 40, length: int = 10) -> list[dict[str, Tensor]]:
@@ -64,12 +78,12 @@ def losses(trainer: Any, resume: str | None = None) -> list[float]:
 def test_backprop_is_the_plain_trainer(tmp_path: Path, more: dict[str, Any]):
     """Dropout included: the bridge draws no random number of PyTorch's own."""
     args = arguments(tmp_path, 8, **more)
-    ours = losses(Bridge(gpt2(dropout=0.1), args, train_dataset=counting(), method=gg.Backprop()))
-    assert ours == pytest.approx(losses(Trainer(gpt2(dropout=0.1), args, train_dataset=counting())), rel=1e-4)
+    ours = losses(Bridge(gpt2(0.1), args, train_dataset=counting(), method=gg.Backprop()))
+    assert ours == pytest.approx(losses(Trainer(gpt2(0.1), args, train_dataset=counting())), rel=1e-4)
     assert ours[-1] < ours[0]
     if "bf16" in more:
         whole = arguments(tmp_path, 8, **more | {"bf16": False})
-        assert ours != losses(Bridge(gpt2(dropout=0.1), whole, train_dataset=counting(), method=gg.Backprop()))
+        assert ours != losses(Bridge(gpt2(0.1), whole, train_dataset=counting(), method=gg.Backprop()))
 
 
 @pytest.mark.parametrize(

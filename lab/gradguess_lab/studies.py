@@ -24,10 +24,8 @@ from gradguess.baselines.dfa import random_start
 from gradguess.baselines.fdfa import Momentum
 from gradguess.errors import InputError
 from gradguess.methods.base import Draws
-from gradguess.methods.feedback.forward import Forward
-from gradguess.methods.feedback.lesson import Lesson
+from gradguess.methods.feedback.lesson import WEIGHTED, LearningRule, LeastMeanSquares, Lesson, Weighted
 from gradguess.methods.feedback.predictor import Predictor, Start, zeros
-from gradguess.methods.feedback.rules import WEIGHTED, LeastMeanSquares, Rule, Weighted
 from gradguess.methods.output_error import OutputError
 from gradguess.model.site import Site
 from gradguess.step.base import State, Step
@@ -55,7 +53,12 @@ class FromLoss(Weighted):
         return ((residual * e).sum(1, keepdim=True) * e).reshape(rows, -1)
 
 
-RULES: dict[str, Rule] = {"weighted": WEIGHTED, "outputs": Outputs(), "loss": FromLoss(), "momentum": Momentum()}
+RULES: dict[str, LearningRule] = {
+    "weighted": WEIGHTED,
+    "outputs": Outputs(),
+    "loss": FromLoss(),
+    "momentum": Momentum(),
+}
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class StudiedFeedback(gg.Feedback):
             raise InputError(f"start: expected 'zero' or 'random', found {self.first!r}.")
 
     @property
-    def rule(self) -> Rule:  # type: ignore[override]
+    def rule(self) -> LearningRule:  # type: ignore[override]
         return RULES.get(self.learn, WEIGHTED)
 
     def start(self) -> Start:
@@ -84,18 +87,18 @@ class StudiedFeedback(gg.Feedback):
         return None if self.learn in ("truth", "never") else super().draws(count)
 
     def run(self, step: Step) -> tuple[gg.Estimate, State]:
-        if self.learn == "truth":  # it needs a pass that is kept
-            step = replace(step, options=replace(step.options, memory="store"))
-        return super().run(step)
+        return super().run(self._told(step) if self.learn == "truth" else step)
 
-    def before_lesson(self, step: Step, forward: Forward, predictor: Predictor, error: OutputError) -> None:
-        """With "truth", `B` is drawn to the true gradients by regression."""
-        if self.learn != "truth":
-            return
+    def _told(self, step: Step) -> Step:
+        """The step with matrices that are drawn to the true gradients by regression."""
         found, _ = gg.Backprop().run(replace(step, detail=True))
+        predictor = Predictor(step.state.learned, step.pool, self.start())
+        gates: dict[str, Tensor | None] = {}
+        outputs = step.passes.plain(lambda site, x, s: gates.update({site.name: site.gate_at(s)}))
+        error = OutputError(step.task, outputs)
         for site in step.layout.guessed:
-            g = site.flat(found.site_grads[site.name])
-            predictor.regress(site, forward.gate(site), error, g, self.rate)
+            predictor.regress(site, gates[site.name], error, site.flat(found.site_grads[site.name]), self.rate)
+        return replace(step, state=replace(step.state, learned=predictor.entries))
 
 
 def studied_feedback(

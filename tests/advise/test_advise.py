@@ -21,7 +21,6 @@ from gradguess.model.task import Task
 from gradguess_lab.data import Shape
 from gradguess_lab.loss import per_sample_loss
 from gradguess_lab.models import MODELS
-from small_transformers import gpt2
 
 SIGNAL, IMAGE = Shape("signal", (40,), 10), Shape("image", (3, 8, 8), 10)
 NUMBERS = ("time", "memory", "memory_mb", "cosine", "lowest_cosine")
@@ -32,20 +31,23 @@ def registered(name: str, shape: Shape, width: int, depth: int):
     return model, per_sample_loss, torch.randn(8, *shape.size), torch.randint(10, (8,))
 
 
-def language_model():
+def gpt2():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 20, "n_positions": 8, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, use_cache=False, bos_token_id=0, eos_token_id=0)
     tokens = torch.randint(20, (4, 8))
 
     def loss_fn(outputs, targets: Tensor) -> Tensor:
         found = F.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), reduction="none")
         return found.view(len(targets), -1).mean(1)
 
-    return gpt2(20, dropout=0.1), loss_fn, tokens, tokens  # with dropout
+    return transformers.GPT2LMHeadModel(config).train(), loss_fn, tokens, tokens  # with dropout
 
 
 TASKS = {
     "mlp": lambda: registered("mlp", SIGNAL, 16, 3),
     "cnn": lambda: registered("cnn", IMAGE, 4, 3),
-    "gpt2": language_model,
+    "gpt2": gpt2,
     "gru": lambda: registered("gru", Shape("signal", (8,), 10), 8, 2),
 }
 

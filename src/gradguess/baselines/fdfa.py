@@ -10,13 +10,12 @@ from gradguess.errors import InputError
 from gradguess.guesses import ActivationPerturbation
 from gradguess.methods.base import Draws, Estimate, Method
 from gradguess.methods.feedback import Feedback
-from gradguess.methods.feedback.lesson import Lesson
-from gradguess.methods.feedback.rules import Rule
+from gradguess.methods.feedback.lesson import LearningRule, Lesson
 from gradguess.model.site import Site
 from gradguess.step.base import State, Step
 
 
-class Momentum(Rule):
+class Momentum(LearningRule):
     """`B` is a running mean of the raw estimates `φ uᵀ`, whatever is predicted already."""
 
     def samples(self, lesson: Lesson) -> float:

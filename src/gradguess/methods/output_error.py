@@ -41,10 +41,6 @@ class OutputError:
     def flat(self) -> Tensor:
         return flatten_outputs([coded(part) for part in self.parts])
 
-    def pull(self, outputs: Any, leaves: list[Tensor]) -> list[Tensor]:
-        """The exact gradients at leaves from which the graph goes on to the outputs alone."""
-        return pull(tensors(outputs), leaves, self.parts, retain_graph=True)
-
 
 def _freed(t: Tensor) -> Tensor:
     return t.detach().requires_grad_() if t.is_floating_point() else t

@@ -157,7 +157,7 @@ class _Meter:
         """The direction that this pass carries; all directions of a site are drawn when it is first met."""
         known = self.records.get(site.name)
         if known is not None:
-            y = known.y
+            y, self.gate = known.y, known.gate
         else:
             wanted = self.only(site)
             self.gate = gate = site.gate_at(s) if site.gate is not None and (wanted or self.keep_outputs) else None

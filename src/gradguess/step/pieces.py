@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gradguess.model.site import Site
 from gradguess.step.base import Step
-from gradguess.step.pull_back import Gradients
+from gradguess.step.measure import Record, record
+from gradguess.step.pull_back import Gradients, input_of
 
 Held = list[Tensor]  # one gradient, until somebody takes it out, so that it is freed there
 
@@ -21,18 +22,21 @@ class Piece:
     """What lies between a site and the sites below it.
 
     Attributes:
-        s: the site's output, with the graph of the piece; without it once the piece was differentiated.
+        s: the site's output, with the graph of the piece if there is one.
         leaf: the same output, from which the graph goes on.
+        kept: the layer's input, where its closed form will need it, and what a signal noted.
         number: of pieces below.
         below: the piece next below, where gradients go down to it.
+        done: the piece was differentiated, or has no gradient.
     """
 
     site: Site
     s: Tensor
     leaf: Tensor
+    kept: Record
     number: int
     below: Piece | None
-    done = False
+    done: bool = False
 
 
 class Pieces:
@@ -47,6 +51,8 @@ class Pieces:
         asked: the sites that have a signal.
         through: sites at which the graph is not cut.
         lag: above 0, the sites must follow one another in a line.
+        graph: False where a closed form is known of each layer, and of the way to the site below it if there is a lag.
+        finished: it sees each piece with the gradient that the piece was differentiated with.
         delivered: it sees each piece with the gradient that the piece above brings to its upper end, in a line.
         waits: signals are asked for when the pass has ended.
 
@@ -63,11 +69,13 @@ class Pieces:
         *,
         through: Collection[Site] = (),
         lag: int = 0,
+        graph: bool = True,
+        finished: Callable[[Piece, Tensor], None] | None = None,
         delivered: Callable[[Piece, Tensor], None] | None = None,
         waits: bool = False,
     ) -> None:
         self.step, self.asked, self.signal, self.through = step, set(asked), signal, set(through)
-        self.lag, self.delivered, self.waits = lag, delivered, waits
+        self.lag, self.graph, self.finished, self.delivered, self.waits = lag, graph, finished, delivered, waits
         self.linked = lag > 0 or delivered is not None  # do gradients go down over a cut?
         self.gradients = Gradients(step)
         self.site_grads: dict[str, Tensor] = {}
@@ -78,15 +86,17 @@ class Pieces:
         self._shared = len(set(names)) < len(names) or not step.layout.in_a_line  # may pieces share some of the graph?
 
     def visit(self, site: Site, x: Any, s: Tensor) -> Tensor:
-        """Cuts the graph at a site, and goes as far as its signal allows."""
+        """Called at each site of a pass; what it returns takes the place of the site's output."""
         if self.step.detail:
             self.site_grads[site.name] = torch.zeros_like(s)  # unless another is known
-        if site in self.through:
-            return s
+        return s if site in self.through else self.cut(site, s, record(site, None if self.graph else x, None))
+
+    def cut(self, site: Site, s: Tensor, kept: Record) -> Tensor:
+        """Ends a piece at a site, and goes as far as its signal allows."""
         below = self._ends[0] if self.linked and self._ends else None
         exact = site not in self.asked
-        leaf = s.detach().requires_grad_(self.linked or exact)
-        piece = Piece(site, s, leaf, 0 if below is None else below.number + 1, below)
+        leaf = s.detach().requires_grad_(self.graph and (self.linked or exact))
+        piece = Piece(site, s, leaf, kept, 0 if below is None else below.number + 1, below)
         if self.linked:
             self._ends = [piece]
         elif exact:
@@ -97,16 +107,24 @@ class Pieces:
             self._ask(piece)
         return leaf.clone() if leaf.requires_grad or self.waits else leaf  # what follows may change its input in place
 
-    def settle(self, losses: Tensor) -> None:
-        """The pass has ended: its pieces get what they wait for."""
+    def settle(self, losses: Tensor, exact: Tensor | None = None) -> None:
+        """The pass has ended: its pieces get what they wait for.
+
+        Args:
+            exact: the gradient of the loss at the model's output, a site. The losses have no graph then.
+        """
         for piece in self._kept:
             if piece.site in self.asked:
                 self._ask(piece)
         self._kept.clear()
         ends, self._ends = self._ends, []
-        found = self._differentiate(losses, [torch.ones_like(losses)], len(losses), self.step.layout.tail, ends)
+        if exact is None:
+            found = self._differentiate(losses, [torch.ones_like(losses)], len(losses), self.step.layout.tail, ends)
+        else:
+            found = [[exact] for _ in ends]
         for piece, held in zip(ends, found, strict=True):
-            self._arrived(piece, held, len(losses))
+            if self._awaited(piece, held):
+                self._finish(piece, held, len(losses))
 
     def _ask(self, piece: Piece) -> None:
         h = self.signal(piece)
@@ -117,26 +135,43 @@ class Pieces:
         del h
         for _ in range(self.lag):
             assert piece.below is not None
-            held = pull([piece.s], [piece.below.leaf], [held.pop()], retain_graph=True)
-            piece = piece.below
+            held, piece = self._down(piece, piece.below, held), piece.below
         self._finish(piece, held, len(piece.site.flat(piece.leaf)))
 
-    def _arrived(self, piece: Piece, held: Held, batch: int) -> None:
-        """A gradient is known at the upper end of a piece, from what lies above."""
+    def _down(self, piece: Piece, below: Piece, held: Held) -> Held:
+        """From the upper end of a piece to its lower end."""
+        if self.graph:
+            return pull([piece.s], [below.leaf], [held.pop()], retain_graph=True)
+        assert below.site.linear is not None
+        value = held.pop()
+        value = value @ below.site.linear.weight.detach().to(value.dtype)
+        return [value if below.kept.gate is None else value.mul_(below.kept.gate)]
+
+    def _awaited(self, piece: Piece, held: Held) -> bool:
+        """A gradient is known at the upper end of a piece, from what lies above. Did the piece wait for it?"""
         if self.delivered is not None:
             self.delivered(piece, held[0])
-        if not piece.done:
-            self._finish(piece, held, batch)
+        return not piece.done
 
     def _finish(self, piece: Piece, held: Held, batch: int) -> None:
-        """The piece below a site, from the gradient at the site."""
-        if self.step.detail:
-            self.site_grads[piece.site.name] = held[0]
-        s, below = piece.s, piece.below
-        piece.s, piece.below, piece.done = piece.leaf, None, True  # its graph is freed
-        wanted = [] if below is None or (below.done and self.delivered is None) else [below]
-        for value in self._differentiate(s, held, batch, piece.site.parameters, wanted):
-            self._arrived(wanted[0], value, batch)
+        """The piece below a site, from the gradient at the site; then those below it that wait for theirs."""
+        while True:
+            site, s, below = piece.site, piece.s, piece.below
+            if self.step.detail:
+                self.site_grads[site.name] = held[0].to(s.dtype)
+            if self.finished is not None:
+                self.finished(piece, held[0])
+            piece.s, piece.below, piece.done = piece.leaf, None, True  # its graph is freed
+            wanted = [] if below is None or (below.done and self.delivered is None) else [below]
+            if self.graph:
+                found = self._differentiate(s, held, batch, site.parameters, wanted)
+            else:
+                if site.parameters:
+                    self.gradients.add_site(site, input_of(piece.kept, site), None, (held[0] / batch).to(s.dtype))
+                found = [self._down(piece, other, held) for other in wanted]
+            if not wanted or not self._awaited(wanted[0], found[0]):
+                return
+            piece, held = wanted[0], found[0]
 
     def _differentiate(
         self, end: Tensor, held: Held, batch: int, names: Sequence[str], pieces: Sequence[Piece]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from asserts import assert_unbiased
-from gradguess.methods.feedback import feedback
+from gradguess.methods.feedback import lesson
 from gradguess.step.base import Kept, State
 from gradguess.step.draw import Drawing
 from models import CLASSES, INPUTS, Case, cross_entropy, generator, make
@@ -214,14 +214,14 @@ def test_a_right_prediction_leaves_nothing_to_correct():
 def test_tangents_are_carried_every_so_often_and_on_a_part_of_the_batch(monkeypatch):
     case = make("relu-bias")
     seen: list[tuple[int, int]] = []
-    measure = feedback.measure
+    measure = lesson.measure
 
     def counted(*args, **kwargs):
         found = measure(*args, **kwargs)
         seen.append((forward.steps, len(found.losses)))
         return found
 
-    monkeypatch.setattr(feedback, "measure", counted)
+    monkeypatch.setattr(lesson, "measure", counted)
     forward = gg.ForwardGradient(case.model, gg.Feedback(gg.WPerp(k=3), every=3, fraction=0.4))
     matrices = []
     for _ in range(7):

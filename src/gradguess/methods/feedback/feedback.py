@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from gradguess.errors import InputError, check_choice, check_count
 from gradguess.guesses.base import Guess
+from gradguess.jacobian import CutGraph
 from gradguess.methods.base import Draws, Estimate, Method
-from gradguess.methods.feedback.forms import FORMS
-from gradguess.methods.feedback.forward import Forward, keep_pass
-from gradguess.methods.feedback.lesson import Lesson
+from gradguess.methods.feedback.lesson import WEIGHTED, LearningRule, Lesson
 from gradguess.methods.feedback.predictor import Predictor, Start, zeros
-from gradguess.methods.feedback.replay import Replay
-from gradguess.methods.feedback.rules import WEIGHTED, Rule
 from gradguess.methods.feedback.scattered import Scattered
 from gradguess.methods.output_error import OutputError
+from gradguess.model.site import Layout, Site
 from gradguess.step.base import State, Step
-from gradguess.step.measure import Measurement, measure
+from gradguess.step.measure import Records, record
+from gradguess.step.pieces import Piece, Pieces, pull
 from gradguess.step.split import first_rows
 
 
@@ -58,7 +59,7 @@ class Feedback(Method):
     bootstrap: float = 0.0
 
     apart = True
-    rule: ClassVar[Rule] = WEIGHTED  # how a lesson changes the matrices
+    rule: ClassVar[LearningRule] = WEIGHTED  # how a lesson changes the matrices
 
     def __post_init__(self) -> None:
         if not isinstance(self.guess, Guess):
@@ -66,7 +67,7 @@ class Feedback(Method):
                 "Feedback(guess): expected a guess that draws directions at sites, gg.WPerp() for instance, "
                 f"found {self.guess!r}."
             )
-        check_choice("Feedback(form)", self.form, tuple(FORMS))
+        check_choice("Feedback(form)", self.form, ("direct", "chained", "corrected"))
         if not 0 <= self.bootstrap <= 1:
             raise InputError(f"Feedback(bootstrap): expected 0 <= bootstrap <= 1, found {self.bootstrap!r}.")
         if not 0 <= self.rate < 2:
@@ -80,6 +81,10 @@ class Feedback(Method):
         """The guess counts the steps in which it teaches."""
         return None if count % self.every else Draws(self.guess, count // self.every, self.fraction)
 
+    def start(self) -> Start:
+        """How the matrices begin: at zero."""
+        return zeros
+
     def run(self, step: Step) -> tuple[Estimate, State]:
         for site in step.layout.sites:
             if site.severed:
@@ -88,74 +93,158 @@ class Feedback(Method):
                     "next ones, or the loss, has none in PyTorch. Use a guess alone, gg.WPerp() for instance: it "
                     "draws N(0, I) there."
                 )
-        predictor = Predictor(step.state.learned, step.pool, self.start())
-        teaches = self.draws(step.state.count) is not None
-        if step.options.memory == "replay" and not step.detail:
-            result = Replay(self, step, predictor, teaches).run()
-        else:
-            result = self._run_stored(step, predictor, teaches)
-        return result, replace(step.state, learned=predictor.entries)
+        learning = _Step(self, step)
+        return learning.estimate(), replace(step.state, learned=learning.predictor.entries)
 
-    def _run_stored(self, step: Step, predictor: Predictor, teaches: bool) -> Estimate:
-        form, whole = FORMS[self.form], self.fraction == 1
-        seen = self.measure(step) if teaches and whole else None
-        forward = keep_pass(step, seen, form.chained)
-        error = OutputError(step.task, forward.outputs)
-        self.before_lesson(step, forward, predictor, error)
-        lesson = None if seen is None else self._lesson(step, seen, error, predictor)
-        if teaches and not whole:
-            self._teach_part(self.part_of(step), predictor)
-        h = {}
-        for site in step.layout.guessed:
-            gate, y = forward.gate(site), None if seen is None else seen.records[site.name].y
-            if form.reads(site, step.layout):
-                h[site.name] = form.at_site(predictor, site, gate, forward.size(site), error, lesson, y)
-            elif lesson is not None and y is not None:
-                lesson.learn(site, y, gate)
-        g = form.combine(self, forward, predictor, h, error)
-        losses = error.losses if seen is None else seen.losses
+
+class _Step:
+    """One step: the lesson of a tangent pass, then the gradient, from predictions that have learned.
+
+    Where all layers have closed forms, what one pass kept of them is enough for the gradient. Otherwise, and with
+    `memory="replay"`, another pass is run, whose pieces are differentiated one by one; a reverse graph that may be kept
+    is kept whole.
+    """
+
+    def __init__(self, method: Feedback, step: Step) -> None:
+        self.method, self.step, self.layout = method, step, step.layout
+        self.sweeps = method.sweeps if method.form == "chained" else 0
+        self.graph = not _is_closed(step.layout, method.form == "chained")
+        if self.sweeps and self.graph and not (step.keeps or step.layout.in_a_line):
+            raise InputError(
+                "Feedback(form='chained') with memory='replay' needs sites that follow one another in a line, and this "
+                "model has sites that reach several others: it would have to keep every layer. Cut the model into "
+                "pieces (sites=4 for instance), or use memory='store' or form='direct'."
+            )
+        self.predictor = Predictor(step.state.learned, step.pool, method.start())
+        self.lesson: Lesson | None = None  # of the whole batch
+
+    def estimate(self) -> Estimate:
+        method, step = self.method, self.step
+        teaches = method.draws(step.state.count) is not None
+        if teaches and method.fraction == 1:
+            self.lesson = self._lesson(step)
+        seen = None if self.lesson is None else self.lesson.seen
+        records: Records = {} if seen is None else seen.records
+        cut = step.passes.cut(twice=False) if self.graph and step.keeps else None
+
+        def keep(site: Site, x: Any, s: Tensor) -> None:
+            if step.keeps:
+                records[site.name] = record(site, x, s, site.gate_at(s))
+
+        if cut is not None:
+            outputs = cut.outputs
+        else:
+            outputs = step.passes.plain(keep) if seen is None else seen.outputs
+        self.error = OutputError(step.task, outputs)
+        losses = self.error.losses if seen is None else seen.losses
         jvp = losses.new_zeros(0, len(losses)) if seen is None else seen.jvp
-        result = Estimate(losses.mean(), forward.to_parameters(g, len(losses)), jvp, losses=losses)
-        if step.detail:
-            result.site_grads = {site.name: forward.shaped(site, g) for site in step.layout.sites}
-            result.directions = {} if seen is None else _directions(seen)
+        if self.lesson is not None:
+            self.lesson.conclude(self.error)
+        elif teaches:
+            self._teach_part()
+        step.begin(losses, jvp)
+        grads, site_grads = self._by_pieces(records, losses) if cut is None else self._by_graph(cut)
+        result = Estimate(losses.mean(), grads, jvp, site_grads=site_grads, losses=losses)
+        if step.detail and seen is not None:
+            result.directions = {name: one.y for name, one in seen.records.items() if one.y is not None}
         return result
 
-    def start(self) -> Start:
-        """How the matrices begin: at zero."""
-        return zeros
+    def _lesson(self, step: Step) -> Lesson:
+        return Lesson(self.predictor, self.method.rule, self.method.rate, Scattered(step, self.method.guess))
 
-    def before_lesson(self, step: Step, forward: Forward, predictor: Predictor, error: OutputError) -> None:
-        """Does nothing. A study may change the predictor here."""
+    def _teach_part(self) -> None:
+        """A lesson of the samples that carry tangents; it leaves random state and buffers as they are."""
+        task = first_rows(self.step.task, self.method.fraction)
+        part = replace(self.step, task=task, passes=self.step.passes.aside(task), detail=False)
+        lesson = self._lesson(part)
+        lesson.conclude(OutputError(task, lesson.seen.outputs))
 
-    def measure(self, step: Step) -> Measurement:
-        """Balanced directions at every site whose gradient is predicted."""
-        return measure(Scattered(step, self.guess), lambda site: site.guessed, balance=True, keep_outputs=True)
+        def learn(site: Site, x: Any, s: Tensor) -> None:
+            if site.guessed:
+                gate = site.gate_at(s)
+                lesson.learn(site, lesson.directions(site, s, gate), gate)
 
-    def part_of(self, step: Step) -> Step:
-        """The same step on the samples that carry tangents; it leaves random state and buffers as they are."""
-        task = first_rows(step.task, self.fraction)
-        return replace(step, task=task, passes=step.passes.aside(task), detail=False)
+        for site in self.layout.guessed if part.keeps else ():
+            seen = lesson.seen.records[site.name]
+            assert seen.y is not None
+            lesson.learn(site, seen.y, seen.gate)
+        if not part.keeps:
+            part.noise.rewind()
+            part.passes.plain(learn)
 
-    def new_lesson(self, step: Step, predictor: Predictor) -> Lesson:
-        return Lesson(predictor, self.rule, self.rate, step.options.tangents)
+    def _prediction(self, site: Site, s: Tensor, gate: Tensor | None) -> Tensor:
+        """`h` at a site, which learns first. A correction is to what was predicted before."""
+        d, lesson = site.flat(s).shape[1], self.lesson
+        predict = partial(self.predictor.predict, site, gate, d, self.error)
+        if lesson is None:
+            h = predict()
+        else:
+            y = lesson.directions(site, s, gate)
+            before = predict() + lesson.correction(site, y) if self.method.form == "corrected" else None
+            lesson.learn(site, y, gate)
+            h = predict() if before is None else before
+        return h if site.batch_dim == 0 and s.dim() == 2 else site.unflat(h, s)
 
-    def _lesson(self, step: Step, seen: Measurement, error: OutputError, predictor: Predictor) -> Lesson:
-        """What a measurement shows of the predictor."""
-        lesson, directions = self.new_lesson(step, predictor), _directions(seen)
-        for p, (tangent, chosen) in enumerate(seen.passes):
-            for name in directions if chosen is None else [chosen]:
-                gate, scale = seen.records[name].gate, seen.scales[name][tangent]
-                lesson.observe(p, step.layout[name], directions[name][tangent], gate, scale)
-        lesson.conclude(seen, error)
-        return lesson
+    def _draw_to(self, site: Site, gate: Tensor | None, g: Tensor) -> None:
+        """Draws the matrix of a site to the chained estimate there, with `bootstrap`."""
+        if self.sweeps and self.method.bootstrap and site.guessed:
+            with torch.no_grad():
+                self.predictor.regress(site, gate, self.error, site.flat(g), self.method.bootstrap)
 
-    def _teach_part(self, step: Step, predictor: Predictor) -> None:
-        seen = self.measure(step)
-        lesson = self._lesson(step, seen, OutputError(step.task, seen.outputs), predictor)
-        for name, y in _directions(seen).items():
-            lesson.learn(step.layout[name], y, seen.records[name].gate)
+    def _by_pieces(self, records: Records, losses: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Gradients of the parameters and at the sites, from what one pass kept or from another pass."""
+        step, passes = self.step, self.step.passes
+
+        @torch.no_grad()
+        def signal(piece: Piece) -> Tensor:
+            if piece.kept.gate is None:
+                piece.kept.gate = piece.site.gate_at(piece.leaf)
+            return self._prediction(piece.site, piece.leaf.detach(), piece.kept.gate)
+
+        finished = lambda piece, g: self._draw_to(piece.site, piece.kept.gate, g)  # noqa: E731
+        pieces = Pieces(step, self.layout.guessed, signal, lag=self.sweeps, graph=self.graph, finished=finished)
+        if self.lesson is not None and not step.keeps:
+            step.noise.rewind()
+        if self.graph:
+            pieces.settle(passes.graph(pieces.visit)[1])
+            return pieces.gradients.by_name, pieces.site_grads
+        with torch.no_grad():
+            for site in self.layout.sites if records else ():
+                kept = records[site.name]
+                assert kept.s is not None
+                pieces.cut(site, kept.s, kept)
+            if not records:
+                passes.plain(pieces.visit)
+            pieces.settle(losses, self.error.parts[0])
+        return pieces.gradients.by_name, pieces.site_grads
+
+    def _by_graph(self, cut: CutGraph) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The same from a whole graph that is cut at every site, wherever sites reach each other."""
+        sites, batch, parameters = self.layout.sites, len(cut.losses), self.layout.members.parameters
+        ends, leaves = [*cut.below.values(), cut.losses], list(cut.above.values())
+        known = [number for number, site in enumerate(sites) if not site.guessed]
+        found = pull([cut.losses], [leaves[number] for number in known], retain_graph=True)
+        exact = dict(zip(known, found, strict=True))
+        gates: list[Tensor | None] = []
+        g: list[Tensor] = []
+        with torch.no_grad():
+            for number, site in enumerate(sites):
+                gates.append(site.gate_at(leaves[number]) if site.guessed else None)
+                g.append(self._prediction(site, leaves[number].detach(), gates[-1]) if site.guessed else exact[number])
+        for _ in range(self.sweeps):
+            seeds = [exact.get(number, value) for number, value in enumerate(g)]
+            g = pull(ends, leaves, [*seeds, torch.ones_like(cut.losses)], retain_graph=True)
+        for site, gate, value in zip(sites, gates, g, strict=True):
+            self._draw_to(site, gate, value)
+        own = [parameters[name] for name in self.layout.reached]
+        seeds = [(value / batch).to(end.dtype) for value, end in zip(g, ends, strict=False)]
+        grads = torch.autograd.grad(ends, own, [*seeds, torch.full_like(cut.losses, 1 / batch)], allow_unused=True)
+        by_name = {name: grad for name, grad in zip(self.layout.reached, grads, strict=True) if grad is not None}
+        return by_name, {site.name: value for site, value in zip(sites, g, strict=True)}
 
 
-def _directions(seen: Measurement) -> dict[str, Tensor]:
-    return {name: record.y for name, record in seen.records.items() if record.y is not None}
+def _is_closed(layout: Layout, chained: bool) -> bool:
+    """Has everything that is used a closed form, so that no graph is needed?"""
+    plain = all(site.guessed or site.is_output for site in layout.sites)
+    linear = not chained or all(site.linear is not None for site in layout.sites if not site.top)
+    return not layout.needs_graph and plain and linear

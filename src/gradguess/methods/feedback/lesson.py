@@ -1,7 +1,8 @@
-"""One measurement, and what it teaches the predictor."""
+"""One measurement, and how it changes the matrices of the predictor: by a learning rule."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import cached_property
 
 import torch
@@ -9,26 +10,28 @@ from torch import Tensor
 
 from gradguess.layers.positions import coded
 from gradguess.methods.feedback.predictor import Predictor
-from gradguess.methods.feedback.rules import Rule
 from gradguess.methods.output_error import OutputError, flatten_outputs
 from gradguess.model.site import Site, at_least_float32
-from gradguess.step.measure import Measurement
+from gradguess.step.draw import Drawing
+from gradguess.step.measure import measure
 
 
 class Lesson:
     """A regression of the outputs' tangents `u` on the gated directions `φ_i = D_i y_i`.
 
-    `observe` every direction of a pass, `conclude` when the outputs are known, then correct and learn site by site.
-    Of the batch it keeps the residuals alone, (batch, C) per pass.
+    A tangent pass is measured when a lesson is made, which keeps the residuals alone of the batch, (batch, C) per
+    pass. `conclude` it when the error is known; then correct and learn site by site.
 
     Args:
         rate: step size, relative to the largest that is stable.
-        tangents: how many there are in this step.
+
+    Attributes:
+        seen: the measurement.
     """
 
-    def __init__(self, predictor: Predictor, rule: Rule, rate: float, tangents: int) -> None:
+    def __init__(self, predictor: Predictor, rule: LearningRule, rate: float, drawing: Drawing) -> None:
         self.predictor, self.pool = predictor, predictor.pool
-        self.rule, self.rate, self.count = rule, rate, tangents
+        self.rule, self.rate, self.drawing = rule, rate, drawing
         self.explained: dict[int, Tensor] = {}  # per pass: Σ_i σ_i B_iᵀ φ_i, (batch, C)
         self.traces: dict[int, Tensor] = {}  # per pass: Σ_i mean |φ_i|²
         self.largest: dict[int, Tensor] = {}  # per pass: the largest λ of its sites
@@ -37,8 +40,20 @@ class Lesson:
         self.sizes: dict[int, Tensor] = {}  # per pass: the step size μ
         self.rows: dict[str, int] = {}  # per site: samples, or positions where each has its own error
         self.fewest = self.own = 0  # the fewest of them: of all processes, and of this one
+        keeps, every = drawing.step.keeps, lambda site: site.guessed
+        self.seen = measure(drawing, every, balance=True, keep_outputs=True, watch=None if keeps else self._observe)
+        for p, (tangent, chosen) in enumerate(self.seen.passes if keeps else ()):
+            for name, kept in self.seen.records.items():
+                if kept.y is not None and chosen in (None, name):
+                    site = drawing.step.layout[name]
+                    self._observe(p, site, kept.y[tangent], kept.gate, self.seen.scales[name][tangent])
 
-    def observe(self, p: int, site: Site, y: Tensor, gate: Tensor | None, scale: Tensor) -> None:
+    def directions(self, site: Site, s: Tensor, gate: Tensor | None) -> Tensor:
+        """Those of a site, as they were kept or drawn again: (tangents, *shape of the output)."""
+        seen = self.seen.records.get(site.name)
+        return self.drawing.directions(site, s, gate) if seen is None or seen.y is None else seen.y
+
+    def _observe(self, p: int, site: Site, y: Tensor, gate: Tensor | None, scale: Tensor) -> None:
         """`y` was carried by pass `p`, scaled by σ."""
         entries = self.predictor.at(site)
         flat = gated(site, y, gate)
@@ -53,10 +68,10 @@ class Lesson:
         largest = self._largest(site, phi, rows)
         self.largest[p] = torch.maximum(self.largest[p], largest) if p in self.largest else largest
 
-    def conclude(self, seen: Measurement, error: OutputError) -> None:
-        """Compute the residuals, which the predictor did not explain, and the step sizes. The outputs are known now."""
-        self.seen, self.error = seen, error
-        for p, tangents in enumerate(seen.output_tangents):
+    def conclude(self, error: OutputError) -> None:
+        """Computes the residuals, which the predictor did not explain, and the step sizes."""
+        self.error = error
+        for p, tangents in enumerate(self.seen.output_tangents):
             u, explained = flatten_outputs([coded(part) for part in tangents]), self.explained.get(p)
             self.tangents.append(u)
             self.residuals.append(u if explained is None or explained.shape != u.shape else u - explained.to(u.dtype))
@@ -72,7 +87,7 @@ class Lesson:
         return torch.stack(total).mean(0) if len(total) > 1 else total[0]
 
     def learn(self, site: Site, y: Tensor, gate: Tensor | None) -> None:
-        """Change `B` of a site as the rule says."""
+        """Changes `B` of a site as the rule says."""
         e = self.error.flat
         for p, tangent, scale in self._passes(site):
             flat = gated(site, y[tangent], gate).to(e.dtype)
@@ -94,10 +109,11 @@ class Lesson:
         return [(p, self.seen.passes[p][0], scales[self.seen.passes[p][0]]) for p in self.seen.rows(site)]
 
     def _step_size(self, p: int) -> Tensor:
-        """`μ`, see `rules.LeastMeanSquares`."""
+        """`μ`, see `LeastMeanSquares`."""
         trace, tiny = self.pool.sum(self.traces[p]), torch.finfo(self.error.flat.dtype).tiny
-        bound = self.largest[p] + trace / (self.rule.samples(self) * self.count)
-        return self.rate / bound.clamp_min(tiny) / self.count
+        count = self.drawing.step.options.tangents
+        bound = self.largest[p] + trace / (self.rule.samples(self) * count)
+        return self.rate / bound.clamp_min(tiny) / count
 
     def _largest(self, site: Site, phi: Tensor, samples: int) -> Tensor:
         """Largest eigenvalue of `φᵀφ / b`, by power iteration that goes on from step to step."""
@@ -121,3 +137,54 @@ def gated(site: Site, y: Tensor, gate: Tensor | None) -> Tensor:
 
 def _add_to(sums: dict[int, Tensor], key: int, value: Tensor) -> None:
     sums[key] = sums[key] + value if key in sums else value
+
+
+class LearningRule(ABC):
+    """How the residual of a lesson changes the matrices. One object serves all lessons; it keeps nothing."""
+
+    @abstractmethod
+    def samples(self, lesson: Lesson) -> Tensor | float:
+        """How many samples the lesson is worth; the step size depends on it."""
+
+    @abstractmethod
+    def update(self, lesson: Lesson, site: Site, p: int, phi: Tensor, scale: Tensor, B: Tensor) -> Tensor:
+        """The new `B` of a site from the regressors `phi` (rows, width of B) that pass `p` carried, scaled by σ."""
+
+
+class LeastMeanSquares(LearningRule):
+    """`B_i += μ Σ_b w_b φ_i rᵀ` with weights `w_b`.
+
+    The step size is `μ = rate / (λ + K / b)`: λ the largest eigenvalue of the regressors' second moment, K its
+    trace over all sites of a pass, b the number of samples. It is the condition under which LMS with Gaussian
+    regressors stays stable in the mean square (rate < 2): for W⊥, λ = 1 and μ = rate · b / (b + K).
+    """
+
+    def update(self, lesson: Lesson, site: Site, p: int, phi: Tensor, scale: Tensor, B: Tensor) -> Tensor:
+        wrong = self.wrong(lesson, lesson.residuals[p], len(phi))
+        return B + (lesson.sizes[p] / scale * self.weight(lesson, site)) * lesson.pool.sum(phi.t() @ wrong)
+
+    @abstractmethod
+    def wrong(self, lesson: Lesson, residual: Tensor, rows: int) -> Tensor:
+        """The residual (batch, C) as the rule weighs it: (rows, columns of B)."""
+
+    @abstractmethod
+    def weight(self, lesson: Lesson, site: Site) -> Tensor | float:
+        """What the sum over rows is multiplied with."""
+
+
+class Weighted(LeastMeanSquares):
+    """A sample's weight is its squared error |e|², since its prediction is multiplied by its error."""
+
+    def samples(self, lesson: Lesson) -> Tensor:
+        power = lesson.power(lesson.own)
+        tiny = torch.finfo(power.dtype).tiny
+        return lesson.total.square() / lesson.pool.sum(power.square().sum()).clamp_min(tiny)
+
+    def wrong(self, lesson: Lesson, residual: Tensor, rows: int) -> Tensor:
+        return residual.reshape(rows, -1) * lesson.power(rows)[:, None]
+
+    def weight(self, lesson: Lesson, site: Site) -> Tensor:
+        return 1 / lesson.total
+
+
+WEIGHTED = Weighted()
