@@ -428,6 +428,18 @@ def test_a_second_pass_costs_only_what_differs(monkeypatch):
     assert names.count("aten.addmm.default") == 7  # each linear layer once
 
 
+def test_batch_norm_in_a_second_pass_is_that_of_the_first(monkeypatch):
+    """Though its kernel writes the running statistics."""
+    graphs = []
+    monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: graphs.append(graph) or graph)
+    model, x, t = networks()["batch norm"]
+    forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=2)), coupling="batch", compile=True)
+    for _ in range(3):
+        forward(LOSS, x, t)
+    names = [str(node.target) for node in graphs[0].graph.nodes]
+    assert names.count("aten.native_batch_norm.default") == 2
+
+
 class Positions(nn.Module):
     """Looks at numbers that no batch changes, and writes to some of them."""
 

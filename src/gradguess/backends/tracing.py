@@ -7,7 +7,6 @@ looks at numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,12 +22,14 @@ from gradguess.backends.norm_gradients import without_products
 from gradguess.backends.policy import full_precision
 from gradguess.errors import GradguessError
 
+aten = torch.ops.aten
 Graph = Callable[..., Sequence[Tensor]]
 _LOOKED = "it looks at numbers (`if x.sum() > 0`, `.item()`, `.tolist()`), and may go another way next time"
 _SHAPED = "the shape of a tensor depends on numbers (`x[x > 0]`, `nonzero`, `unique`), and may be another next time"
-_FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # of `torch.tensor(2.0)`
+_FRESH = (aten.lift_fresh.default, aten.lift_fresh_copy.default)  # of `torch.tensor(2.0)`
+_BATCH_NORMS = tuple(getattr(aten, f"{library}_batch_norm").default for library in ("native", "cudnn", "miopen"))
 _FIXED: dict[int, Tensor] = {}  # where they lie
-_LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default, torch.ops.aten.equal.default)
+_LOOKS = (aten._local_scalar_dense.default, aten.is_nonzero.default, aten.equal.default)
 
 
 class NotTraceable(GradguessError):
@@ -59,7 +60,7 @@ class _Made(TorchDispatchMode):
                 raise NotTraceable(_LOOKED)
             with disable_proxy_modes_tracing():
                 return func(*args, **(kwargs or {}))
-        out = func(*args, **(kwargs or {}))
+        out = _batch_norm(func, *args) if func in _BATCH_NORMS else func(*args, **(kwargs or {}))
         made = [t for t in tree_leaves(out) if isinstance(t, Tensor) and not is_wrapped(t)]
         self.by_place.update({_place(t): t for t in made if t.data_ptr()})  # meta tensors lie nowhere
         fresh = {_memory(t) for t in made}
@@ -73,6 +74,13 @@ class _Made(TorchDispatchMode):
         else:
             self.steady |= {_memory(t) for t in made}
         return out
+
+    def known(self, t: Tensor) -> Tensor:
+        """What a reverse graph saves in place of `t`: a copy of a node's own output would be a constant of the trace.
+
+        It is detached: a node must not hold what holds the node.
+        """
+        return self.by_place.get(_place(t), t).detach()
 
     def _is_steady(self, t: Tensor) -> bool:
         return not is_wrapped(t) and _memory(t) in self.steady and _memory(t) not in self.varying
@@ -103,9 +111,22 @@ class _OneWay(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _batch_norm(
+    func: Any, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """Batch norm that writes its running statistics by operations of their own: its kernels write them unsaid."""
+    if not training or mean is None:
+        return func(x, weight, bias, mean, var, training, momentum, eps)
+    out = func(x, weight, bias, None, None, training, momentum, eps)
+    of_batch, inverse, count = out[1], out[2], x.numel() / x.shape[1]
+    mean.mul_(1 - momentum).add_(of_batch, alpha=momentum)
+    var.mul_(1 - momentum).add_(inverse.square().reciprocal() - eps, alpha=momentum * count / (count - 1))
+    return out
+
+
 def _has_shape_of_numbers(func: Any, args: Any) -> bool:
     """Does the shape of what it makes depend on numbers?"""
-    if func is torch.ops.aten.index.Tensor:
+    if func is aten.index.Tensor:
         return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
     return torch.Tag.dynamic_output_shape in func.tags
 
@@ -155,24 +176,12 @@ def tracing() -> bool:
     return _Made.now is not None
 
 
-def traced_autograd() -> AbstractContextManager[Any]:
-    """Where a reverse graph is recorded inside a trace: what it saves stays what the trace knows.
-
-    A node that saves its own output saves a copy, which a trace would take for a constant. What is saved in its place
-    is detached: a node must not hold what holds the node.
-    """
-    made = _Made.now
-    if made is None:
-        return nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(lambda t: made.by_place.get(_place(t), t).detach(), lambda t: t)
-
-
 def trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> fx.GraphModule:
     """The operations of `function` on these tensors. What is not among the arguments is a constant of the graph."""
     arguments = [t.clone() if any(t is other for other in arguments[:i]) else t for i, t in enumerate(arguments)]
 
     def watched(*given: Tensor) -> list[Tensor]:
-        with _OneWay(), _Made(given):
+        with _OneWay(), _Made(given) as made, torch.autograd.graph.saved_tensors_hooks(made.known, lambda t: t):
             return function(*given)
 
     try:
@@ -195,7 +204,7 @@ def reason_of(error: Exception) -> str:
 def _checked(graph: fx.GraphModule) -> fx.GraphModule:
     """The graph without what is not needed, if it depends on its arguments alone."""
     for node in reversed(list(graph.graph.nodes)):
-        if node.target is torch.ops.aten.is_same_size.default and not node.users:  # a check, which has done its work
+        if node.target is aten.is_same_size.default and not node.users:  # a check, which has done its work
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     baked = [node for node in graph.graph.nodes if node.op == "get_attr" and not _may_be_held(graph, node)]
@@ -234,9 +243,9 @@ def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModul
     with torch.no_grad(), full_precision(arguments[0].device):  # its casts are in it already
         pure = _graph_of(torch.func.functionalize(graph, remove="mutations"), arguments)
     for node in pure.graph.nodes:
-        if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
-            node.replace_all_uses_with(node.args[0])
-        if node.target is torch.ops.aten._scaled_dot_product_efficient_attention.default:
+        if (same := _same_numbers(node)) is not None:
+            node.replace_all_uses_with(same)
+        if node.target is aten._scaled_dot_product_efficient_attention.default:
             node.update_arg(4, True)  # one operation, whether a graph asked for the sum of weights as well or not
     pure.graph.eliminate_dead_code()
     from torch._functorch.compile_utils import fx_graph_cse  # here, since it brings sympy
@@ -244,6 +253,18 @@ def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModul
     merged = fx.GraphModule(pure, fx_graph_cse(pure.graph))
     merged.graph.eliminate_dead_code()
     return without_products(merged)
+
+
+def _same_numbers(node: fx.Node) -> Any:
+    """What `node` is a copy of, if that has its strides and is no argument: results do not share memory with those."""
+    if node.target in (aten.detach.default, aten.alias.default):
+        return node.args[0]
+    if node.target not in (aten.clone.default, aten.copy.default):
+        return None
+    source: Any = node.args[-1]
+    ours, its = node.meta["tensor_meta"], source.meta.get("tensor_meta")
+    alike = its is not None and (ours.shape, ours.stride, ours.dtype) == (its.shape, its.stride, its.dtype)
+    return source if alike and source.op == "call_function" else None
 
 
 def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -27,7 +27,8 @@ from gradguess.model.assumptions import Members
 from gradguess.model.side_effects import Snapshot
 from gradguess.model.task import with_tensors
 from gradguess.noise import Noise
-from gradguess.passes.functional_pass import FunctionalPass
+from gradguess.passes.forward_mode import formula_kernels
+from gradguess.passes.module_pass import ModulePass
 from gradguess.passes.randomness import Given, Watched
 from gradguess.step.base import State, Step
 
@@ -202,13 +203,13 @@ class _CompiledStep:
         with torch.no_grad(), with_tensors(model, parameters | buffers):
             task = replace(step.task, inputs=inputs, targets=targets)
             layout = replace(step.layout, members=Members(model))
-            with Given(masks):
+            with Given(masks), formula_kernels(model, attention=False):
                 estimate, state = self.method.run(
                     replace(
                         step,
                         task=task,
                         layout=layout,
-                        passes=FunctionalPass(task, layout),
+                        passes=ModulePass(task, layout),
                         noise=_GivenNoise(noise, step.noise),
                         state=State(kept, learned, step.state.count),
                     )

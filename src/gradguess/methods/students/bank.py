@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradguess.backends.tracing import traced_autograd
 from gradguess.errors import InputError
 from gradguess.layers.tangents import own_kernels
 from gradguess.methods.adam import adam
@@ -89,7 +88,7 @@ class Student:
         self.bank, self.site, self.blueprint = bank, site, blueprint
         self.s, self.weights = s.detach().requires_grad_(), bank.entries[site.name]["weights"].detach().requires_grad_()
         kernels = formula_kernels(blueprint.module, attention=twice)
-        with torch.enable_grad(), traced_autograd(), own_kernels(), kernels:
+        with torch.enable_grad(), own_kernels(), kernels:
             self.p: Tensor = self(self.s)
         wanted = (len(s), *bank.outputs.shape)
         found = tuple(self.p.shape) if isinstance(self.p, Tensor) else type(self.p).__name__
@@ -106,7 +105,7 @@ class Student:
     @cached_property
     def losses(self) -> Tensor:
         """The loss of its own outputs, (batch,)."""
-        with torch.enable_grad(), traced_autograd():
+        with torch.enable_grad():
             return self.bank.step.task.losses(self.bank.outputs.wrap(self.p))
 
     @property

@@ -19,12 +19,11 @@ import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradguess.backends.tracing import tracing
 from gradguess.guesses.activation import ActivationPerturbation
 from gradguess.layers.tangents import own_kernels
 from gradguess.methods.students.bank import Bank, Student
 from gradguess.model.site import Site, at_least_float32
-from gradguess.passes.forward_mode import dual_numbers, formula_kernels, quiet_jvp, tangent_rules, unpack_dual
+from gradguess.passes.forward_mode import dual_numbers, formula_kernels, tangent_rules, unpack_dual
 from gradguess.step.base import Step
 from gradguess.step.draw import Drawing
 from gradguess.step.measure import Measurement, measure
@@ -78,12 +77,9 @@ def _tangents(student: Student, known: Known) -> Tensor:
 def _moved(student: Student, y: Tensor) -> Tensor:
     """`J_S y`."""
     s, model = student.s.detach(), student.bank.step.task.model
-    with torch.no_grad(), own_kernels(), formula_kernels(student.blueprint.module), tangent_rules(model):
-        if tracing():  # a trace cannot see through dual numbers, nor `torch.func.jvp` through all casts of autocast
-            moved: Tensor = quiet_jvp(student, (s,), (y,))[1]
-            return moved
-        with dual_numbers():
-            return unpack_dual(student(fwAD.make_dual(s, y)))[1]
+    kernels = formula_kernels(student.blueprint.module)
+    with torch.no_grad(), own_kernels(), kernels, tangent_rules(model), dual_numbers():
+        return unpack_dual(student(fwAD.make_dual(s, y)))[1]
 
 
 RULES: dict[str, Callable[[Student, Known], Tensor]] = {
