@@ -134,9 +134,9 @@ def test_closed_forms_match_the_dense_twin(guess):
     model = mlp()
     sites = dense_sites(model, COVARIANCES[guess])
     report = gg.diagnose(model, guess, loss_fn, *data(), seeded())
-    for name in sites:
+    for name in sites:  # a gated basis is orthonormal but for the ridge of its factors, 1e-13
         for key, expected in dense_report(sites, name).items():
-            assert getattr(report[name], key) == pytest.approx(expected, rel=1e-9, abs=1e-14), (name, key)
+            assert getattr(report[name], key) == pytest.approx(expected, rel=1e-9, abs=1e-13), (name, key)
         assert report[name].gradient_norm == pytest.approx(sites[name].g.norm().item(), rel=1e-12)
 
 

@@ -30,6 +30,13 @@ def attends(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return q.numel() > 0 and k.numel() > 0 and q.shape[-1] == v.shape[-1] <= HEAD and _here(q)
 
 
+def fuses_attention(device: torch.device, dtype: torch.dtype, *, shared: bool, masked: bool) -> bool:
+    """Whether PyTorch's attention has a kernel without a matrix of all pairs; `shared`: fewer heads of keys."""
+    if device.type != "cuda":
+        return True
+    return dtype != torch.float64 and not (shared and (masked or dtype == torch.float32))
+
+
 def fills(key: Tensor) -> bool:
     """Can the kernel for noise read this key?"""
     return _here(key)

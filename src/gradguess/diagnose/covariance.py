@@ -24,10 +24,10 @@ COLUMNS = 256  # products with a general Jacobian that are still worth an exact 
 
 def explicit(frame: Frame, s: Tensor) -> Frame:
     """The same frame, as a dense matrix where it is known by products alone and these are few."""
-    by_products = isinstance(frame, Transposed) and not isinstance(frame.W, Dense | GatedLinear)
-    if by_products and frame.latent <= COLUMNS and frame.latent * s.numel() <= CHUNK:
-        return Matrix(torch.cat(list(_columns(frame, s))).movedim(0, 1))
-    return frame
+    closed = isinstance(frame, Identity) or (isinstance(frame, Transposed) and isinstance(frame.W, Dense | GatedLinear))
+    if closed or frame.orthonormal or frame.latent > COLUMNS or frame.latent * s.numel() > CHUNK:
+        return frame
+    return Matrix(torch.cat(list(_columns(frame, s))).movedim(0, 1))
 
 
 def _columns(frame: Frame, s: Tensor) -> Iterator[Tensor]:

@@ -122,10 +122,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
         return True
     if q.dim() != 4 or q.shape[-1] != v.shape[-1] or (mask is not None and mask.dim() not in (2, 4)):
         return False
-    if not q.is_cuda:
-        return True
-    shares = q.shape[1] != k.shape[1]
-    return q.dtype != torch.float64 and not (shares and (mask is not None or q.dtype == torch.float32))
+    return kernels.fuses_attention(q.device, q.dtype, shared=q.shape[1] != k.shape[1], masked=mask is not None)
 
 
 def attention_tangent(
