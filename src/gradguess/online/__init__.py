@@ -6,11 +6,9 @@
 from gradguess.online.blockwise import Blockwise
 from gradguess.online.completed import Completed
 from gradguess.online.eprop import EProp
-from gradguess.online.later import Later
-from gradguess.online.lru import LRU
 from gradguess.online.one_step import OneStep
-from gradguess.online.online import Online
-from gradguess.online.recurrent import Recurrent
+from gradguess.online.online import Later, Online
+from gradguess.online.recurrent import LRU, Recurrent
 from gradguess.online.rflo import RFLO
 from gradguess.online.rtrl import RTRL
 from gradguess.online.rule import Rule
@@ -19,20 +17,5 @@ from gradguess.online.tbptt import TBPTT
 from gradguess.online.uoro import UORO
 from gradguess.online.wperp import WPerp
 
-__all__ = [
-    "LRU",
-    "RFLO",
-    "RTRL",
-    "TBPTT",
-    "UORO",
-    "Blockwise",
-    "Completed",
-    "EProp",
-    "Later",
-    "OneStep",
-    "Online",
-    "Recurrent",
-    "Rule",
-    "SnAp",
-    "WPerp",
-]
+__all__ = ["LRU", "RFLO", "RTRL", "TBPTT", "UORO", "Blockwise", "Completed", "EProp"]
+__all__ += ["Later", "OneStep", "Online", "Recurrent", "Rule", "SnAp", "WPerp"]

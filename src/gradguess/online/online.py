@@ -12,9 +12,8 @@ from torch.utils._pytree import tree_map_only
 
 from gradguess.backends.policy import one_at_a_time
 from gradguess.backends.tracing import reason_of
-from gradguess.errors import GradguessError, InputError
+from gradguess.errors import GradguessError, InputError, NonFiniteError
 from gradguess.model.task import LossFn, check_trainable
-from gradguess.online.later import Later, learn, write
 from gradguess.online.one_step import OneStep
 from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition
 from gradguess.online.state_tree import StateTree, batch_of
@@ -61,24 +60,23 @@ class Online:
         self.generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
         self.steps = self.skipped = 0
         self.output: Any = None
-        self._state: Kept | None = None  # of the streams, as rows
+        self._state = Kept()  # of the streams, as rows; empty before the first step
         self._start = Kept()  # the state in which they start
         self._kept = Kept()  # what the rule keeps for them
         self._tree: StateTree | None = None
         self._trained: frozenset[str] = frozenset()  # the parameters that required a gradient at the first step
         self._recurrent: tuple[str, ...] = ()  # those of them that the state depends on
-        self._held: tuple[Kept, Transition] | None = None  # the last step, if it had no loss
+        self._held: Later | None = None  # the last step, if it had no loss
 
     @property
     def state(self) -> Any:
         """A copy of the state, as the model returned it; None before the first step, and after loading."""
-        return None if self._tree is None or self._state is None else self._tree.tree(self._state.rows)
+        return None if self._tree is None else self._tree.tree(self._state.rows)
 
     @property
     def kept_bytes(self) -> int:
         """The size of what lives from step to step: influence, basis and state."""
-        parts = () if self._state is None else (self._state.rows, self._kept.rows, self._kept.shared)
-        return sum(value.nbytes for part in parts for value in part.values())
+        return sum(v.nbytes for part in (self._state.rows, self._kept.rows, self._kept.shared) for v in part.values())
 
     @one_at_a_time
     def __call__(self, loss_fn: LossFn | None, x: Any, target: Any = None) -> Tensor:
@@ -90,16 +88,16 @@ class Online:
             target: of the loss. None steps without a loss; `later` can supply it.
         """
         x = tree_map_only(Tensor, Tensor.detach, x)
-        streams, self._held, weights = batch_of(x), None, _trained(self.model)
-        tree, state = self._ready(x, streams)
+        streams, self._held = batch_of(x), None
+        weights: Tensors = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        tree = self._ready(x, weights, streams)
         if target is None:  # `later` may need input and weights of this step after they have changed
             x = tree_map_only(Tensor, torch.clone, x)
             weights = {name: p.detach().clone().requires_grad_() for name, p in weights.items()}
-        place = (state.rows, x, self.generator, self.steps)
+        place = (self._state.rows, x, self.generator, self.steps)
         step = Transition(self.model, tree, weights, self._recurrent, *place, write=True)
         output, finite = step.output, step.finite
-        loss, error, unjudged = step.h.new_full((), float("nan")), None, 0
-        grads: Tensors = {}
+        loss, grads, error, unjudged = step.h.new_full((), float("nan")), Tensors(), None, 0
         if not bool(finite.all()):
             step = step.part(finite.nonzero()[:, 0])
         if step.batch:
@@ -107,21 +105,21 @@ class Online:
             if target is not None:
                 if loss_fn is None:
                     raise InputError("loss_fn: expected a function of (output, target), found None beside a target.")
-                loss, grads, error, unjudged = learn(self._rule, kept, step, loss_fn, target, streams)
+                loss, grads, error, unjudged = learn(self._rule, kept, step, loss_fn, target)
             seen = self._rule.look(self._kept, error, step)
             after = self._rule.advance(seen.select(step.index), step)
             write(self.model, grads)
             self._kept = seen.replace(step.index, after)
             after = Kept({name: value.detach() for name, value in step.after.items()})
-            self._state = state.replace(step.index, after)
-            self._held = (kept, step) if target is None else None
+            self._state = self._state.replace(step.index, after)
+            self._held = Later(self, kept, step) if target is None else None
         self.steps += 1
         self.skipped += streams - step.batch + unjudged
         self.output = tree_map_only(Tensor, Tensor.detach, output)
         return loss
 
     def later(self) -> Later:
-        """Hold the last step, which had no loss, for a loss that arrives later, such as a reward.
+        """The last step, which had no loss, held for a loss that arrives later, such as a reward.
 
         >>> import torch, gradguess as gg
         >>> model = gg.online.Recurrent(torch.nn.RNNCell(2, 4), torch.nn.Linear(4, 3))
@@ -131,9 +129,9 @@ class Online:
         >>> _ = online(None, torch.randn(1, 2))
         >>> loss = held(lambda output, reward: -reward * output.log_softmax(1)[:, 0], torch.ones(1))
         """
-        if self._held is None or self._state is None:
+        if self._held is None:
             raise InputError("later: the last step has a loss, or there is none yet. Step with target=None first.")
-        return Later(self._rule, *self._held, len(self._state.rows["h"]), self._learned)
+        return self._held
 
     def reset(self, rows: Any = None) -> None:
         """Start streams anew where an episode ends: their state is that of the very first step, their influence zero.
@@ -141,7 +139,7 @@ class Online:
         Args:
             rows: numbers of streams, or a mask (streams,) of bool; None: all.
         """
-        if self._state is not None:
+        if self._state.rows:
             index = _numbers(rows, self._state.rows["h"])
             self._kept = self._kept.cleared(index)
             self._state = self._state.replace(index, self._start.select(index))
@@ -151,13 +149,11 @@ class Online:
 
         Save the model and the optimiser beside it; the stream then goes on bit for bit.
         """
-        state = {"generator": self.generator.get_state(), "steps": torch.tensor(self.steps)}
-        state["skipped"] = torch.tensor(self.skipped)
-        if self._state is not None:
-            parts = {"now": self._state.rows, "start": self._start.rows}
-            parts |= {"rows": self._kept.rows, "shared": self._kept.shared}
-            state |= {f"{part}/{name}": v.clone() for part, values in parts.items() for name, v in values.items()}
-        return state
+        counts = {"steps": torch.tensor(self.steps), "skipped": torch.tensor(self.skipped)}
+        parts = {"now": self._state.rows, "start": self._start.rows, "rows": self._kept.rows}
+        parts["shared"] = self._kept.shared
+        state = {f"{part}/{name}": v.clone() for part, values in parts.items() for name, v in values.items()}
+        return {"generator": self.generator.get_state(), **counts, **state}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state_dict` gave."""
@@ -172,49 +168,42 @@ class Online:
         self.generator.set_state(random_state(state["generator"], device))
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
         self._tree = self._held = self.output = None
-        self._state = Kept(under("now/")) if "now/h" in state else None
-        self._start, self._kept = Kept(under("start/")), Kept(under("rows/"), under("shared/"))
+        self._state, self._start = Kept(under("now/")), Kept(under("start/"))
+        self._kept = Kept(under("rows/"), under("shared/"))
 
     @property
     def _rule(self) -> Rule:
         """Without parameters that the state depends on there is no influence."""
         return self.rule if self._recurrent else OneStep()
 
-    def _learned(self, error: Error, transition: Transition) -> None:
-        """A loss that arrived late says where errors point, too."""
-        if self._tree is not None:
-            self._kept = self._rule.hear(self._kept, error, transition)
-
-    def _ready(self, x: Any, streams: int) -> tuple[StateTree, Kept]:
-        """The state of the streams. The first step finds out what it looks like and what it depends on."""
-        if self._state is not None and (before := len(self._state.rows["h"])) != streams:
+    def _ready(self, x: Any, weights: Tensors, streams: int) -> StateTree:
+        """What the state looks like. The first step finds that out, and what the state depends on."""
+        if self._state.rows and (before := len(self._state.rows["h"])) != streams:
             raise InputError(
                 f"x: expected {before} streams, as before, found {streams}. For a stream that has "
                 "ended pass a row of NaN, which is skipped; or make a new Online for the streams that are left."
             )
-        weights = _trained(self.model)
-        changed = (set(weights) - self._trained) | (set(self._recurrent) - set(weights))
-        if self._tree is not None and changed:
-            raise InputError(
-                f"model: {', '.join(sorted(changed))} started or ceased to require a gradient since the first step. "
-                "What is kept of the past does not fit any more: make a new Online."
-            )
-        if self._tree is None:
-            state = self._initial(x, streams)
-            tree = StateTree.of(state)
-            tree.check(state, streams)
-            start = Kept(tree.rows(state))
-            drawn = self.generator if self._state is None else torch.Generator(self.generator.device)
-            probe = Transition(self.model, tree, weights, (), start.rows, x, drawn, 0)
-            self._trained, self._recurrent = frozenset(weights), probe.depends_on()
-            kept = self._rule.start(replace(probe, recurrent=self._recurrent))
-            if self._state is None:
-                self._state, self._start, self._kept = start, start, kept
-            elif (_shapes(self._state), _shapes(self._kept)) != (_shapes(start), _shapes(kept)):
-                raise InputError("state: what was loaded was saved with another rule or model. Use the same ones.")
-            self._tree = tree
-        assert self._state is not None
-        return self._tree, self._state
+        if self._tree is not None:
+            changed = (set(weights) - self._trained) | (set(self._recurrent) - set(weights))
+            if changed:
+                raise InputError(
+                    f"model: {', '.join(sorted(changed))} started or ceased to require a gradient since the first "
+                    "step. What is kept of the past does not fit any more: make a new Online."
+                )
+            return self._tree
+        state = self._initial(x, streams)
+        tree, loaded = StateTree.of(state, streams), bool(self._state.rows)
+        start = Kept(tree.rows(state))
+        drawn = torch.Generator(self.generator.device) if loaded else self.generator
+        probe = Transition(self.model, tree, weights, (), start.rows, x, drawn, 0)
+        self._trained, self._recurrent = frozenset(weights), probe.depends_on()
+        kept = self._rule.start(replace(probe, recurrent=self._recurrent))
+        if not loaded:
+            self._state, self._start, self._kept = start, start, kept
+        elif (self._state.shapes, self._kept.shapes) != (start.shapes, kept.shapes):
+            raise InputError("state: what was loaded was saved with another rule or model. Use the same ones.")
+        self._tree = tree
+        return tree
 
     def _initial(self, x: Any, streams: int) -> Any:
         first: Any = getattr(self.model, "initial_state", None)
@@ -248,10 +237,55 @@ def _numbers(rows: Any, h: Tensor) -> Tensor:
     return index.long()
 
 
-def _trained(model: nn.Module) -> Tensors:
-    """The parameters that require a gradient, by name."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+class Later:
+    """A step that waits for its loss. It holds the weights and the influence of its own step: one more of each.
+
+    Calling it adds the gradient to `.grad`, as if the loss had been there at the step.
+    """
+
+    def __init__(self, online: Online, kept: Kept, step: Transition) -> None:
+        self._online, self._kept, self._step = online, kept, step
+
+    @property
+    def output(self) -> Any:
+        """The output of the step, of the streams that were not skipped."""
+        return self._step.output
+
+    @one_at_a_time
+    def __call__(self, loss_fn: LossFn, target: Any) -> Tensor:
+        """Add the gradient to `.grad`, and return the mean loss.
+
+        Args:
+            loss_fn: `loss_fn(output, target)` returns one loss per stream.
+            target: of the loss.
+        """
+        online = self._online
+        loss, grads, error, _ = learn(online._rule, self._kept, self._step, loss_fn, target)
+        write(online.model, grads)
+        if error is not None and online._tree is not None:  # a late loss says where errors point, too
+            online._kept = online._rule.hear(online._kept, error, self._step)
+        return loss
 
 
-def _shapes(kept: Kept) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {name: (value.shape, value.dtype) for name, value in {**kept.rows, **kept.shared}.items()}
+def learn(
+    rule: Rule, kept: Kept, step: Transition, loss_fn: LossFn, target: Any
+) -> tuple[Tensor, Tensors, Error | None, int]:
+    """Mean loss, gradients, the error at the state, and the number of streams whose loss was not finite."""
+    loss, grads, error, bad = step.differentiated(loss_fn, target)
+    if error is None:
+        return loss, grads, error, bad
+    for name, credit in rule.credit(kept, error, step).items():
+        grads[name] = grads[name] + credit.view_as(grads[name]).to(grads[name])
+    if not bool(torch.stack([torch.isfinite(grad).all() for grad in grads.values()]).all()):
+        raise NonFiniteError(
+            f"The gradient at step {step.count} is NaN or infinite: the influence of the past has grown beyond all "
+            "bounds, or the loss has. Nothing was changed. Lower the learning rate, or forget the past by reset()."
+        )
+    return loss, grads, error, bad
+
+
+def write(model: nn.Module, grads: Mapping[str, Tensor]) -> None:
+    """Add to `.grad`."""
+    for name, grad in grads.items():
+        p = model.get_parameter(name)
+        p.grad = grad.detach().clone() if p.grad is None else p.grad + grad

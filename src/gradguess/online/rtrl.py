@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from gradguess.online import traces
 from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition, carried, contracted, zeros
 
@@ -35,6 +33,5 @@ class RTRL(Rule):
     def advance(self, kept: Kept, transition: Transition) -> Kept:
         if kept.shared:
             return traces.advance(kept, transition)
-        every = torch.eye(transition.width, dtype=transition.h.dtype, device=transition.h.device)
-        J, F = transition.vjps(every)
+        J, F = transition.vjps(transition.identity)
         return Kept(carried(J, kept, F))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from gradguess.online.transition import Error, Tensors, Transition
@@ -24,6 +25,11 @@ class Kept:
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     shared: Mapping[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def shapes(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Shape and dtype of each tensor, by name."""
+        return {name: (value.shape, value.dtype) for name, value in {**self.rows, **self.shared}.items()}
+
     def select(self, rows: Tensor | None) -> Kept:
         """The same for some of the streams; None: for all."""
         return self if rows is None else Kept({name: value[rows] for name, value in self.rows.items()}, self.shared)
@@ -32,9 +38,8 @@ class Kept:
         """The streams `rows` (None: all) as they are in `part`, the others as they are here."""
         if rows is None:
             return part
-        return Kept(
-            {name: value.index_copy(0, rows, part.rows[name]) for name, value in self.rows.items()}, part.shared
-        )
+        own = {name: value.index_copy(0, rows, part.rows[name]) for name, value in self.rows.items()}
+        return Kept(own, part.shared)
 
     def cleared(self, rows: Tensor) -> Kept:
         """The streams `rows` start anew."""
@@ -100,7 +105,5 @@ def carried(A: Tensor, kept: Kept, F: Tensors) -> Tensors:
     Autograd may return one tensor for two parameters, or for a parameter and the state: these are copied first.
     """
     uses = Counter(value.untyped_storage().data_ptr() for value in (A, *F.values()))
-    alone = {
-        name: value if uses[value.untyped_storage().data_ptr()] == 1 else value.clone() for name, value in F.items()
-    }
+    alone = {name: new if uses[new.untyped_storage().data_ptr()] == 1 else new.clone() for name, new in F.items()}
     return {f"P/{name}": new.contiguous().baddbmm_(A, kept.rows[f"P/{name}"]) for name, new in alone.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count
 from math import prod
 from typing import Any
 
@@ -13,59 +12,48 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from gradguess.errors import InputError
+from gradguess.model.task import tensors
 
 
 @dataclass(frozen=True)
 class StateTree:
-    """What a state looks like: the tree, the shape of each leaf for one stream, and its dtype.
+    """What a state looks like: the tree, and the shape of each leaf for one stream with its dtype.
 
     Floating-point leaves make up the vector `h`, in order. Others, such as a counter, are carried beside it.
     """
 
     spec: TreeSpec
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[torch.dtype, ...]
+    kinds: tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
     @staticmethod
-    def of(state: Any) -> StateTree:
+    def of(state: Any, streams: int) -> StateTree:
+        """Of the first state."""
         leaves, spec = tree_flatten(state)
         for leaf in leaves:
-            if not isinstance(leaf, Tensor) or leaf.dim() == 0:
-                raise InputError(f"state: expected tensors with one row per stream, found {_described(leaf)}.")
+            if not isinstance(leaf, Tensor) or leaf.shape[:1] != (streams,):
+                raise InputError(
+                    f"state: expected tensors with one row per stream, {streams}, found {_described(leaf)}."
+                )
             if leaf.is_complex():
                 raise InputError("state: expected real tensors, found a complex one. Use torch.view_as_real on it.")
-        tree = StateTree(spec, tuple(tuple(leaf.shape[1:]) for leaf in leaves), tuple(leaf.dtype for leaf in leaves))
-        if not tree.width:
+        if not tensors(leaves):
             raise InputError("state: expected at least one floating-point tensor, found none: nothing can be learned.")
-        return tree
-
-    @property
-    def width(self) -> int:
-        """`n`, the length of the vector."""
-        return sum(
-            prod(shape) for shape, dtype in zip(self.shapes, self.dtypes, strict=True) if dtype.is_floating_point
-        )
+        return StateTree(spec, tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves))
 
     def check(self, state: Any, batch: int) -> None:
         """Refuse a state that does not look like this one."""
         leaves, spec = tree_flatten(state)
-        expected = [(batch, *shape) for shape in self.shapes]
-        found = [tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves]
-        dtypes = [leaf.dtype if isinstance(leaf, Tensor) else None for leaf in leaves]
+        expected = [((batch, *shape), dtype) for shape, dtype in self.kinds]
+        found = [(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else type(leaf) for leaf in leaves]
         if spec != self.spec or found != expected:
             raise InputError(
-                f"The state changed its shape: expected {expected}, found {found}. forward(x, state) must return a "
-                "state that looks like the one it was given, with one row per stream."
-            )
-        if dtypes != list(self.dtypes):
-            raise InputError(
-                f"The state changed its dtype: expected {list(self.dtypes)}, found {dtypes}. Let initial_state return "
-                "the dtypes that forward does, or let forward cast back."
+                f"The state changed its shape or dtype: expected {expected}, found {found}. forward(x, state) must "
+                "return a state that looks like the first one and the one it was given, with one row per stream."
             )
 
     def vector(self, state: Any) -> Tensor:
         """`h`, (batch, n)."""
-        return torch.cat([leaf.reshape(len(leaf), -1) for leaf in tree_leaves(state) if leaf.is_floating_point()], 1)
+        return torch.cat([leaf.reshape(len(leaf), -1) for leaf in tensors(state)], 1)
 
     def rows(self, state: Any) -> dict[str, Tensor]:
         """The state by name: "h" is the vector, "others/0" and so on are the leaves that are not in it."""
@@ -74,14 +62,13 @@ class StateTree:
 
     def tree(self, rows: Mapping[str, Tensor]) -> Any:
         """The state with these rows. It is a copy: a model may write into the state that it is given."""
-        leaves, start, h, others = [], 0, rows["h"], count()
-        for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
-            if dtype.is_floating_point:
-                leaf = h[:, start : start + prod(shape)].reshape(len(h), *shape)
-                start += prod(shape)
-            else:
-                leaf = rows[f"others/{next(others)}"]
-            leaves.append(leaf.to(dtype, copy=True))
+        h = rows["h"]
+        parts = iter(h.split([prod(shape) for shape, dtype in self.kinds if dtype.is_floating_point], 1))
+        others = (rows[f"others/{i}"] for i in range(len(rows) - 1))
+        leaves = [
+            (next(parts).reshape(len(h), *shape) if dtype.is_floating_point else next(others)).to(dtype, copy=True)
+            for shape, dtype in self.kinds
+        ]
         return tree_unflatten(leaves, self.spec)
 
 
@@ -97,12 +84,8 @@ def batch_of(x: Any) -> int:
 
 def finite_rows(tree: Any, batch: int) -> Tensor:
     """(batch,): whether every number in the row is finite."""
-    found = None
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() and leaf.shape[0] == batch:
-            row = torch.isfinite(leaf.detach()).flatten(1).all(1) if leaf.dim() > 1 else torch.isfinite(leaf.detach())
-            found = row if found is None else found & row
-    return torch.ones(batch, dtype=torch.bool) if found is None else found
+    rows = [leaf.detach() for leaf in tensors(tree) if leaf.shape[:1] == (batch,)]
+    return torch.stack([torch.isfinite(row)[:, None].flatten(1).all(1) for row in rows]).all(0)
 
 
 def _described(leaf: Any) -> str:

@@ -109,12 +109,11 @@ def _pattern(transition: Transition, cut: bool) -> tuple[dict[str, Tensor], Tens
     generator = torch.Generator().manual_seed(0)
     sizes = {name: p.shape[0] if p.dim() else 1 for name, p in transition.parameters.items()}
     n = transition.width
-    every = torch.eye(n, dtype=transition.h.dtype, device=transition.h.device)
     reached = {name: torch.zeros(n, rows, dtype=torch.bool) for name, rows in sizes.items()}
     J = torch.zeros(n, n, dtype=torch.bool)
     for draw in range(DRAWS):
         probe = _probe(transition, generator, moved=draw % 2 == 1)
-        for first, c in enumerate(every.split(CHUNK)):
+        for first, c in enumerate(transition.identity.split(CHUNK)):
             part = slice(first * CHUNK, first * CHUNK + len(c))
             of_state, F = probe.vjps(c, cut)
             J[part] |= _anywhere(of_state)

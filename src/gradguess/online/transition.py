@@ -51,6 +51,7 @@ class Transition:
         generator: for rules that draw.
         count: steps that were made before this one.
         index: numbers of the streams, where these are not all.
+        streams: how many there are in all, where these are not all.
         write: whether the model may write its buffers, when it is run for `output` and `after`.
     """
 
@@ -63,6 +64,7 @@ class Transition:
     generator: torch.Generator
     count: int
     index: Tensor | None = None
+    streams: int = 0
     write: bool = False
 
     @property
@@ -87,28 +89,23 @@ class Transition:
     def part(self, index: Tensor) -> Transition:
         """The same step of some of the streams."""
         state, x = {name: value[index] for name, value in self.state.items()}, rows_of(self.x, index, self.batch)
-        return replace(self, state=state, x=x, index=index, write=False)
+        return replace(self, state=state, x=x, index=index, streams=self.batch, write=False)
 
     # --- products with the Jacobians ---------------------------------------------------------------------------
 
-    def vjps(self, cotangents: Tensor, cut: bool = False) -> tuple[Tensor, Tensors]:
+    def vjps(self, cotangents: Tensor, cut: bool = False, of_state: bool = False) -> tuple[Tensor, Tensors]:
         """`c J` and `c F` for each cotangent `c`.
 
         Args:
             cotangents: (m, n), the same for all streams, or (batch, m, n).
             cut: take the state that enters a product with weights as a constant.
+            of_state: `c J` alone.
 
         Returns:
             (batch, m, n), and for each parameter (batch, m, its size).
         """
-        return self._vjps(self.parameters, cotangents, cut)
-
-    def jacobian(self) -> Tensor:
-        """`J`, (batch, n, n)."""
-        return self._vjps({}, torch.eye(self.width, dtype=self.h.dtype, device=self.h.device))[0]
-
-    def _vjps(self, parameters: Tensors, cotangents: Tensor, cut: bool = False) -> tuple[Tensor, Tensors]:
         fixed, dtype = self.parameters, self.h.dtype
+        parameters = {} if of_state else fixed
 
         def of_one(state: Tensors, x: Any, c: Tensor) -> tuple[Tensor, Tensors]:
             """Of one stream: the model sees a batch of one."""
@@ -125,9 +122,17 @@ class Transition:
             return to_state, {name: grad.reshape(len(grad), -1).to(dtype) for name, grad in to_parameters.items()}
 
         with explained():
-            return torch.func.vmap(of_one, in_dims=(0, 0, None if cotangents.dim() == 2 else 0))(
-                dict(self.state), self.x, cotangents
-            )
+            in_dims = (0, 0, None if cotangents.dim() == 2 else 0)
+            return torch.func.vmap(of_one, in_dims)(dict(self.state), self.x, cotangents)
+
+    @property
+    def identity(self) -> Tensor:
+        """(n, n)."""
+        return torch.eye(self.width, dtype=self.h.dtype, device=self.h.device)
+
+    def jacobian(self) -> Tensor:
+        """`J`, (batch, n, n)."""
+        return self.vjps(self.identity, of_state=True)[0]
 
     def vjp(self, cotangent: Tensor) -> tuple[Tensor, Tensors]:
         """`c J` for one cotangent `c` (batch, n) of each stream, and `c F` summed over the streams."""
@@ -189,45 +194,41 @@ class Transition:
         return tuple(name for name, grad in zip(self.weights, found[1:], strict=True) if grad is not None)
 
     def differentiated(self, loss_fn: LossFn, target: Any) -> tuple[Tensor, Tensors, Error | None, int]:
-        """The mean loss, its exact gradients within the step, the error, and how many losses were not finite."""
+        """The mean loss, its exact gradients within the step, the error, and how many losses were not finite.
+
+        `target` has a row for each of the streams that there are in all.
+        """
+        if self.index is not None:
+            target = rows_of(target, self.index, self.streams)
+        out, task = self.output, Task(self.model, loss_fn, (self.x,), target)
         with torch.enable_grad():
-            losses = self._losses(loss_fn, self.output, target, self.batch)
+            losses = task.losses(out)
+            if len(losses) != self.batch:
+                raise InputError(f"loss_fn: expected one loss per stream, {self.batch}, found {len(losses)}.")
             fine = torch.isfinite(losses.detach())
             bad = int((~fine).sum())
             if bad == self.batch:
                 return self.h.new_full((), float("nan")), {}, None, bad
             if bad:  # a NaN times zero is a NaN: the loss must not see those rows
                 rows = fine.nonzero()[:, 0]
-                seen, wanted = (rows_of(tree, rows, self.batch) for tree in (self.output, target))
-                losses = self._losses(loss_fn, seen, wanted, len(rows))
+                losses = task.part(rows, self.batch).losses(rows_of(out, rows, self.batch))
             loss = losses.mean()
         if not loss.requires_grad:
             raise InputError("loss_fn: the loss depends neither on the model's parameters nor on its state.")
-        out = self.output
         single = isinstance(out, Tensor) and out.requires_grad and out.shape[:1] == (self.batch,)
         ends = [self._leaf, *self.weights.values(), *([out] if single else [])]
         found = torch.autograd.grad(loss, ends, retain_graph=True, allow_unused=True, materialize_grads=True)
         error = Error(found[0], found[-1].reshape(self.batch, -1).to(found[0]) if single else None)
         return loss.detach(), dict(zip(self.weights, found[1:], strict=False)), error, bad
 
-    def _losses(self, loss_fn: LossFn, output: Any, target: Any, batch: int) -> Tensor:
-        losses = Task(self.model, loss_fn, (self.x,), target).losses(output)
-        if losses.shape[0] != batch:
-            raise InputError(f"loss_fn: expected one loss per stream, {batch}, found {losses.shape[0]}.")
-        return losses
-
 
 def run(model: nn.Module, weights: Mapping[str, Tensor], x: Any, state: Any, write: bool = False) -> tuple[Any, Any]:
     """Call the model: (output, new state). Its buffers stay as they are unless it may `write` them."""
     buffers = {} if write else {name: buffer.clone() for name, buffer in model.named_buffers()}
-    result = Task(model, _no_loss, (x, state), None).outputs({**buffers, **weights})
+    result = Task(model, torch.sub, (x, state), None).outputs({**buffers, **weights})  # no loss is asked for
     if not isinstance(result, tuple) or len(result) != 2:
         raise InputError(f"model: forward(x, state) must return (output, state), found {type(result).__name__}.")
     return result
-
-
-def _no_loss(output: Any, target: Any) -> Tensor:
-    raise AssertionError("a transition has no loss")
 
 
 @contextlib.contextmanager
@@ -235,24 +236,20 @@ def explained() -> Iterator[None]:
     """Turn what PyTorch says about a model that it cannot vectorise into a sentence that says what to do."""
     try:
         yield
-    except GradguessError:
-        raise
     except RuntimeError as error:
-        text = str(error)
-        if "out of memory" in text:
+        text, _, _ = str(error).partition("\n")
+        if isinstance(error, GradguessError) or "out of memory" in str(error):
             raise
-        if "randomness" in text:
+        if "randomness" in str(error):
             raise InputError(
                 "The model draws random numbers (dropout): the influence cannot be carried through another draw than "
                 "the step's own. Call model.eval(), or draw outside of the model, in loss_fn for instance."
             ) from error
-        if "jvp" in text:
-            raise ForwardModeError(
-                f"UORO carries a direction forwards, and PyTorch says: {text.splitlines()[0]} Give your "
-                "autograd.Function a jvp, or use another rule."
-            ) from error
         raise ForwardModeError(
-            "The model cannot be vectorised over streams (torch.func.vmap): "
-            f"{text.splitlines()[0]} An autograd.Function of your own needs setup_context and "
-            "generate_vmap_rule = True; control flow must not depend on numbers; TBPTT and OneStep work without."
+            f"UORO carries a direction forwards, and PyTorch says: {text} Give your autograd.Function a jvp, or use "
+            "another rule."
+            if "jvp" in str(error)
+            else f"The model cannot be vectorised over streams (torch.func.vmap): {text} An autograd.Function of your "
+            "own needs setup_context and generate_vmap_rule = True; control flow must not depend on numbers; TBPTT "
+            "and OneStep work without."
         ) from error

@@ -45,13 +45,12 @@ class WPerp(Rule):
         check_choice("basis", self.basis, tuple(BASES))
 
     def start(self, transition: Transition) -> Kept:
-        n, h = transition.width, transition.h
-        k = min(self.k, n)
-        V, wide = torch.eye(n, dtype=h.dtype, device=h.device), torch.promote_types(h.dtype, torch.float32)
-        if k < n:
-            noise = torch.randn(n, k, dtype=wide, generator=transition.generator, device=transition.generator.device)
+        n, V, source = transition.width, transition.identity, transition.generator
+        S = torch.zeros_like(V, dtype=torch.promote_types(V.dtype, torch.float32))
+        if self.k < n:
+            noise = torch.randn(n, self.k, dtype=S.dtype, generator=source, device=source.device)
             V = torch.linalg.qr(noise)[0].to(V)
-        return Kept(zeros(transition, k), {"V": V, "S": torch.zeros(n, n, dtype=wide, device=h.device)})
+        return Kept(zeros(transition, V.shape[1]), {"V": V, "S": S})
 
     def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
         return contracted(error.q @ kept.shared["V"], kept)
@@ -67,7 +66,7 @@ class WPerp(Rule):
                 f"The Jacobian of the state at step {transition.count} is NaN or infinite. Nothing was changed. Look "
                 "for a root, a logarithm or a quotient at zero in the model."
             )
-        seen = S if bool(S.any()) else torch.eye(len(S), dtype=S.dtype, device=S.device)  # no error yet: any may come
+        seen = S if bool(S.any()) else transition.identity.to(S)  # no error yet: any may come
         new = search(J, seen, V.shape[1]).to(V)
         turn = new.T @ V
         return Kept({f"P/{name}": turn @ P for name, P in influences(kept).items()}, {"V": new, "S": S})
