@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.advise.advice import Advice
+from gradguess.advise.advise import Trial
 from gradguess.advise.candidates import BACKPROP, CHECKPOINTED, Candidate, candidates_for
-from gradguess.advise.trial import Trial
 from gradguess.errors import InputError, NonFiniteError
 from gradguess.model.task import Task
 from gradguess_lab.data import Shape
@@ -68,7 +68,7 @@ def whole(*task, **options) -> Advice:
 @pytest.fixture
 def one_round(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(import_module("gradguess.advise.advise"), "ROUNDS", 1)
-    monkeypatch.setattr(import_module("gradguess.advise.trial"), "SHORTEST", 0.0)
+    monkeypatch.setattr(import_module("gradguess.advise.advise"), "SHORTEST", 0.0)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -185,7 +185,7 @@ def test_a_ratio_is_a_median_and_has_its_share_of_searches():
 
 
 def test_a_round_ends_before_the_next_search(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(import_module("gradguess.advise.trial"), "SHORTEST", 1.0)
+    monkeypatch.setattr(import_module("gradguess.advise.advise"), "SHORTEST", 1.0)
     searches, search = [], gg.WPerp.search_all
 
     def counted(self, *place, **more):
@@ -203,7 +203,7 @@ def test_a_round_ends_before_the_next_search(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_a_method_keeps_counts_as_memory(monkeypatch: pytest.MonkeyPatch, one_round: None):
-    monkeypatch.setattr(import_module("gradguess.advise.trial"), "peak_bytes", lambda run, device: 2**20)
+    monkeypatch.setattr(import_module("gradguess.advise.advise"), "peak_bytes", lambda run, device: 2**20)
     model, loss_fn, x, t = small()
     forward = gg.ForwardGradient(model, gg.Students(), sites=4)
     forward(loss_fn, x, t)

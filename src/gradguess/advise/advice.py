@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradguess.advise.candidates import BACKPROP, CHECKPOINTED
+from gradguess.diagnose.report import aligned, shown
 
 COLUMNS = {
     "time": "time / backprop",
@@ -81,40 +83,32 @@ class Advice:
 
     def table(self) -> str:
         """The rows as plain text. A method that does not work has its reason in place of numbers."""
-        cells = [["method", *COLUMNS.values()]]
-        cells += [[row.method, *(_shown(getattr(row, name)) for name in COLUMNS)] for row in self.rows]
-        first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
-        problems = [None, *(row.problem for row in self.rows)]
-        return "\n".join(
-            "  ".join([name.ljust(first), *(map(str.rjust, numbers, widths) if problem is None else [problem])])
-            for (name, *numbers), problem in zip(cells, problems, strict=True)
-        )
+        found = [
+            [row.problem] if row.problem else [shown(getattr(row, n), ".2f") for n in COLUMNS] for row in self.rows
+        ]
+        names = ["method", *(row.method for row in self.rows)]
+        return aligned([[name, *cells] for name, cells in zip(names, [list(COLUMNS.values()), *found], strict=True)])
 
     def __str__(self) -> str:
         return "\n\n".join([self.table(), textwrap.fill(self.recommendation, 120), self.code]).rstrip()
 
 
-def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
-
-
 def recommend(rows: Sequence[Row], memory_mb: float | None = None) -> tuple[Row | None, str]:
     """The first row that works and fits into `memory_mb`, and why. What was not measured does not fit."""
     working = [row for row in rows if row.works]
-    known = [row for row in working if row.memory_mb is not None]
-    fits = [row for row in known if memory_mb is None or (row.memory_mb or 0) <= memory_mb]
-    chosen = next(iter(working if memory_mb is None else fits), None)
+    sizes = {row.method: row.memory_mb for row in working if row.memory_mb is not None}
+    fits = working if memory_mb is None else [row for row in working if sizes.get(row.method, math.inf) <= memory_mb]
     if not working:
         return None, "Nothing works here; the table says why."
-    if chosen is None and not known:
+    if not sizes and not fits:
         return None, "Memory is not counted on this device, so nobody knows what fits."
-    if chosen is None:
-        least = min(known, key=lambda row: row.memory_mb or 0)
+    if not fits:
+        least = min(sizes, key=sizes.__getitem__)
         return None, (
-            f"Nothing that was measured fits into {memory_mb:g} MB; {least.method} needs least, {least.memory_mb:.4g} "
-            "MB. Take a smaller batch (or chunk= of gg.ForwardGradient), more pieces, or memory='replay'."
+            f"Nothing that was measured fits into {memory_mb:g} MB; {least} needs least, {sizes[least]:.4g} MB. Take a "
+            "smaller batch (or chunk= of gg.ForwardGradient), more pieces, or memory='replay'."
         )
-    limit = "" if memory_mb is None else f" in {memory_mb:g} MB"
+    chosen, limit = fits[0], "" if memory_mb is None else f" in {memory_mb:g} MB"
     why = f"Use {chosen.method}, the first method that works here{limit}"
     if chosen.method in (BACKPROP, CHECKPOINTED):
         return chosen, f"{why}: its gradient is exact."

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import copy
+import statistics
+import textwrap
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from math import ceil
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from gradguess.advise.advice import Advice, recommend
-from gradguess.advise.candidates import candidates_for
-from gradguess.advise.trial import Trial
-from gradguess.backends import RandomState
+from gradguess.advise.advice import Advice, Row, recommend
+from gradguess.advise.candidates import Candidate, candidates_for
+from gradguess.backends import RandomState, peak_bytes, seed_global
+from gradguess.backends import seconds as seconds_of
 from gradguess.backends.tracing import reason_of
-from gradguess.errors import InputError, check_count
+from gradguess.errors import GradguessError, InputError, NonFiniteError, check_count
+from gradguess.estimate import ForwardGradient
+from gradguess.model.cut_pass import watched_run
 from gradguess.model.find_sites import lay_out
 from gradguess.model.site import Layout, Sites
 from gradguess.model.task import LossFn, Task, check_plain, check_trainable, opened
@@ -25,6 +32,10 @@ from gradguess.step.processes import pool_of
 SURE = 3  # candidates that are measured however long it takes: the exact ones, and the first after them
 PREPARING = 0.7  # part of the time in which further candidates may start
 LEAST, ROUNDS = 3, 20  # at least so many, and at most
+STEPS, LESSONS = 4, 6  # steps until the gradient is compared: of a method that learns nothing, of one that does
+SHORTEST = 0.02  # seconds of a round
+LONGEST = 160  # characters of a reason
+Gradients = dict[str, Tensor]  # by the parameter's name
 
 
 def advise(
@@ -74,7 +85,13 @@ def advise(
     begin = time.perf_counter()
     check_trainable(model)
     check_plain(model)
-    _check(model, seconds, pieces, memory_mb, seed)
+    for name, value in (("seconds", seconds), ("memory_mb", 1 if memory_mb is None else memory_mb)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise InputError(f"{name}: expected a positive number, found {value!r}.")
+    check_count("pieces", pieces, least=2)
+    check_count("seed", seed, least=0)
+    if pool_of(None, model).size > 1:
+        raise InputError("advise measures one process: call it before torch.distributed is initialised.")
     before = RandomState.everywhere()
     try:
         with opened(model, loss_fn, inputs, targets, finite=True) as task, torch.enable_grad():
@@ -87,16 +104,6 @@ def advise(
     chosen, why = recommend(rows, memory_mb)
     name, code = (chosen.method, chosen.code) if chosen else (None, "")
     return Advice(rows, name, why, code, time.perf_counter() - begin)
-
-
-def _check(model: nn.Module, seconds: float, pieces: int, memory_mb: float | None, seed: int) -> None:
-    for name, value in (("seconds", seconds), ("memory_mb", 1 if memory_mb is None else memory_mb)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise InputError(f"{name}: expected a positive number, found {value!r}.")
-    check_count("pieces", pieces, least=2)
-    check_count("seed", seed, least=0)
-    if pool_of(None, model).size > 1:
-        raise InputError("advise measures one process: call it before torch.distributed is initialised.")
 
 
 def _copied(task: Task) -> Task:
@@ -126,6 +133,7 @@ def _trials(task: Task, sites: Sites, pieces: int, seed: int) -> tuple[list[Tria
 
 
 def _measure(trials: list[Trial], lowest: tuple[str, ...], begin: float, seconds: float) -> None:
+    """Prepare what finds time, then time all that works in turns; about so many seconds from `begin`."""
     spent = lambda: time.perf_counter() - begin  # noqa: E731
     first, true = trials[0], None
     try:
@@ -145,3 +153,138 @@ def _measure(trials: list[Trial], lowest: tuple[str, ...], begin: float, seconds
         for trial in trials:
             if trial.row.works:
                 trial.attempt(trial.round)
+
+
+class Trial:
+    """A candidate at work on the copy of the model, and its row of the table, where an error becomes the `problem`."""
+
+    def __init__(self, candidate: Candidate, task: Task, sites: Sites, pieces: int, seed: int) -> None:
+        self.candidate, self.task, self.seed = candidate, task, seed
+        self.sites: Sites = pieces if candidate.in_pieces else sites
+        self.row = Row(candidate.name, candidate.line(sites, pieces, task.inputs))
+        self.parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
+        self.device = next(iter(self.parameters.values())).device
+        self.forward: ForwardGradient | None = None
+        self.rounds: list[float] = []  # seconds of a step, by round
+        self.search = 0.0  # seconds of a step that searches
+        self.length = 1  # rounds of `every` steps that are timed together: a step after one of another method is slower
+
+    def attempt(self, run: Callable[[], None]) -> None:
+        """Do `prepare` or `round`; an error is the reason why this candidate does not work."""
+        try:
+            run()
+        except Exception as error:
+            self.fail(reason(error))
+        finally:
+            self._clear()
+
+    def fail(self, problem: str) -> None:
+        self.row = Row(self.row.method, self.row.code, problem)
+
+    def prepare(self, true: Gradients | None, lowest: tuple[str, ...]) -> None:
+        """The first steps: they set up libraries, measure memory and let the method learn. The last is compared.
+
+        Args:
+            true: the gradients of backpropagation; None where they are not known.
+            lowest: the parameters of the lowest site.
+        """
+        kept, steps, candidate = 0, STEPS, self.candidate
+        if candidate.method is not None:
+            options: dict[str, Any] = {"sites": self.sites, "top": candidate.top, "seed": self.seed}
+            self.forward = ForwardGradient(self.task.model, candidate.method, **options)
+            self.forward.mixes = True  # no candidate warns of it: the cosines show what comes of it
+        self.step()
+        if self.forward is not None:
+            entries = [*self.forward.kept.values(), *self.forward.learned.values()]
+            kept = sum(value.nbytes for values in entries for value in values.values())
+            steps = LESSONS if self.forward.learned else STEPS
+        self._rewind(search=True)
+        peak = peak_bytes(self.step, self.device)
+        self._rewind(search=True)
+        self.search = seconds_of(self.step, self.device)
+        self._rewind()
+        spent = min(seconds_of(self.step, self.device) for _ in range(3, steps))
+        self.length = max(1, ceil(SHORTEST / (spent * candidate.every)))
+        if candidate.refresh > 1:
+            self.length = min(self.length, candidate.refresh - 1)  # no search in a round: `_ratio` adds it
+        memory, found = None if peak is None else (peak + kept) / 2**20, self.gradients()
+        self.row = replace(self.row, memory_mb=memory)
+        if true is not None:
+            low = cosine(found, {name: true[name] for name in lowest if name in true})
+            self.row = replace(self.row, cosine=cosine(found, true), lowest_cosine=low)
+
+    def gradients(self) -> Gradients:
+        """The gradients of the last step."""
+        return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+
+    def round(self) -> None:
+        """Time some steps."""
+        self._rewind()
+        count = self.length * self.candidate.every
+        self.rounds.append(seconds_of(lambda: self.step(count), self.device) / count)
+
+    def step(self, count: int = 1) -> None:
+        """Compute gradients, so many times."""
+        for _ in range(count):
+            self._clear()
+            seed_global(self.seed)  # the same dropout masks for all
+            if self.forward is None:
+                self._differentiate()
+            else:
+                self.forward(self.task.loss_fn, self.task.inputs, self.task.targets)
+
+    def _differentiate(self) -> None:
+        loss = watched_run(self.task, grad=True)[1].mean()
+        if not loss.requires_grad:
+            raise InputError(
+                "The loss has no derivative with respect to any parameter, so there is no gradient to compare with. "
+                "Is something detached, or under torch.no_grad()? Operations without a derivative need "
+                "gg.ForwardGradient(..., derivative='finite'), which advise does not try."
+            )
+        if not torch.isfinite(loss):
+            raise NonFiniteError("The loss of this batch is NaN or infinite before any step. Check the data.")
+        loss.backward(inputs=list(self.parameters.values()))  # and nothing else that the loss may depend on
+
+    def compared(self, backprop: Trial, checkpoints: Trial) -> Row:
+        """The row with time and memory over those of backpropagation."""
+        mine, theirs = self.row.memory_mb, backprop.row.memory_mb
+        memory = mine / theirs if mine is not None and theirs else None
+        return replace(self.row, time=self._ratio(backprop), over_checkpoints=self._ratio(checkpoints), memory=memory)
+
+    def _ratio(self, base: Trial) -> float | None:
+        """The median over rounds of this time over that of `base` in the same round; searches are spread."""
+        if not (self.row.works and base.row.works and self.rounds):
+            return None
+        found = statistics.median(mine / theirs for mine, theirs in zip(self.rounds, base.rounds, strict=True))
+        if not self.candidate.refresh:
+            return found
+        extra = max(0.0, self.search - statistics.median(self.rounds))
+        return found + extra / (self.candidate.refresh * self.candidate.every) / statistics.median(base.rounds)
+
+    def _rewind(self, *, search: bool = False) -> None:
+        """Make the next step one that searches, or the first of a round that does not."""
+        if self.forward is not None:
+            self.forward.state = replace(self.forward.state, count=0 if search else self.candidate.every)
+
+    def _clear(self) -> None:
+        for p in self.parameters.values():
+            p.grad = None
+
+
+def cosine(found: Gradients, true: Gradients) -> float:
+    """The cosine of two gradients, over all parameters that have a true one; 0 if either is zero."""
+    inner = square = true_square = 0.0
+    for name, grad in true.items():
+        b = grad.to_dense().double()
+        a = found[name].to_dense().double() if name in found else torch.zeros_like(b)
+        inner, square = inner + float((a * b).sum()), square + float(a.square().sum())
+        true_square += float(b.square().sum())
+    return inner / (square * true_square) ** 0.5 if square * true_square > 0 else 0.0
+
+
+def reason(error: Exception) -> str:
+    """An error in one line."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    kind = "" if isinstance(error, GradguessError) else f"{type(error).__name__}: "
+    return textwrap.shorten(f"{kind}{error}" or type(error).__name__, LONGEST, placeholder=" …")

@@ -60,18 +60,16 @@ class Candidate:
 
 
 SHALLOW = 8  # layers with parameters: up to so many, feedback in pieces trained as well as backpropagation
-_EXACT = (
+CANDIDATES = (  # in the order of a shallow model
     Candidate(BACKPROP, None, "loss.backward()"),
     Candidate(CHECKPOINTED, Checkpointed(), "gg.baselines.Checkpointed()", in_pieces=True),
-)
-_STUDENTS = Candidate("Students", Students(), "gg.Students()", in_pieces=True)
-_RARE = Candidate(
-    "Feedback, chained, rare lessons, in pieces",
-    Feedback(WPerp(), every=4, fraction=0.25),
-    "gg.Feedback(gg.WPerp(), every=4, fraction=0.25)",
-    in_pieces=True,
-)
-_OTHERS = (
+    Candidate(
+        "Feedback, chained, rare lessons, in pieces",
+        Feedback(WPerp(), every=4, fraction=0.25),
+        "gg.Feedback(gg.WPerp(), every=4, fraction=0.25)",
+        in_pieces=True,
+    ),
+    Candidate("Students", Students(), "gg.Students()", in_pieces=True),
     Candidate("Feedback, chained", Feedback(WPerp()), "gg.Feedback(gg.WPerp())"),
     Candidate("Feedback, direct", Feedback(WPerp(), form="direct"), 'gg.Feedback(gg.WPerp(), form="direct")'),
     Candidate(
@@ -90,5 +88,6 @@ _OTHERS = (
 def candidates_for(model: nn.Module) -> tuple[Candidate, ...]:
     """All of them. Of a deep model students come before feedback, of a shallow one after it."""
     layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
-    local = (_RARE, _STUDENTS) if len(layers) <= SHALLOW else (_STUDENTS, _RARE)
-    return _EXACT + local + _OTHERS
+    back, checkpoints, rare, students, *others = CANDIDATES
+    local = (rare, students) if len(layers) <= SHALLOW else (students, rare)
+    return back, checkpoints, *local, *others

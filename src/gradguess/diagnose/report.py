@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -67,11 +67,15 @@ class Report(Mapping[str, SiteReport]):
         """All numbers but the curves, as plain text."""
         columns = [f.name for f in fields(SiteReport) if f.name not in ("singular_values", "overlap")]
         rows = [["site", *(name.replace("_", " ") for name in columns)]]
-        rows += [[name, *(_shown(getattr(site, key)) for key in columns)] for name, site in self.items()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
-        return "\n".join("  ".join(cells) for cells in lines)
+        return aligned(rows + [[name, *(shown(getattr(site, key)) for key in columns)] for name, site in self.items()])
 
 
-def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
+def shown(value: float | None, form: str = ".3g") -> str:
+    return "–" if value is None else format(value, form)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as plain text, the first column to the left and the others to the right. Shorter rows widen no column."""
+    whole = [row for row in rows if len(row) == len(rows[0])]
+    first, widths = max(len(row[0]) for row in rows), [max(map(len, column)) for column in zip(*whole, strict=True)]
+    return "\n".join("  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
