@@ -102,8 +102,8 @@ def advise(
         before.restore()
     rows = tuple(trial.compared(trials[0], trials[1]) for trial in trials)
     chosen, why = recommend(rows, memory_mb)
-    name, code = (chosen.method, chosen.code) if chosen else (None, "")
-    return Advice(rows, name, why, code, time.perf_counter() - begin)
+    method, code = (chosen.method, chosen.code) if chosen else (None, "")
+    return Advice(rows, method, why, code, time.perf_counter() - begin)
 
 
 def _copied(task: Task) -> Task:
