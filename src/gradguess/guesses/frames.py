@@ -143,8 +143,7 @@ class GatedBasis(Frame):
     def root(self) -> Tensor:
         """Factors of `C_b`, (batch, k, k), in float64: `C_b^{-½}` is `root_b^{-T}`."""
         assert self.gate is not None
-        gate = self.gate.double()
-        return gram_root(self.V.double(), gate if self.binary else gate.square())
+        return gram_root(self.V, self.gate, self.binary)
 
     def apply(self, z: Tensor) -> Tensor:
         if self.gate is None:

@@ -14,7 +14,7 @@ def positive(x: Tensor) -> Tensor:
     return torch.where(x > 0, x, 1.0)
 
 
-def gram_root(V: Tensor, squared_gate: Tensor) -> Tensor:
+def gram_root(V: Tensor, gate: Tensor, binary: bool = False) -> Tensor:
     """Lower factors `L_b` of `C_b = Vᵀ D_b² V`, for a basis `V` and each sample's gate `D_b`: `C_b^{-½}` is `L_b^{-T}`.
 
     The columns of `D_b V L_b^{-T}` are orthonormal, in Gram–Schmidt order. A column of `D_b V` that depends on those
@@ -27,16 +27,20 @@ def gram_root(V: Tensor, squared_gate: Tensor) -> Tensor:
     Cost: `batch d k²` operations for all `C_b`, `k³/3` to factor one of them. Does not wait for the device.
 
     Args:
-        V: (d, k), float64.
-        squared_gate: (batch, d), the diagonals of `D_b²`, float64.
+        V: (d, k).
+        gate: (batch, d), the diagonals of `D_b`.
+        binary: the gate is its own square.
 
     Returns:
-        (batch, k, k).
+        (batch, k, k), float64.
     """
-    d, k = V.shape
-    C = (squared_gate @ (V[:, :, None] * V[:, None, :]).reshape(d, k * k)).view(-1, k, k)
-    ridge = RIDGE * positive(C.diagonal(dim1=-2, dim2=-1).amax(-1))
-    return torch.linalg.cholesky_ex(C + ridge[:, None, None] * torch.eye(k, dtype=C.dtype, device=C.device))[0]
+    (d, k), V = V.shape, V.double()
+    squared = gate.double() if binary else gate.double().square()
+    C = (squared @ (V[:, :, None] * V[:, None, :]).reshape(d, k * k)).view(-1, k, k)
+    del squared  # (batch, d) numbers, no longer there when the factors are made
+    diagonal = C.diagonal(dim1=-2, dim2=-1)
+    diagonal += RIDGE * positive(diagonal.amax(-1, keepdim=True))
+    return torch.linalg.cholesky_ex(C)[0]
 
 
 def solve_columns(L: Tensor, z: Tensor, transposed: bool = False) -> Tensor:
