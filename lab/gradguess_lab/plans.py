@@ -266,11 +266,11 @@ def plans(
     `beyond` stands for all that goes beyond the paper on batches, `streams` for the preset's groups of streams.
     """
     groups = GROUPS | {"streams": lookup(PRESETS, preset, "preset").streams}
-    asked = [name for item in only for name in groups.get(item, (item,))] or list(PAPER)
+    asked = [name for item in only for name in groups.get(item, (item,))]
     for name in asked:
         lookup({**EXPERIMENTS, **streams.GROUPS, **groups}, name, "experiment")
     batched = [name for name in asked if name in EXPERIMENTS]
-    on_batches = jobs(preset, batched, seeds, solver, device) if batched else []
+    on_batches = jobs(preset, batched, seeds, solver, device) if batched or not asked else []
     on_streams = [plan for name in asked if name in streams.GROUPS for plan in streams.plans(name, device, seeds)]
     return [at_once(on_batches), *on_streams] if on_batches else on_streams
 

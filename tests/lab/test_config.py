@@ -106,6 +106,7 @@ def test_plans_share_runs():
 
 def test_quick_leaves_out_what_takes_an_hour_unless_asked_for():
     assert not any(plans.is_heavy(job.settings) for job in plans.jobs("quick"))
+    assert [next(plan) for plan in plans.plans()] == [plans.jobs("quick")]
     assert "wperp-ns" in {job.settings.method for job in plans.jobs("quick", ["newton-schulz"])}
     full = {(job.settings.method, job.settings.k) for job in plans.jobs("paper")}
     assert {("wperp-ns", 10), ("wperp", "rank")} <= full
