@@ -94,8 +94,8 @@ def newton_schulz(preset: Preset) -> Runs:
 
 
 def preconditioning(preset: Preset) -> Runs:
-    """Wᴾ, unbiased and noisy, against W⊥ and Wᵀ."""
-    return _across(preset.near(256), _perp(preset) + _kinds("wp", "wt"), diagnose=DIAGNOSE)
+    """Wᴾ, unbiased and noisy, against W⊥ and Wᵀ, at a width that a quick run has not."""
+    return _across([256] if 256 in preset.widths else [], _perp(preset) + _kinds("wp", "wt"), diagnose=DIAGNOSE)
 
 
 def scripts(preset: Preset) -> Runs:
@@ -302,6 +302,8 @@ def jobs(
         ]
         for name, build in EXPERIMENTS.items()
     }
+    if empty := [name for name in asked if not runs[name]]:
+        raise InputError(f"{', '.join(empty)}: the preset {preset!r} has no runs of it. Pass --preset paper.")
     # Diagnosing does not change a run, so one that any experiment diagnoses is diagnosed in all, and run once.
     looked_at: dict[str, str] = {}
     for one in (one for jobs in runs.values() for one in jobs):

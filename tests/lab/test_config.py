@@ -91,17 +91,18 @@ def unique(*arguments, **options) -> dict[str, plans.Job]:
 
 def test_plans_share_runs():
     quick, full = plans.jobs("quick"), unique("paper")
-    assert {job.experiment for job in quick} == set(plans.PAPER) - {"scripts"}
+    assert {job.experiment for job in quick} == set(plans.PAPER) - {"scripts", "preconditioning"}
     assert {job.settings.width for job in quick} == {64, 128}
     assert {job.settings.seed for job in full.values()} == set(range(10))
     assert all(job.settings.epochs == 300 for job in full.values())
     wt = {job.key for job in quick if (job.settings.method, job.settings.width) == ("wt", 128)}
     assert len(wt) == 1
-    # a quick run is a run of the paper's preset too (but the stand-in for width 256), and asking for one
-    # experiment alone does not make other runs of it
-    assert {job.key for job in quick if job.experiment != "preconditioning"} <= set(full)
+    # a quick run is a run of the paper's preset too, and asking for one experiment alone does not make other runs of it
+    assert {job.key for job in quick} <= set(full)
     alone = plans.jobs("quick", ["choice-of-k"])
     assert alone == [job for job in quick if job.experiment == "choice-of-k"]
+    with pytest.raises(InputError, match="preconditioning: the preset 'quick' has no runs"):
+        plans.jobs("quick", ["preconditioning"])
 
 
 def test_quick_leaves_out_what_takes_an_hour_unless_asked_for():
