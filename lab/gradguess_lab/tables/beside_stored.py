@@ -11,7 +11,7 @@ from gradguess_lab.paper_numbers import SCALING, WIDTHS
 from gradguess_lab.store import files_of
 from gradguess_lab.tables.averages import curve_of_means
 from gradguess_lab.tables.compare import DIFFERS, HOLDS, Summary
-from gradguess_lab.tables.paper import SHARED
+from gradguess_lab.tables.paper import SHARED, scaling_title
 from gradguess_lab.tables.runs import Run, in_paper_setting, variants
 from gradguess_lab.tables.table import Cell, Curve, Figure, Table, mean_text, number, text
 
@@ -92,19 +92,20 @@ def beside_stored_figure(runs: Sequence[Run]) -> Figure | None:
     """Accuracy over the width: the paper's curves dashed, ours with the spread of the seeds, this run's points."""
     found = [(run, stored) for run, stored in beside_stored(runs) if _is_main(run)]
     curves: list[Curve] = []
-    for style in dict.fromkeys(_style(run) for run, _ in found):
-        method = style.removesuffix("-shared")
-        paper = [entry for entry in SCALING if entry.method == method]
-        if method == style:
-            points = [(float(entry.width), entry.value) for entry in paper]
+    styles = [_style(run) for run, _ in found]
+    styles += ["wperp"] * ("wperp-shared" in styles)  # the paper's own W⊥ beside the one with a shared basis
+    for style in dict.fromkeys(styles):
+        points = [(float(entry.width), entry.value) for entry in SCALING if entry.method == style]
+        if points:
             curves.append(Curve("", *_columns(points), style, dashed=True, markers=True))
-        own = {run.config["width"]: (run, stored) for run, stored in found if _style(run) == style}
-        summaries = [(width, stored) for width, stored in _scaling(style).items()]
-        if (curve := curve_of_means(_title(next(iter(own.values()))[0]), summaries, style)) is not None:
+        own = {run.config["width"]: run for run, _ in found if _style(run) == style}
+        title = SHARED if style == "wperp-shared" else scaling_title(style)
+        if (curve := curve_of_means(title, list(_scaling(style).items()), style)) is not None:
             curves.append(curve)
-        here = sorted((float(width), run.metrics[QUANTITY]) for width, (run, _) in own.items())
+        here = sorted((float(width), run.metrics[QUANTITY]) for width, run in own.items())
         x, y = _columns(here)
-        curves.append(Curve("", x, y, "this-run", low=x, high=x, dots=True))
+        if here:
+            curves.append(Curve("", x, y, "this-run", low=x, high=x, dots=True))
     if not curves:
         return None
     return Figure(
