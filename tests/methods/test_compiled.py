@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import gradguess as gg
 from gradguess.backends import tracing
 from gradguess.methods import compiled
-from models import ZOO, make
+from models import ZOO, Calls, make
 from traced_graphs import as_compiled
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -386,8 +386,15 @@ def test_strides_and_dtypes_are_looked_at(graphs_alone):
     assert loss.dtype == torch.float64
 
 
+SEQUENCE_FIRST = nn.Sequential(  # whose strides the compiler changes
+    Calls(lambda x: x.unflatten(1, (2, 4)).transpose(0, 1)),
+    nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0),
+    Calls(lambda x: x.transpose(0, 1).flatten(1)),
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("between", "tangents"), [(nn.ReLU(), 1), (nn.LayerNorm(8), 2)], ids=repr)
+@pytest.mark.parametrize(("between", "tangents"), [(nn.ReLU(), 1), (nn.LayerNorm(8), 2), (SEQUENCE_FIRST, 1)])
 def test_fused_kernels_make_the_same_steps(between, tangents):
     """Through the compiler, in float32."""
     torch.manual_seed(0)

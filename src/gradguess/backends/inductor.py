@@ -22,6 +22,10 @@ _FAILURES = (RuntimeError, OSError, ImportError, AttributeError, TypeError, Valu
 
 def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
     """The graph as fused kernels. Its casts are in it already; it is run once, so that nothing is left for later."""
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.view.default:  # the compiler lays out anew, and not all of it can be viewed
+            node.target = torch.ops.aten.reshape.default
+    graph.recompile()
     try:
         from torch import _inductor  # it brings sympy. `torch.compile` would trace the graph again, and check it
         from torch._inductor import config
