@@ -144,7 +144,10 @@ def reproduce(
         emit({"configs": str(dump)}, json, [str(dump)])
         return
     if preset == "quick" and not only and not configs:
-        say("quick leaves out W⊥-NS (an hour per run on a CPU): add --only newton-schulz or --preset paper.")
+        say(
+            "quick leaves out W⊥-NS (an hour a run on a CPU; --only newton-schulz runs it) and Wᴾ, which the paper has "
+            "at width 256 alone: --preset paper runs all."
+        )
     wanted = [at_once(given)] if given else plans.plans(preset, only or (), seeds, solver, device)
     with interruptible(), runs_bar() as show:
         records, failures = run_plans(wanted, out, jobs, show, backend, address)  # type: ignore[arg-type]
