@@ -26,7 +26,7 @@ from gradguess.model.task import Task
 from gradguess.noise import Noise
 from gradguess.passes import Carried, choose_pass
 from gradguess.step.base import Options, State, Step
-from gradguess.step.draw import Drawing
+from gradguess.step.measure import Drawing
 from gradguess_lab import environment
 from gradguess_lab.bench.run import keep
 from gradguess_lab.config import TrainConfig

@@ -22,9 +22,8 @@ from gradguess.model.assumptions import Members
 from gradguess.model.side_effects import Snapshot, untouched
 from gradguess.model.site import Layout, Sites
 from gradguess.model.task import LossFn, Task, check_model, opened
-from gradguess.step.base import Kept, Options, State
-from gradguess.step.gradients import Written
-from gradguess.step.processes import pool_of
+from gradguess.step.base import Kept, Options, State, Written
+from gradguess.step.parts import pool_of
 from gradguess.step.saved import flattened, made_by, random_state, unflattened
 
 LAYOUTS = 16  # so many are remembered

@@ -15,7 +15,7 @@ from filelock import FileLock
 from torch import nn
 
 import gradguess as gg
-from gradguess.step.processes import Pool
+from gradguess.step.parts import Pool
 from processes_worker import BOUNDS, SCENARIOS, run
 
 WORKER = Path(__file__).parents[1] / "support" / "processes_worker.py"

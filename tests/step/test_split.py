@@ -8,7 +8,7 @@ from torch import nn
 
 import gradguess as gg
 from gradguess.model.task import Task
-from gradguess.step.split import first_rows
+from gradguess.step.parts import first_rows
 from models import GUESSES, make
 
 WIDE = {"shared-wide": gg.WPerp(k=20), "subspace-wide": gg.WPerp(k=6, solver="subspace")}

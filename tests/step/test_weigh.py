@@ -27,6 +27,6 @@ def test_samples_that_mix_have_the_derivative_of_all_processes_whatever_their_sh
     model, x, t = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(5, 4), torch.randint(2, (5,))
     site = lay_out(Task(model, nn.CrossEntropyLoss(reduction="none"), x, t)).sites[0]
     c, y = torch.randn(1, 5), torch.randn(1, 5, 3)
-    seen = Measurement(torch.zeros(5), c, {}, None, [], [(0, None)], {}, None)
+    seen = Measurement(torch.zeros(5), c, None, [], [(0, None)])
     step: Any = SimpleNamespace(detail=True, options=Options(coupling="batch"), pool=Two())
     torch.testing.assert_close(seen.weigh(step, site, y, share=0.2), 0.2 * y[0] * (c.sum() + 10))

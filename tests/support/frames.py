@@ -8,7 +8,7 @@ from torch import Tensor
 import gradguess as gg
 from gradguess.guesses import Frame
 from gradguess.model.site import Layout
-from gradguess.step.draw import Drawing
+from gradguess.step.measure import Drawing
 from models import Case
 from references import no_trace, recorded_outputs
 from steps import layout_of, step_of

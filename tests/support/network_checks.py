@@ -25,8 +25,7 @@ from gradguess.model.task import Task
 from gradguess.noise import Noise
 from gradguess.passes import choose_pass
 from gradguess.step.base import Options, State, Step
-from gradguess.step.draw import Drawing
-from gradguess.step.measure import measure
+from gradguess.step.measure import Drawing, measure
 from random_networks import Case
 
 SEED = 7  # of the global generators in every pass, and of the directions

@@ -18,8 +18,7 @@ from gradguess.model.task import Task
 from gradguess.noise import Noise
 from gradguess.passes import choose_pass
 from gradguess.step.base import Options, State, Step
-from gradguess.step.draw import Drawing
-from gradguess.step.measure import measure
+from gradguess.step.measure import Drawing, measure
 from gradguess.step.pull_back import pull_back
 from models import Case, generator
 from references import no_trace, sample_gradients

@@ -27,7 +27,7 @@ from gradguess.model.cut_pass import watched_run
 from gradguess.model.find_sites import lay_out
 from gradguess.model.site import Layout, Sites
 from gradguess.model.task import LossFn, Task, check_plain, check_trainable, opened
-from gradguess.step.processes import pool_of
+from gradguess.step.parts import pool_of
 
 SURE = 3  # candidates that are measured however long it takes: the exact ones, and the first after them
 PREPARING = 0.7  # part of the time in which further candidates may start

@@ -18,7 +18,7 @@ from gradguess.methods.base import Estimate, Method
 from gradguess.methods.students.student import Outputs
 from gradguess.model.site import Site, at_least_float32
 from gradguess.step.base import State, Step
-from gradguess.step.pieces import Piece, Pieces
+from gradguess.step.pull_back import Piece, Pieces
 
 POOLED = 2048  # numbers that a head sees of an image, at most
 Head = Mapping[str, Tensor]  # the parameters of a head by name

@@ -13,7 +13,7 @@ from gradguess.errors import InputError
 from gradguess.methods.base import Estimate, Method
 from gradguess.methods.weight import or_nan, padding_rows
 from gradguess.noise import Noise
-from gradguess.passes.module_pass import ModulePass
+from gradguess.passes import Pass
 from gradguess.step.base import State, Step
 
 
@@ -55,7 +55,7 @@ class MeZO(Method):
 
     @torch.no_grad()
     def run(self, step: Step) -> tuple[Estimate, State]:
-        weights, passes = _Weights(step.task.model), ModulePass(step.task, step.layout)
+        weights, passes = _Weights(step.task.model), Pass(step.task, step.layout)
         sources = [step.noise.apart(number) for number in range(step.options.tangents)]
         sides = []
         try:

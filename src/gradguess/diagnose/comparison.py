@@ -22,7 +22,7 @@ from gradguess.model.task import Task
 from gradguess.noise import Noise
 from gradguess.passes import choose_pass
 from gradguess.step.base import State, Step
-from gradguess.step.draw import Drawing, jacobian_at
+from gradguess.step.measure import Drawing, jacobian_at
 
 PROBE = 32  # samples whose Jacobian is decomposed
 DENSE = 1 << 21  # numbers in the largest Jacobian (of one sample) that is decomposed

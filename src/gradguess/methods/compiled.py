@@ -27,8 +27,8 @@ from gradguess.model.assumptions import Members
 from gradguess.model.side_effects import Snapshot
 from gradguess.model.task import with_tensors
 from gradguess.noise import Noise
+from gradguess.passes import Pass
 from gradguess.passes.forward_mode import formula_kernels
-from gradguess.passes.module_pass import ModulePass
 from gradguess.passes.randomness import Given, Watched
 from gradguess.step.base import State, Step
 
@@ -209,7 +209,7 @@ class _CompiledStep:
                         step,
                         task=task,
                         layout=layout,
-                        passes=ModulePass(task, layout),
+                        passes=Pass(task, layout),
                         noise=_GivenNoise(noise, step.noise),
                         state=State(kept, learned, step.state.count),
                     )

@@ -14,8 +14,7 @@ from gradguess.methods.base import Draws, Estimate, Method
 from gradguess.methods.output_error import OutputError
 from gradguess.model.site import Layout, Site
 from gradguess.step.base import Options, State, Step
-from gradguess.step.draw import Drawing
-from gradguess.step.measure import measure
+from gradguess.step.measure import Drawing, measure
 from gradguess.step.pull_back import pull_back
 
 

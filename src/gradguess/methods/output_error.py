@@ -13,7 +13,7 @@ from gradguess.errors import InputError
 from gradguess.layers.positions import coded
 from gradguess.model.site import at_least_float32
 from gradguess.model.task import Task, check_differentiable, tensors
-from gradguess.step.pieces import pull
+from gradguess.step.pull_back import pull
 
 
 class OutputError:

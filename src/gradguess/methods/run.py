@@ -23,11 +23,9 @@ from gradguess.model.site import Layout, LayoutChanged, Sites
 from gradguess.model.task import Task
 from gradguess.noise import Noise
 from gradguess.passes import choose_pass
-from gradguess.step.base import Options, State, Step
-from gradguess.step.gradients import NotFiniteError, Sums
-from gradguess.step.processes import ALONE, Pool, add_up
+from gradguess.step.base import NotFiniteError, Options, State, Step, Sums
+from gradguess.step.parts import ALONE, Part, Pool, add_up, first_rows, first_samples, samples, split
 from gradguess.step.refresh import SKETCH_ROWS, Search, refresh
-from gradguess.step.split import Part, first_rows, first_samples, samples, split
 
 
 class Runner:

@@ -2,9 +2,8 @@
 
 from gradguess.model.site import Layout
 from gradguess.model.task import Task
-from gradguess.passes.base import Carried, Draw, Pass, Scale
 from gradguess.passes.finite_pass import FinitePass
-from gradguess.passes.module_pass import ModulePass
+from gradguess.passes.model_pass import Carried, Draw, Pass, Scale
 
 __all__ = ["Carried", "Draw", "Pass", "Scale", "choose_pass"]
 
@@ -14,4 +13,4 @@ def choose_pass(task: Task, layout: Layout, *, keep: bool = True, finite: bool =
 
     `keep` and `mixes` are those of `FinitePass`.
     """
-    return FinitePass(task, layout, keep, mixes) if finite else ModulePass(task, layout)
+    return FinitePass(task, layout, keep, mixes) if finite else Pass(task, layout)

@@ -30,9 +30,8 @@ from gradguess.errors import InputError
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import Task, tensors
-from gradguess.passes.base import Carried, Draw, Piece, Scale
 from gradguess.passes.forward_mode import forward_mode, is_missing_formula
-from gradguess.passes.module_pass import ModulePass
+from gradguess.passes.model_pass import Carried, Draw, Pass, Scale
 
 POWER = 2 / 5  # of the rounding error
 QUANTISED = 2.0**-7  # rounding error of layers in eight bits
@@ -49,15 +48,15 @@ class _Start:
     rounding: float = 0.0  # ε
 
 
-class FinitePass(ModulePass):
-    """The passes of `ModulePass`, with differences in place of dual numbers.
+class FinitePass(Pass):
+    """The passes of `Pass`, with differences in place of dual numbers.
 
     Args:
         keep: the first plain pass may be kept for further directions.
         mixes: samples depend on each other, and need one step for all of them.
     """
 
-    gives_pieces = False
+    records_graphs = False
 
     def __init__(self, task: Task, layout: Layout, keep: bool, mixes: bool, *, aside: bool = False) -> None:
         super().__init__(task, layout, aside=aside)
@@ -75,7 +74,7 @@ class FinitePass(ModulePass):
     def aside(self, task: Task | None = None) -> FinitePass:
         return FinitePass(task or self.task, self.layout, self.keep, self.mixes, aside=True)
 
-    def tangent(self, draw: Draw, scale: Scale | None = None, piece: Piece | None = None) -> Carried:
+    def tangent(self, draw: Draw, scale: Scale | None = None, *, graph: bool = False) -> Carried:
         if scale is not None and not self.keep:
             raise InputError(
                 "memory='replay' with derivative='finite' cannot balance directions, as Feedback and balance=True do: "

@@ -1,9 +1,9 @@
 """One step: draw directions, measure them, pull the estimates back to the parameters. All of it is pure.
 
+base        what a step is given, and where gradients go
 refresh     what a guess keeps, every `refresh` steps
-draw        directions at a site
-measure     the tangent passes
+measure     directions at the sites, and the tangent passes that carry them
 pull_back   from estimates at the sites to the gradients of the parameters
-gradients   where these go
-split       a batch in chunks;  processes: a batch that several processes share
+parts       a batch in chunks, or one that several processes share
+saved       the state of a run as a flat dict
 """

@@ -1,4 +1,4 @@
-"""What a step is given: batch, passes, noise, options and state. Nothing of it is written."""
+"""What a step is given: batch, passes, noise, options and state, none of which is written; and where gradients go."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from gradguess.errors import check_choice, check_count
 from gradguess.model.site import Layout
 from gradguess.model.task import Task
 from gradguess.noise import Noise
 from gradguess.passes import Pass
-from gradguess.step.gradients import Sums
-from gradguess.step.processes import ALONE, Pool
+from gradguess.step.parts import ALONE, Pool
 
 Kept = Mapping[str, Mapping[str, Tensor]]  # site name -> name -> tensor
 
@@ -51,7 +51,7 @@ class Options:
 
     @property
     def finite(self) -> bool:
-        """Are derivatives differences of plain passes?"""
+        """Whether derivatives are differences of plain passes."""
         return self.derivative == "finite"
 
 
@@ -62,6 +62,75 @@ class State:
     kept: Kept = field(default_factory=dict)  # what guesses keep between two searches
     learned: Kept = field(default_factory=dict)  # what feedback or students have learned
     count: int = 0  # steps that were made
+
+
+class NotFiniteError(Exception):
+    """A loss or a derivative is not finite. It was noticed before a gradient was made."""
+
+    def __init__(self, losses: Tensor, jvp: Tensor) -> None:
+        self.losses, self.jvp = losses, jvp
+
+
+class Sums:
+    """Sums of gradients, by the name of the parameter.
+
+    Attributes:
+        by_name: the sums.
+        checks: losses and derivatives must be finite before a gradient is added.
+        added: how many gradients were added.
+    """
+
+    checks = False
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Tensor] = {}
+        self.added = 0
+
+    def begin(self, losses: Tensor, jvp: Tensor) -> None:
+        """Told of losses and derivatives before the gradients that follow from them are added."""
+        if self.checks and not (torch.isfinite(losses).all() & torch.isfinite(jvp).all()):
+            raise NotFiniteError(losses, jvp)
+
+    def add(self, name: str, grad: Tensor) -> None:
+        self.by_name[name] = self.by_name[name] + grad if name in self.by_name else grad
+        self.added += 1
+
+
+class Written(Sums):
+    """The same in `.grad`: nothing is kept here.
+
+    Args:
+        parameters: by name.
+        checks: as above. Gradients that are not finite are noticed as well, once they are written.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], checks: bool) -> None:
+        super().__init__()
+        self.parameters, self.checks = parameters, checks
+        self._taken: set[int] = set()  # two parameters may have got one tensor: x + (a + b)
+        self._finite: dict[torch.device, Tensor] = {}
+
+    @property
+    def finite(self) -> bool:
+        """Whether all gradients were numbers."""
+        return all(map(bool, self._finite.values()))
+
+    def add(self, name: str, grad: Tensor) -> None:
+        parameter, grad = self.parameters[name], grad.detach()
+        values = grad._values() if grad.is_sparse else grad
+        if self.checks and values.numel():
+            largest = torch.linalg.vector_norm(values, torch.inf)  # one number: nothing of the gradient's size is made
+            self._finite[grad.device] = largest.isfinite() & self._finite.get(grad.device, True)
+        if grad.is_sparse:  # of nn.Embedding(sparse=True)
+            parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+        elif parameter.grad is None and grad.stride() != parameter.stride():
+            parameter.grad = torch.empty_like(parameter).copy_(grad)  # fused optimisers need one layout
+        elif parameter.grad is None:
+            parameter.grad = grad.clone() if grad.data_ptr() in self._taken else grad
+            self._taken.add(grad.data_ptr())
+        else:
+            parameter.grad += grad
+        self.added += 1
 
 
 @dataclass(frozen=True)
@@ -77,12 +146,12 @@ class Step:
     detail: bool = True  # keep directions and site gradients for the caller
     pool: Pool = ALONE  # adds up what the parts of a batch measured
     share: float = 1.0  # of this part in the whole batch
-    last: bool = True  # does no other part of the batch follow?
+    last: bool = True  # no other part of the batch follows
     into: Sums | None = None  # takes the gradients as they are made; None: the estimate holds them
 
     @property
     def keeps(self) -> bool:
-        """Is what the tangent pass saw kept until the derivative is known?"""
+        """Whether what the tangent pass saw is kept until the derivative is known."""
         return self.detail or self.options.memory == "store"
 
     def begin(self, losses: Tensor, jvp: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -11,12 +11,82 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from gradguess.model.site import Site
+from gradguess.backends.policy import full_precision
+from gradguess.guesses.base import Guess, SiteView, StaleBasis, fits, in_dtype
+from gradguess.guesses.frames import Frame, Identity
+from gradguess.jacobian import CutGraph, GatedLinear, Jacobian
+from gradguess.layers.elementwise import mask
+from gradguess.linalg import orthonormal_columns
+from gradguess.model.site import LayoutChanged, Site, at_least_float32
+from gradguess.noise import SketchNoise
+from gradguess.passes import Carried
 from gradguess.step.base import Step
-from gradguess.step.draw import Drawing
-from gradguess.step.processes import Pool
+from gradguess.step.parts import Pool
 
+SEED = 0x5EED  # searches have noise of their own: they must not shift the numbers that directions are drawn from
 Watch = Callable[[int, Site, Tensor, Tensor | None, Tensor], None]  # pass, site, direction y, gate, scale σ
+
+
+class Drawing:
+    """Draws the directions of one guess for one step: the guess's frame, applied to white noise.
+
+    Where the guess reads Jacobians that have no closed form, a cut graph of the batch is made first.
+    """
+
+    def __init__(self, step: Step, guess: Guess) -> None:
+        self.step, self.guess = step, guess
+        self.noise = SketchNoise(step.noise.generator.device, SEED + step.state.count)
+        self.graph: CutGraph | None = None
+        if guess.reads == "frame" and any(site.linear is None for site in step.layout.guessed):
+            self.graph = step.passes.cut()
+
+    def frame(self, site: Site, s: Tensor, gate: Tensor | None) -> Frame:
+        """The guess's map from white noise to directions at this site; `gate` is `site.gate_at(s)`."""
+        flat = at_least_float32(site.flat(s))
+        if not site.guessed:
+            return Identity(flat)
+        kept = self.step.state.kept.get(site.name, {})
+        if not fits(kept, flat.shape[1]):
+            raise StaleBasis
+        if site.linear is not None and site.linear.in_features != flat.shape[1]:  # inputs with another dimension
+            raise LayoutChanged
+        kept = in_dtype(kept, flat.dtype)
+        jacobian = partial(jacobian_at, site, flat, gate, self.graph)
+        return self.guess.frame(SiteView(site.name, flat, gate, site.gate is mask, kept, self.noise, jacobian))
+
+    def directions(self, site: Site, s: Tensor, gate: Tensor | None) -> Tensor:
+        """All directions of this step at a site, `y = A z` with white noise `z`: (tangents, *s.shape)."""
+        count, noise = self.step.options.tangents, self.step.noise
+        with full_precision(s.device):
+            frame = self.frame(site, s, gate)
+            if site.batch_dim is None:
+                z = noise.normal((count, 1, frame.latent), frame.dtype, s.device)
+            else:
+                z = noise.batched(count, frame.batch, frame.latent, frame.dtype, s.device)
+            y = frame.apply(spread(z) if count > 1 and frame.orthonormal else z)
+            if site.batch_dim == 0:
+                return (y if s.dim() == 2 else y.reshape(-1, *s.shape)).to(s.dtype)
+            return torch.stack([site.unflat(part, s) for part in y])
+
+
+def jacobian_at(
+    site: Site, flat: Tensor, gate: Tensor | None, graph: CutGraph | None, moment: Tensor | None = None
+) -> Jacobian:
+    """`W̃` above a site: in closed form, or through a cut graph. `moment` as in `GatedLinear`."""
+    if site.linear is not None:
+        return GatedLinear(site.linear.weight.detach().to(flat.dtype), gate, moment)
+    assert graph is not None
+    return graph.jacobian(site)
+
+
+def spread(z: Tensor) -> Tensor:
+    """Orthonormal draws scaled by √k in the place of independent ones (n, batch, k): never worse, same covariance.
+
+    More than k draws come in blocks of k.
+    """
+    k = z.shape[-1]
+    blocks = [orthonormal_columns(block.permute(1, 2, 0)).permute(2, 0, 1).contiguous() for block in z.split(k)]
+    return torch.cat(blocks) * k**0.5
 
 
 @dataclass
@@ -42,16 +112,23 @@ def record(site: Site, x: Any, s: Tensor | None, gate: Tensor | None = None, y: 
 
 @dataclass
 class Measurement:
-    """What the tangent passes saw. `jvp` is (passes, batch): one pass per tangent, or per tangent and site."""
+    """What the tangent passes saw.
+
+    Attributes:
+        jvp: (passes, batch): one pass per tangent, or per tangent and site.
+        passes: the tangent of each, and the one site that it was for (None: all).
+        scales: per site and tangent the σ by which the direction was scaled, if any.
+        tail: the losses with the graph above the last sites, where the passes recorded graphs.
+    """
 
     losses: Tensor
     jvp: Tensor
-    records: Records
     outputs: Any
     output_tangents: list[list[Tensor]]  # per pass
-    passes: list[tuple[int, str | None]]  # per pass: the tangent, and the one site it was for (None: all)
-    scales: dict[str, list[Tensor]]  # per site and tangent: the σ by which the direction was scaled, if any
-    tail: Tensor | None  # the losses with the graph above the last sites, where the pass recorded graphs
+    passes: list[tuple[int, str | None]]
+    records: Records = field(default_factory=dict)
+    scales: dict[str, list[Tensor]] = field(default_factory=dict)
+    tail: Tensor | None = None
 
     def rows(self, site: Site) -> list[int]:
         """The passes that carried the directions of a site."""
@@ -69,7 +146,7 @@ class Measurement:
         Where the batch shares the site's output, or samples mix, `c` is the sum over the batch. Where nobody asked for
         details, `y`, (tangents, *shape of the output), is not needed any more and is overwritten.
         """
-        c, own = self.of(site).to(y.dtype), not step.detail
+        c = self.of(site).to(y.dtype)
         shape = [1] * (y.dim() - 1)
         if site.batch_dim is None:
             c = c.sum(1)
@@ -77,8 +154,8 @@ class Measurement:
             shape[site.batch_dim] = c.shape[1]
             if step.options.coupling == "batch":
                 c = step.pool.sum(c.sum(1, keepdim=True)).expand_as(c)
-        c = c if share == 1 else c * share  # after the sum: processes may have shares of different size
-        g = y.mul_(c.reshape(-1, *shape)) if own else c.reshape(-1, *shape) * y
+        c = (c if share == 1 else c * share).reshape(-1, *shape)  # after the sum: processes may differ in their shares
+        g = c * y if step.detail else y.mul_(c)
         return g[0] if g.shape[0] == 1 else g.mean(0)
 
     def injected(self, site: Site) -> Tensor | None:
@@ -105,77 +182,52 @@ def measure(
     scaled (one number for the batch) so that it weighs as much in the derivative as those of the sites below; `watch`
     sees each direction that is so carried, with its σ.
     """
-    step = drawing.step
-    passes = _schedule(step, only)
-    recorded = keep_pieces and step.keeps and step.layout.needs_graph and step.passes.gives_pieces
+    step, keeps = drawing.step, drawing.step.keeps
+    recorded = keep_pieces and keeps and step.layout.needs_graph and step.passes.records_graphs
     keep_inputs = recorded or not step.layout.needs_graph  # else `pull_back` runs the model again, and sees them then
-    meter = _Meter(drawing, only, keep_inputs, keep_outputs or step.detail, watch)
-    balance = balance or step.options.balance
-    seen = []
-    for number, (tangent, chosen) in enumerate(passes):
-        if not step.keeps:
-            step.noise.rewind()
-        draw = partial(meter.draw, tangent, chosen)
-        scale = partial(meter.scale, number, tangent) if balance else None
-        seen.append(step.passes.tangent(draw, scale, meter.piece if recorded and number == 0 else None))
-    jvp = torch.stack([one.jvp for one in seen]) if len(seen) > 1 else seen[0].jvp[None]
-    first, tangents = seen[0], [one.output_tangents for one in seen]
-    return Measurement(first.losses, jvp, meter.records, first.outputs, tangents, passes, meter.scales, first.tail)
+    keep_outputs = keep_outputs or step.detail
+    records: Records = {}
+    scales: dict[str, list[Tensor]] = {}
+    latest: Tensor | None = None  # the gate of the site that was drawn from last
 
-
-def _schedule(step: Step, only: Callable[[Site], bool]) -> list[tuple[int, str | None]]:
-    """(tangent, the one site it is for, or None for all)."""
-    tangents, names = range(step.options.tangents), [site.name for site in step.layout.sites if only(site)]
-    if not step.options.isolate or not names:
-        return [(t, None) for t in tangents]
-    return [(t, name) for t in tangents for name in names]
-
-
-class _Meter:
-    """Draws, scales and records at every site of the tangent passes."""
-
-    def __init__(
-        self,
-        drawing: Drawing,
-        only: Callable[[Site], bool],
-        keep_inputs: bool,
-        keep_outputs: bool,
-        watch: Watch | None,
-    ) -> None:
-        self.drawing, self.step, self.keeps = drawing, drawing.step, drawing.step.keeps
-        self.only, self.keep_inputs, self.keep_outputs, self.watch = only, keep_inputs, keep_outputs, watch
-        self.edge: GradientEdge | None = None  # of the site that is drawn from next
-        self.records: Records = {}
-        self.scales: dict[str, list[Tensor]] = {}
-        self.gate: Tensor | None = None  # of the site that was drawn from last
-
-    def piece(self, site: Site, s: Tensor) -> None:
-        """Keep the graph of a site's output, not the output itself."""
-        self.edge = get_gradient_edge(s) if s.requires_grad and site.gradient is None else None
-
-    def draw(self, tangent: int, chosen: str | None, site: Site, x: Any, s: Tensor) -> Tensor | None:
+    def draw(tangent: int, chosen: str | None, site: Site, x: Any, s: Tensor) -> Tensor | None:
         """The direction that this pass carries; all directions of a site are drawn when it is first met."""
-        known = self.records.get(site.name)
+        nonlocal latest
+        known = records.get(site.name)
         if known is not None:
-            y, self.gate = known.y, known.gate
+            y, latest = known.y, known.gate
         else:
-            wanted = self.only(site)
-            self.gate = gate = site.gate_at(s) if site.gate is not None and (wanted or self.keep_outputs) else None
-            y = self.drawing.directions(site, s, gate) if wanted else None
-            if self.keeps:
-                s_kept, gate_kept = (s, gate) if self.keep_outputs else (None, None)
-                self.records[site.name] = record(site, x if self.keep_inputs else None, s_kept, gate_kept, y)
-                self.records[site.name].piece = self.edge
+            edge = get_gradient_edge(s) if recorded and s.requires_grad and site.gradient is None else None
+            s, wanted = s.detach(), only(site)
+            latest = gate = site.gate_at(s) if site.gate is not None and (wanted or keep_outputs) else None
+            y = drawing.directions(site, s, gate) if wanted else None
+            if keeps:
+                kept = record(site, x if keep_inputs else None, s if keep_outputs else None, None, y)
+                kept.gate, kept.piece = gate if keep_outputs else None, edge
+                records[site.name] = kept
         return None if y is None or chosen not in (None, site.name) else y[tangent]
 
-    def scale(self, number: int, tangent: int, site: Site, y: Tensor, t: Tensor | None) -> Tensor:
+    def scaled(number: int, tangent: int, site: Site, y: Tensor, t: Tensor | None) -> Tensor:
         """`σ y`, see `_match`."""
-        below = sum(len(done) > tangent for done in self.scales.values())
-        scale = _match(y, t, below, self.step.pool)
-        self.scales.setdefault(site.name, []).append(scale)
-        if self.watch is not None:
-            self.watch(number, site, y, self.gate, scale)
+        below = sum(len(done) > tangent for done in scales.values())
+        scale = _match(y, t, below, step.pool)
+        scales.setdefault(site.name, []).append(scale)
+        if watch is not None:
+            watch(number, site, y, latest, scale)
         return y * scale.to(y.dtype)
+
+    names: list[str | None] = [site.name for site in step.layout.sites if only(site)]
+    each = (names if step.options.isolate else []) or [None]
+    passes = [(tangent, name) for tangent in range(step.options.tangents) for name in each]
+    seen: list[Carried] = []
+    for number, (tangent, chosen) in enumerate(passes):
+        if not keeps:
+            step.noise.rewind()
+        scale = partial(scaled, number, tangent) if balance or step.options.balance else None
+        seen.append(step.passes.tangent(partial(draw, tangent, chosen), scale, graph=recorded and number == 0))
+    jvp = torch.stack([one.jvp for one in seen]) if len(seen) > 1 else seen[0].jvp[None]
+    tangents = [one.output_tangents for one in seen]
+    return Measurement(seen[0].losses, jvp, seen[0].outputs, tangents, passes, records, scales, seen[0].tail)
 
 
 def _match(y: Tensor, t: Tensor | None, sites_below: int, pool: Pool) -> Tensor:

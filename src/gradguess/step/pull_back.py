@@ -1,8 +1,9 @@
-"""From estimates at the sites to gradients of the parameters: the local chain rule of each layer."""
+"""From estimates at the sites to gradients of the parameters: the local chain rule of each layer or piece."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,10 +12,10 @@ from torch.autograd.graph import GradientEdge
 
 from gradguess.errors import InputError
 from gradguess.model.site import Site
-from gradguess.step.base import Step
-from gradguess.step.gradients import Sums
-from gradguess.step.measure import Record, Records
+from gradguess.step.base import Step, Sums
+from gradguess.step.measure import Record, Records, record
 
+HeldGradient = list[Tensor]  # one gradient, until somebody takes it out, so that it is freed there
 Cotangent = Callable[[Site, Tensor | None], Tensor]  # (site, output s if it is known) -> estimate at the site
 
 
@@ -101,3 +102,202 @@ class Gradients:
         """Exact gradients of the parameters between the last sites and the loss."""
         if self.layout.tail:
             self.add_vjp(self.layout.tail, losses, torch.full_like(losses, 1 / len(losses)))
+
+
+@dataclass(eq=False)
+class Piece:
+    """What lies between a site and the sites below it.
+
+    Attributes:
+        s: the site's output, with the graph of the piece if there is one.
+        leaf: the same output, from which the graph goes on.
+        kept: the layer's input, where its closed form will need it, and what a signal noted.
+        number: of pieces below.
+        below: the piece next below, where gradients go down to it.
+        done: the piece was differentiated, or has no gradient.
+    """
+
+    site: Site
+    s: Tensor
+    leaf: Tensor
+    kept: Record
+    number: int
+    below: Piece | None
+    done: bool = False
+
+
+class Pieces:
+    """The gradients of a model whose pass is cut at its sites.
+
+    `signal(piece)` is the gradient of each sample's loss at a site as a method knows it, or None where there is none.
+    With `lag=0` the piece below the site is differentiated with it. With `lag=n` the signal is first pulled back
+    through n pieces, and the piece below these is differentiated. What no signal reaches gets the gradient of the loss
+    itself when the pass has ended.
+
+    Args:
+        asked: the sites that have a signal.
+        through: sites at which the graph is not cut.
+        lag: above 0, the sites must follow one another in a line.
+        graph: False where a closed form is known of each layer, and of the way to the site below it if there is a lag.
+        finished: it sees each piece with the gradient that the piece was differentiated with.
+        delivered: it sees each piece with the gradient that the piece above brings to its upper end, in a line.
+        waits: signals are asked for when the pass has ended.
+
+    Attributes:
+        gradients: of the parameters, of the batch's mean loss.
+        site_grads: each sample's own gradient at every site, where details are asked for.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        asked: Collection[Site],
+        signal: Callable[[Piece], Tensor | None],
+        *,
+        through: Collection[Site] = (),
+        lag: int = 0,
+        graph: bool = True,
+        finished: Callable[[Piece, Tensor], None] | None = None,
+        delivered: Callable[[Piece, Tensor], None] | None = None,
+        waits: bool = False,
+    ) -> None:
+        self.step, self.asked, self.signal, self.through = step, set(asked), signal, set(through)
+        self.lag, self.graph, self.finished, self.delivered, self.waits = lag, graph, finished, delivered, waits
+        self.linked = lag > 0 or delivered is not None  # do gradients go down over a cut?
+        self.gradients = Gradients(step)
+        self.site_grads: dict[str, Tensor] = {}
+        self._kept: list[Piece] = []  # their signals are not asked for yet
+        self._ends: list[Piece] = []  # the loss itself is pulled back to them
+        self._passed = [name for site in through for name in site.parameters]
+        names = [*step.layout.tail, *(name for site in step.layout.sites for name in site.parameters)]
+        self._shared = len(set(names)) < len(names) or not step.layout.in_a_line  # may pieces share some of the graph?
+
+    def visit(self, site: Site, x: Any, s: Tensor) -> Tensor:
+        """Called at each site of a pass; what it returns takes the place of the site's output."""
+        if self.step.detail:
+            self.site_grads[site.name] = torch.zeros_like(s)  # unless another is known
+        return s if site in self.through else self.cut(site, s, record(site, None if self.graph else x, None))
+
+    def cut(self, site: Site, s: Tensor, kept: Record) -> Tensor:
+        """Ends a piece at a site, and goes as far as its signal allows."""
+        below = self._ends[0] if self.linked and self._ends else None
+        exact = site not in self.asked
+        leaf = s.detach().requires_grad_(self.graph and (self.linked or exact))
+        piece = Piece(site, s, leaf, kept, 0 if below is None else below.number + 1, below)
+        if self.linked:
+            self._ends = [piece]
+        elif exact:
+            self._ends.append(piece)
+        if self.waits:
+            self._kept.append(piece)
+        elif not exact:
+            self._ask(piece)
+        return leaf.clone() if leaf.requires_grad or self.waits else leaf  # what follows may change its input in place
+
+    def settle(self, losses: Tensor, exact: Tensor | None = None) -> None:
+        """The pass has ended: its pieces get what they wait for.
+
+        Args:
+            exact: the gradient of the loss at the model's output, a site. The losses have no graph then.
+        """
+        for piece in self._kept:
+            if piece.site in self.asked:
+                self._ask(piece)
+        self._kept.clear()
+        ends, self._ends = self._ends, []
+        if exact is None:
+            found = self._differentiate(losses, [torch.ones_like(losses)], len(losses), self.step.layout.tail, ends)
+        else:
+            found = [[exact] for _ in ends]
+        for piece, held in zip(ends, found, strict=True):
+            if self._awaited(piece, held):
+                self._finish(piece, held, len(losses))
+
+    def _ask(self, piece: Piece) -> None:
+        h = self.signal(piece)
+        if h is None or piece.number < self.lag:
+            piece.done = h is None
+            return
+        held = [h]
+        del h
+        for _ in range(self.lag):
+            assert piece.below is not None
+            held, piece = self._down(piece, piece.below, held), piece.below
+        self._finish(piece, held, len(piece.site.flat(piece.leaf)))
+
+    def _down(self, piece: Piece, below: Piece, held: HeldGradient) -> HeldGradient:
+        """From the upper end of a piece to its lower end."""
+        if self.graph:
+            return pull([piece.s], [below.leaf], [held.pop()], retain_graph=True)
+        assert below.site.linear is not None
+        value = held.pop()
+        value = value @ below.site.linear.weight.detach().to(value.dtype)
+        return [value if below.kept.gate is None else value.mul_(below.kept.gate)]
+
+    def _awaited(self, piece: Piece, held: HeldGradient) -> bool:
+        """A gradient is known at the upper end of a piece, from what lies above. Did the piece wait for it?"""
+        if self.delivered is not None:
+            self.delivered(piece, held[0])
+        return not piece.done
+
+    def _finish(self, piece: Piece, held: HeldGradient, batch: int) -> None:
+        """The piece below a site, from the gradient at the site; then those below it that wait for theirs."""
+        while True:
+            site, s, below = piece.site, piece.s, piece.below
+            if self.step.detail:
+                self.site_grads[site.name] = held[0].to(s.dtype)
+            if self.finished is not None:
+                self.finished(piece, held[0])
+            piece.s, piece.below, piece.done = piece.leaf, None, True  # its graph is freed
+            wanted = [] if below is None or (below.done and self.delivered is None) else [below]
+            if self.graph:
+                found = self._differentiate(s, held, batch, site.parameters, wanted)
+            else:
+                if site.parameters:
+                    self.gradients.add_site(site, input_of(piece.kept, site), None, (held[0] / batch).to(s.dtype))
+                found = [self._down(piece, other, held) for other in wanted]
+            if not wanted or not self._awaited(wanted[0], found[0]):
+                return
+            piece, held = wanted[0], found[0]
+
+    def _differentiate(
+        self, end: Tensor, held: HeldGradient, batch: int, names: Sequence[str], pieces: Sequence[Piece]
+    ) -> list[HeldGradient]:
+        """Adds the gradients of these parameters, and returns those at the upper ends of `pieces`.
+
+        PyTorch holds the gradient that a call of it starts from until the call ends. That one is a zero here, which
+        takes no memory; the hook puts the other in its place. It is on a view, so that hooks of the model's own come
+        after it.
+        """
+        names = (*names, *self._passed)
+        leaves = [*(self.gradients.parameters[name] for name in names), *(piece.leaf for piece in pieces)]
+        if not leaves:
+            return []
+        if not end.requires_grad:
+            return [[torch.zeros_like(piece.leaf)] for piece in pieces]
+        with torch.enable_grad():
+            end = end.view_as(end)
+        hook = end.register_hook(lambda _: (held.pop() / batch).to(end.dtype))
+        try:
+            zero = end.new_zeros(()).expand_as(end)
+            found = torch.autograd.grad(end, leaves, zero, retain_graph=self._shared, allow_unused=True)
+        finally:
+            hook.remove()
+        for name, grad in zip(names, found, strict=False):
+            if grad is not None:
+                self.gradients.add(name, grad)
+        rest = zip(pieces, found[len(names) :], strict=True)
+        return [[torch.zeros_like(piece.leaf) if grad is None else grad * batch] for piece, grad in rest]
+
+
+def pull(
+    ends: Sequence[Tensor], leaves: Sequence[Tensor], seeds: Sequence[Tensor] | None = None, **graph: bool
+) -> list[Tensor]:
+    """A vjp; zero where no path leads. Seeds that are not given are ones."""
+    given = map(torch.ones_like, ends) if seeds is None else seeds
+    pairs = [(end, seed.to(end.dtype)) for end, seed in zip(ends, given, strict=True) if end.requires_grad]
+    if not pairs or not leaves:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    with torch.set_grad_enabled(graph.get("create_graph", False)):
+        tops, vectors = zip(*pairs, strict=True)
+        return list(torch.autograd.grad(tops, leaves, vectors, materialize_grads=True, **graph))

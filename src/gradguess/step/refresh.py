@@ -20,8 +20,8 @@ from gradguess.model.task import Task
 from gradguess.noise import SketchNoise
 from gradguess.passes import choose_pass
 from gradguess.step.base import Kept
-from gradguess.step.draw import SEED, jacobian_at
-from gradguess.step.processes import Pool
+from gradguess.step.measure import SEED, jacobian_at
+from gradguess.step.parts import Pool
 
 PROBE_ROWS = 32  # samples that a search sees
 SKETCH_ROWS = SKETCH * PROBE_ROWS  # at most so many where a basis has no closed form and is sketched

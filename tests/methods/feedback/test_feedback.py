@@ -12,7 +12,7 @@ import gradguess as gg
 from asserts import assert_unbiased
 from gradguess.methods.feedback import lesson
 from gradguess.step.base import Kept, State
-from gradguess.step.draw import Drawing
+from gradguess.step.measure import Drawing
 from models import CLASSES, INPUTS, Case, cross_entropy, generator, make
 from references import gradients
 from steps import step_of

@@ -17,7 +17,7 @@ to what it got wrong by least mean squares (`lesson`). How predictions `h` becom
 With `memory="replay"` a pass keeps nothing of a layer: what the predictor explains of the outputs' tangents is summed
 as the directions are carried. A second pass meets each site again with the same direction. There the site learns,
 predicts, and pulls its estimate back to its parameters; with "chained" the last `sweeps` sites wait for the predictions
-above them (`step/pieces.py`).
+above them (`step/pull_back.py`).
 
 Related: feedback matrices from forward gradients (Bacho and Chu 2024, FDFA), synthetic gradients (Jaderberg et al.
 2017), directional gradients with a learned predictor (Silver et al. 2022).

@@ -20,8 +20,8 @@ from gradguess.methods.output_error import OutputError
 from gradguess.model.site import Layout, Site
 from gradguess.step.base import State, Step
 from gradguess.step.measure import Records, record
-from gradguess.step.pieces import Piece, Pieces, pull
-from gradguess.step.split import first_rows
+from gradguess.step.parts import first_rows
+from gradguess.step.pull_back import Piece, Pieces, pull
 
 
 @dataclass(frozen=True)

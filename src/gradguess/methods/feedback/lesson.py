@@ -12,8 +12,7 @@ from gradguess.layers.positions import coded
 from gradguess.methods.feedback.predictor import Predictor
 from gradguess.methods.output_error import OutputError, flatten_outputs
 from gradguess.model.site import Site, at_least_float32
-from gradguess.step.draw import Drawing
-from gradguess.step.measure import measure
+from gradguess.step.measure import Drawing, measure
 
 
 class Lesson:

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradguess.methods.output_error import OutputError
 from gradguess.model.site import Site
 from gradguess.step.base import Kept
-from gradguess.step.processes import Pool
+from gradguess.step.parts import Pool
 
 RIDGE = 0.1  # of the mean diagonal entry of the errors' second moment, in `regress`
 LEAST = 0.1  # a gate that is open more rarely than this counts as open this often, in `regress`

@@ -8,7 +8,7 @@ from torch import Tensor
 from gradguess.guesses.frames import Frame
 from gradguess.layers.positions import Pattern
 from gradguess.model.site import Site
-from gradguess.step.draw import Drawing
+from gradguess.step.measure import Drawing
 
 
 class _Signed(Frame):

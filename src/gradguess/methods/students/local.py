@@ -16,8 +16,8 @@ from gradguess.methods.students.student import Make
 from gradguess.methods.students.students import check_cut, check_students
 from gradguess.model.site import Site, at_least_float32
 from gradguess.step.base import State, Step
-from gradguess.step.draw import Drawing
-from gradguess.step.pieces import pull
+from gradguess.step.measure import Drawing
+from gradguess.step.pull_back import pull
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,8 @@ from gradguess.methods.students.bank import Bank, Student
 from gradguess.model.site import Site, at_least_float32
 from gradguess.passes.forward_mode import dual_numbers, formula_kernels, tangent_rules, unpack_dual
 from gradguess.step.base import Step
-from gradguess.step.draw import Drawing
-from gradguess.step.measure import Measurement, measure
-from gradguess.step.pieces import Piece, pull
+from gradguess.step.measure import Drawing, Measurement, measure
+from gradguess.step.pull_back import Piece, pull
 
 
 @dataclass

@@ -17,7 +17,7 @@ from gradguess.methods.students.student import Make
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import tensors
 from gradguess.step.base import State, Step
-from gradguess.step.pieces import Pieces
+from gradguess.step.pull_back import Pieces
 
 Rule = Literal["loss", "outputs", "chain", "tangents"]
 DEFAULTS: dict[str, tuple[Rule, ...]] = {"loss": ("loss",), "error": ("outputs", "chain")}  # by signal

@@ -1,9 +1,11 @@
-"""Passes over any `nn.Module`, by calling it."""
+"""Passes over any `nn.Module`, by calling it. Everything else sees a model through them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,13 +14,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import InputError
+from gradguess.jacobian import CutGraph
 from gradguess.layers.tangents import TangentRules
 from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.hooks import SiteHooks, Visit
 from gradguess.model.side_effects import Snapshot, untouched
 from gradguess.model.site import Layout, LayoutChanged, Site
 from gradguess.model.task import Task, tensors
-from gradguess.passes.base import Carried, Draw, Observe, Pass, Piece, Scale
 from gradguess.passes.forward_mode import (
     forget_tangents,
     formula_kernels,
@@ -28,16 +30,31 @@ from gradguess.passes.forward_mode import (
     unpack_dual,
 )
 
+Observe = Callable[[Site, Any, Tensor], Any]  # (site, input x, output s)
+Draw = Callable[[Site, Any, Tensor], Tensor | None]  # (site, input x, output s) -> direction y, or None
+Scale = Callable[[Site, Tensor, Tensor | None], Tensor]  # (site, y, tangent that arrives from below) -> what is added
 LOSS = "the loss"  # where a tangent must arrive, besides the sites
 
 
-class ModulePass(Pass):
-    """Calls the model, with hooks at its sites.
+@dataclass(frozen=True)
+class Carried:
+    """What arrives at the end of a tangent pass."""
 
-    Passes `aside` leave no trace. All of them start from the random state at the time of construction.
+    losses: Tensor  # (batch,)
+    jvp: Tensor  # (batch,): the directional derivative c_b = Σ_i <y_i, g_i> of each sample's own loss
+    outputs: Any  # of the model, without tangents
+    output_tangents: list[Tensor]  # of the floating-point tensors among the outputs
+    tail: Tensor | None = None  # the losses with the graph above the last sites, where graphs were recorded
+
+
+class Pass:
+    """The passes of one step over one batch: they call the model, with hooks at its sites.
+
+    All of them see the same dropout masks, and buffers are written once, as under `loss.backward()`. Passes `aside`
+    leave no trace in random state and buffers, and start from the random state at the time of construction.
     """
 
-    gives_pieces = True
+    records_graphs = True  # whether a tangent pass can record the graph of every piece
 
     def __init__(self, task: Task, layout: Layout, *, aside: bool = False) -> None:
         self.task, self.layout, self._aside = task, layout, aside
@@ -46,6 +63,8 @@ class ModulePass(Pass):
             self._before = Snapshot(task.model, buffers=False)
 
     def plain(self, observe: Observe) -> Any:
+        """A pass without gradients; `observe` sees every site. Returns the outputs."""
+
         def visit(site: Site, x: Any, s: Tensor) -> Tensor:
             observe(site, x, s)
             return s
@@ -53,28 +72,27 @@ class ModulePass(Pass):
         with self._one_pass(), torch.no_grad(), formula_kernels(self.task.model), TangentRules(few=True):
             return self._run(visit)  # by the kernels of a tangent pass, so that both see the same numbers
 
-    def _injecting(self, draw: Draw, scale: Scale | None, expected: set[str], piece: Piece | None = None) -> Visit:
+    def _injecting(self, draw: Draw, scale: Scale | None, expected: set[str], graph: bool) -> Visit:
         """Adds the direction of each site to the tangent that arrives there, and notes where one must arrive."""
-
-        line = _Line() if piece is not None and self.layout.in_a_line else None
+        line = _Line() if graph and self.layout.in_a_line else None
 
         def inject(site: Site, x: Any, s: Tensor) -> Tensor:
             with torch._C.DisableTorchFunction():  # no rules of tangents are needed here
-                primal, tangent = fwAD.unpack_dual(s)
-                if piece is not None:
-                    piece(site, primal)
-                    primal = primal.detach() if line is None else line.cut(primal, site)
+                below, tangent = fwAD.unpack_dual(s)
+                primal = below
+                if graph:
+                    primal = below.detach() if line is None else line.cut(below, site)
                     s = primal if tangent is None else fwAD.make_dual(primal, tangent)
                 with torch.no_grad():
-                    moved = add(site, x, primal if line is None else primal.detach(), tangent)
+                    moved = add(site, x, below, tangent)
                 return s if moved is None else fwAD.make_dual(primal, moved)
 
-        def add(site: Site, x: Any, primal: Tensor, tangent: Tensor | None) -> Tensor | None:
+        def add(site: Site, x: Any, s: Tensor, tangent: Tensor | None) -> Tensor | None:
             if isinstance(x, Tensor):
                 x = x.detach()  # not the primal view: that would keep the tangent alive
             if tangent is None and site.name in expected:
                 raise lost_tangent(repr(site.name))
-            y = draw(site, x, primal)
+            y = draw(site, x, s)
             if tangent is not None or y is not None:
                 expected.update(site.above, [LOSS] if site.reaches_output else [])
             if y is None:
@@ -86,11 +104,16 @@ class ModulePass(Pass):
 
         return inject
 
-    def tangent(self, draw: Draw, scale: Scale | None = None, piece: Piece | None = None) -> Carried:
-        graph = piece is not None
+    def tangent(self, draw: Draw, scale: Scale | None = None, *, graph: bool = False) -> Carried:
+        """A pass that carries directions to the losses.
+
+        `draw` is called once for every site, in call order. Its direction is added to the tangent that arrives from
+        below, after `scale` has seen both. Where an earlier tangent pass was kept, `draw` sees None in place of `s`.
+        With `graph`, `s` has a reverse graph that starts at the sites below it; only where the pass `records_graphs`.
+        """
         with self._one_pass(), named_failures(self.task), forward_mode(self.task.model, graph=graph):
             expected: set[str] = set()
-            outputs = self._run(self._injecting(draw, scale, expected, piece))
+            outputs = self._run(self._injecting(draw, scale, expected, graph))
             losses = self.task.losses(outputs)
             if LOSS in expected and fwAD.unpack_dual(losses).tangent is None:
                 raise lost_tangent(LOSS)
@@ -100,6 +123,7 @@ class ModulePass(Pass):
             return Carried(losses.detach(), jvp.detach(), outputs, tangents, losses if graph else None)
 
     def parameter_tangent(self, directions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """A tangent pass with directions on the parameters: (losses, derivatives), both (batch,)."""
         with self._one_pass(), named_failures(self.task), forward_mode(self.task.model):
             own = self.layout.members.parameters
             duals = {name: fwAD.make_dual(own[name].detach(), y) for name, y in directions.items()}
@@ -114,6 +138,13 @@ class ModulePass(Pass):
     def graph(
         self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False, last: bool = False
     ) -> tuple[Any, Tensor]:
+        """A pass with a reverse graph; what `visit` returns takes the place of a site's output.
+
+        Returns outputs and losses. With `fused`, kernels that cannot carry a tangent may be used. With `twice`, the
+        graph of its gradients is needed as well: attention then holds all pairs of positions. With `last`, no other
+        pass follows in this step, so nothing is noted for it to start from: not where details are asked for, which
+        others may compare with passes of their own.
+        """
         all_pairs = twice or self.layout.stochastic  # fused attention draws other masks of dropout
         kernels = nullcontext() if fused else formula_kernels(self.task.model, attention=all_pairs)
         rules = nullcontext() if fused or all_pairs else TangentRules(few=True)  # the numbers of a tangent pass
@@ -131,8 +162,13 @@ class ModulePass(Pass):
         with self._one_pass(), torch.no_grad() if first else torch.inference_mode(), kernels:
             return self._run(visit, parameters)
 
-    def aside(self, task: Task | None = None) -> ModulePass:
-        return ModulePass(task or self.task, self.layout, aside=True)
+    def aside(self, task: Task | None = None) -> Pass:
+        """Passes over this batch, or over another, that leave no trace."""
+        return Pass(task or self.task, self.layout, aside=True)
+
+    def cut(self, *, twice: bool = True) -> CutGraph:
+        """A pass with a reverse graph that is cut at every site; `twice` as in `graph`, for products `W̃ v`."""
+        return CutGraph(self.layout, partial(self.graph, twice=twice))
 
     def _run(self, visit: Visit | None, parameters: Mapping[str, Tensor] | None = None) -> Any:
         with nullcontext() if visit is None else SiteHooks(self.layout, visit):
