@@ -267,7 +267,7 @@ def deep_block() -> str:
 def streams_block() -> str:
     """The tables of the groups of streams that were run."""
     stored = ROOT / "results" / "streams"
-    made = {name: streams_table(stored, GROUPS[name](), *columns) for name, columns in STREAMS.items()}
+    made = {name: streams_table(stored, GROUPS[name], *columns) for name, columns in STREAMS.items()}
     parts = ["\n".join([f"### {TITLES[name]}", "", *lines]) for name, lines in made.items() if lines]
     return "\n\n".join(parts) or "Not run yet: there are no results in `results/streams`."
 

@@ -137,9 +137,7 @@ def reproduce(
         raise typer.Exit(1 if found["stale"] else 0)
     given = plans.read_configs(configs) if configs else None
     if dump:
-        made = given or plans.jobs(
-            preset, [n for o in only or () for n in plans.GROUPS.get(o, (o,))], seeds, solver, device
-        )
+        made = given or plans.jobs(preset, only or (), seeds, solver, device)
         write_json(dump, [one.as_dict() for one in {job.key: job.settings for job in made}.values()])
         emit({"configs": str(dump)}, json, [str(dump)])
         return
@@ -178,7 +176,7 @@ def write_pages(directory: Path) -> list[str]:
 
     rows = store.rows(directory).values()
     names = {name for row in rows for name in row.get("experiments", ())}
-    groups = {name: build() for name, build in GROUPS.items() if name in names}
+    groups = {name: group for name, group in GROUPS.items() if name in names}
     pages = []
     if "compare" in names:
         pages.append(write_comparison(directory))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
 import traceback
@@ -30,6 +31,7 @@ from gradguess_lab.streams.config import StreamConfig
 
 Backend = Literal["processes", "ray", "dask"]
 Row = dict[str, Any]
+Settings = dict[str, Any]  # fields of a configuration
 Rows = Mapping[str, Row | None]  # by key; None: the run failed
 ATTEMPTS = 10  # after so many deaths of workers we no longer believe in bad luck
 
@@ -64,6 +66,20 @@ class Job:
         except GradguessError:
             return None
         return row if row is not None and not misfit(row, self.settings) else None
+
+
+def spread(*kinds: Mapping[str, Any], **axes: Any) -> list[Settings]:
+    """Every kind at every combination of the axes. A tuple is an axis, also in a kind; the first varies slowest.
+
+    >>> spread({"k": (1, 2)}, {"k": 3}, width=(8, 16))[2:5]
+    [{'width': 8, 'k': 3}, {'width': 16, 'k': 1}, {'width': 16, 'k': 2}]
+    """
+
+    def combinations(part: Mapping[str, Any]) -> list[Settings]:
+        values = (value if isinstance(value, tuple) else (value,) for value in part.values())
+        return [dict(zip(part, one, strict=True)) for one in itertools.product(*values)]
+
+    return [at | one for at in combinations(axes) for kind in kinds or ({},) for one in combinations(kind)]
 
 
 Plan = Generator[list[Job], Rows, None]

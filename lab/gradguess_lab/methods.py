@@ -7,23 +7,23 @@ this file and hold no list of names of their own.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import gradguess as gg
-from gradguess_lab.names import lookup, unknown
+from gradguess_lab.names import lookup
 
 if TYPE_CHECKING:
     from gradguess_lab.config import TrainConfig
 
 Sends = Literal["nothing", "one piece", "all"]
-_NONE: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """One method.
+    """A method, or a variant of one.
 
     Attributes:
         name: on the command line and in results.
@@ -39,6 +39,9 @@ class MethodEntry:
         pieces: a comparison cuts the network as the task says; otherwise the method puts sites where it does by itself.
         control: not a way to train, but what a method must beat.
         slow: devices on which its step works on a matrix for every sample, which is too slow for the whole batch.
+        method, changes: of a variant: whose it is, and the fields of `TrainConfig` in which it differs.
+        style: of a variant: the name of its style in `gradguess_lab.report.palette`, if that is not its method's.
+        dashed: how its curves are drawn.
     """
 
     name: str
@@ -47,27 +50,21 @@ class MethodEntry:
     dark: str
     marker: str
     make: Callable[[TrainConfig], Any]
-    options: frozenset[str] = _NONE
+    options: frozenset[str] = frozenset()
     tried: str = ""
     sends: Sends = "nothing"
     pieces: bool = False
     control: bool = False
     slow: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class MethodVariant:
-    """A method with settings that differ from the defaults of `TrainConfig`; other attributes as in `MethodEntry`."""
-
-    label: str
-    settings: Mapping[str, Any]
-    style: str = ""  # the name of its style in `gradguess_lab.report.palette`; its own method's if empty
+    method: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    style: str = ""
     dashed: bool = False
-    tried: str = ""
-    sends: Sends = "nothing"
-    pieces: bool = False
-    control: bool = False
-    slow: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields of `TrainConfig` that the name stands for."""
+        return {"method": self.method or self.name, **self.changes}
 
 
 def subspace_size(config: TrainConfig) -> int:
@@ -99,7 +96,7 @@ def _students(**options: Any) -> Callable[[TrainConfig], gg.Students]:
     return lambda config: gg.Students(lr=config.student_lr, **options)
 
 
-_STUDENTS = frozenset({"student_lr"})
+_STUDENTS, _SIGMA = frozenset({"student_lr"}), frozenset({"sigma"})
 _BASIS = frozenset({"k", "solver", "refresh"})
 _NS = frozenset({"k", "refresh", "steps", "threshold"})
 _FEEDBACK = _BASIS | {"rate", "every", "fraction", "sweeps", "learn", "bootstrap", "start", "teacher"}
@@ -117,7 +114,7 @@ _ENTRIES = (
     _E("wperp", "W⊥", "#e07b00", "#ffa94d", "^", _wperp, _BASIS, tried="compare real time compiled starts"),
     _E("wperp-bottom", "W⊥-bottom", "#00897b", "#45d0be", "v", lambda c: _wperp(c, end="bottom"), _BASIS),
     _E("wperp-ns", "W⊥-NS", "#cc3311", "#ff7f66", "P", _wperp_ns, _NS, slow=("cpu",)),
-    _E("wp", "Wᴾ", "#7a6a53", "#c9b79a", "X", lambda c: gg.WPreconditioned(sigma=c.sigma), frozenset({"sigma"}),
+    _E("wp", "Wᴾ", "#7a6a53", "#c9b79a", "X", lambda c: gg.WPreconditioned(sigma=c.sigma), _SIGMA,
        slow=("cpu", "cuda")),
     _E("feedback-direct", "Feedback, direct", "#2b93bd", "#6fd0f2", "<", _feedback("direct"), _FEEDBACK,
        tried="compare real time"),
@@ -149,62 +146,52 @@ _ENTRIES = (
 METHODS: dict[str, MethodEntry] = {entry.name: entry for entry in _ENTRIES}
 OPTIONS = frozenset().union(*(entry.options for entry in _ENTRIES))  # the options that only some methods read
 
+
+def _variant(name: str, label: str, method: str, changes: Mapping[str, Any] | None = None, **more: Any) -> MethodEntry:
+    of = METHODS[method]
+    look = (of.light, of.dark, of.marker, of.make, of.options)
+    return MethodEntry(name, label, *look, method=method, changes=changes or {}, **more)
+
+
+_V = _variant
 _RARE = {"every": 4, "fraction": 0.25}  # tangents on a quarter of the batch at every fourth step
-_CHAINED, _PIECES = {"method": "feedback-chained"}, {"method": "feedback-chained", "sites": "3"}
 _BOOTSTRAP = {"learn": "never", "bootstrap": 0.3}  # predictions are drawn to the chained estimate, without tangents
-_V = MethodVariant
-VARIANTS: dict[str, MethodVariant] = {
-    "wperp-exact": _V("W⊥, exact top", {"method": "wperp", "top": "exact"}, dashed=True, tried="compare real"),
-    "wperp-subspace": _V("W⊥, subspace solver", {"method": "wperp", "solver": "subspace"}, "wperp-ns", tried="time"),
-    "wperp-svd": _V(
-        "W⊥, dense SVD", {"method": "wperp", "solver": "svd"}, "wperp-bottom", tried="time", slow=("cpu", "cuda")
-    ),
-    "feedback-direct-rare": _V(
-        "Feedback, direct, rare tangents", {"method": "feedback-direct", **_RARE}, dashed=True, tried="time"
-    ),
-    "feedback-chained-rare": _V(
-        "Feedback, chained, rare tangents", {**_CHAINED, **_RARE}, dashed=True, tried="real time compiled starts"
-    ),
-    "feedback-chained-pieces": _V("Feedback, chained, rare tangents, 3 pieces", {**_PIECES, **_RARE}, tried="real"),
-    "feedback-chained-pieces-zero": _V(
-        "Feedback, chained, B = 0, 3 pieces", {**_PIECES, **_RARE, "learn": "never"}, tried="real", control=True
-    ),
-    "feedback-chained-bootstrap": _V(
-        "Feedback, chained, bootstrap alone", {**_CHAINED, **_BOOTSTRAP}, tried="real"
-    ),
-    "feedback-chained-pieces-bootstrap": _V(
-        "Feedback, chained, bootstrap alone, 3 pieces", {**_PIECES, **_BOOTSTRAP}, tried="real"
-    ),
-    "pieces-zero": _V(
-        "Pieces, B = 0", {**_CHAINED, "learn": "never"}, "layer-1",
-        tried="compare", sends="one piece", pieces=True, control=True,
-    ),
-    "backprop-wrapped": _V("Backpropagation, wrapped", {"method": "backprop"}, "wp"),
+_PIECES, _REPLAY = {"sites": "3"}, {"memory": "replay"}
+_CHAINED, _SLOW = "feedback-chained", ("cpu", "cuda")
+_VARIANTS = (
+    _V("wperp-exact", "W⊥, exact top", "wperp", {"top": "exact"}, dashed=True, tried="compare real"),
+    _V("wperp-subspace", "W⊥, subspace solver", "wperp", {"solver": "subspace"}, style="wperp-ns", tried="time"),
+    _V("wperp-svd", "W⊥, dense SVD", "wperp", {"solver": "svd"}, style="wperp-bottom", tried="time", slow=_SLOW),
+    _V("feedback-direct-rare", "Feedback, direct, rare tangents", "feedback-direct", _RARE, dashed=True, tried="time"),
+    _V("feedback-chained-rare", "Feedback, chained, rare tangents", _CHAINED, _RARE, dashed=True,
+       tried="real time compiled starts"),
+    _V("feedback-chained-pieces", "Feedback, chained, rare tangents, 3 pieces", _CHAINED, _PIECES | _RARE,
+       tried="real"),
+    _V("feedback-chained-pieces-zero", "Feedback, chained, B = 0, 3 pieces", _CHAINED,
+       _PIECES | _RARE | {"learn": "never"}, tried="real", control=True),
+    _V("feedback-chained-bootstrap", "Feedback, chained, bootstrap alone", _CHAINED, _BOOTSTRAP, tried="real"),
+    _V("feedback-chained-pieces-bootstrap", "Feedback, chained, bootstrap alone, 3 pieces", _CHAINED,
+       _PIECES | _BOOTSTRAP, tried="real"),
+    _V("pieces-zero", "Pieces, B = 0", _CHAINED, {"learn": "never"}, style="layer-1", tried="compare",
+       sends="one piece", pieces=True, control=True),
+    _V("backprop-wrapped", "Backpropagation, wrapped", "backprop", style="wp"),
     # loops whose memory is compared; the benchmark adds what depends on the depth
-    "checkpoint-all": _V(
-        "Backpropagation, every layer recomputed", {"method": "checkpointed"}, "layer-1", tried="memory compiled"
-    ),
-    "checkpoint-sqrt": _V(
-        "Backpropagation, √depth checkpoints", {"method": "checkpointed"}, "layer-3", tried="memory"
-    ),
-    "store": _V("W⊥, store", {"method": "wperp"}, tried="memory"),
-    "replay": _V("W⊥, replay", {"method": "wperp", "memory": "replay"}, "feedback-direct", tried="memory"),
-    "feedback-replay": _V(
-        "Feedback, direct, replay", {"method": "feedback-direct", "memory": "replay"}, "feedback-chained",
-        tried="memory",
-    ),
-    "pieces-replay": _V(
-        "Feedback, chained, √depth pieces, replay", {**_CHAINED, **_RARE, "memory": "replay"}, "layer-2",
-        tried="memory",
-    ),
-}  # fmt: skip
+    _V("checkpoint-all", "Backpropagation, every layer recomputed", "checkpointed", style="layer-1",
+       tried="memory compiled"),
+    _V("checkpoint-sqrt", "Backpropagation, √depth checkpoints", "checkpointed", style="layer-3", tried="memory"),
+    _V("store", "W⊥, store", "wperp", tried="memory"),
+    _V("replay", "W⊥, replay", "wperp", _REPLAY, style="feedback-direct", tried="memory"),
+    _V("feedback-replay", "Feedback, direct, replay", "feedback-direct", _REPLAY, style=_CHAINED, tried="memory"),
+    _V("pieces-replay", "Feedback, chained, √depth pieces, replay", _CHAINED, _RARE | _REPLAY, style="layer-2",
+       tried="memory"),
+)  # fmt: skip
+VARIANTS: dict[str, MethodEntry] = {entry.name: entry for entry in _VARIANTS}
+ENTRIES: Mapping[str, MethodEntry] = ChainMap(VARIANTS, METHODS)  # methods come first
 
 
-def entry_of(name: str) -> MethodEntry | MethodVariant:
+def entry_of(name: str) -> MethodEntry:
     """The entry of a method or of a variant."""
-    if name not in METHODS and name not in VARIANTS:
-        raise unknown("method", name, [*METHODS, *VARIANTS])
-    return METHODS.get(name) or VARIANTS[name]
+    return lookup(ENTRIES, name, "method")
 
 
 def tried_by(experiment: str) -> list[str]:
@@ -213,8 +200,8 @@ def tried_by(experiment: str) -> list[str]:
     >>> tried_by("starts")
     ['backprop', 'wperp', 'feedback-chained-rare']
     """
-    names = [name for name in (*METHODS, *VARIANTS) if experiment in entry_of(name).tried.split()]
-    return sorted(names, key=lambda name: entry_of(name).control)
+    names = [name for name, entry in ENTRIES.items() if experiment in entry.tried.split()]
+    return sorted(names, key=lambda name: ENTRIES[name].control)
 
 
 def guess_for(config: TrainConfig) -> Any:
@@ -224,8 +211,7 @@ def guess_for(config: TrainConfig) -> Any:
 
 def settings_of(name: str) -> dict[str, Any]:
     """The fields of `TrainConfig` that the name of a method or of a variant stands for."""
-    entry = entry_of(name)
-    return {"method": name} if isinstance(entry, MethodEntry) else dict(entry.settings)
+    return entry_of(name).settings
 
 
 def variant_of(config: Mapping[str, Any], task: Mapping[str, Any]) -> str:
@@ -235,34 +221,31 @@ def variant_of(config: Mapping[str, Any], task: Mapping[str, Any]) -> str:
     >>> variant_of({"method": "wperp", "k": 25, "top": "guess"}, task), variant_of({"method": "wt", "k": 25}, task)
     ('wperp k=25', 'wt')
     """
-    fitting = [name for name in (*METHODS, *VARIANTS) if settings_of(name).items() <= config.items()]
-    name = max(fitting, key=lambda name: len(settings_of(name)))
-    read = [n for n in config if n in _COMMON or n in options_of(config["method"])]
-    rest = [n for n in read if n not in settings_of(name) and config[n] != task[n]]
-    return " ".join(
-        [name, *(f"{n}={config[n]:g}" if isinstance(config[n], float) else f"{n}={config[n]}" for n in rest)]
-    )
+    fitting = [name for name, entry in ENTRIES.items() if entry.settings.items() <= config.items()]
+    name = max(fitting, key=lambda name: len(ENTRIES[name].settings))
+    known = {"method", *ENTRIES[name].settings}
+    read = [n for n in config if n not in known and (n in READ_BY_ALL or n in options_of(config["method"]))]
+    values = {n: config[n] for n in read if config[n] != task[n]}
+    return " ".join([name, *(f"{n}={v:g}" if isinstance(v, float) else f"{n}={v}" for n, v in values.items())])
 
 
 # of a method's settings those that every method reads
-_COMMON = ("tangents", "isolate", "memory", "derivative", "sites", "balance", "top", "compile", "script")
+READ_BY_ALL = ("tangents", "isolate", "memory", "derivative", "sites", "balance", "top", "compile", "script")
 
 
 def method_label(name: str) -> str:
     """How tables call a method or a variant; a name that is not known stands for itself."""
-    entry = METHODS.get(name) or VARIANTS.get(name)
-    return entry.label if entry else name
+    return ENTRIES[name].label if name in ENTRIES else name
 
 
 def style_name(name: str) -> str:
     """The name of the style in which curves of a method or of a variant are drawn."""
-    variant = VARIANTS.get(name)
-    return (variant.style or str(variant.settings["method"])) if variant else name
+    return ENTRIES[name].style or ENTRIES[name].settings["method"] if name in ENTRIES else name
 
 
 def options_of(method: str) -> frozenset[str]:
     """The options that a method reads; none for a method that is not known."""
-    return METHODS[method].options if method in METHODS else _NONE
+    return METHODS[method].options if method in METHODS else frozenset()
 
 
 def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:

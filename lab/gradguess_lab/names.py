@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -19,11 +18,7 @@ def later(module: str, name: str) -> Callable[..., Any]:
     >>> later("math", "sqrt")(9)
     3.0
     """
-    return partial(_call, module, name)
-
-
-def _call(module: str, name: str, *args: Any, **kwargs: Any) -> Any:
-    return getattr(import_module(module), name)(*args, **kwargs)
+    return lambda *args, **kwargs: getattr(import_module(module), name)(*args, **kwargs)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:

@@ -1,24 +1,25 @@
-"""The experiments as lists of jobs: one entry per table or figure of the paper, and what goes beyond it."""
+"""The experiments as a table of grids: one entry per table or figure of the paper, and what goes beyond it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradguess.errors import InputError
+from gradguess.errors import InputError, check_count
 from gradguess_lab.config import Solver, TrainConfig
 from gradguess_lab.files import read_json
-from gradguess_lab.jobs import Job, Plan, at_once, is_heavy
+from gradguess_lab.jobs import Job, Plan, Settings, at_once, is_heavy, spread
 from gradguess_lab.methods import settings_of, tried_by, variant_of
 from gradguess_lab.names import lookup
 from gradguess_lab.streams import plan as streams
 from gradguess_lab.tasks import RATES, TASKS, used_in
 
-Runs = list[TrainConfig]
-DIAGNOSE = "0,1,3,10,30,100,200,300"  # epochs; the same in every preset, so that presets share their runs
 PAPER_SETTING = TrainConfig()
+FEEDBACK = ("backprop", "feedback-direct", "feedback-chained")
+GUESSED = ("wperp", "wt", "activation")
 
 
 @dataclass(frozen=True)
@@ -48,210 +49,131 @@ PRESETS = {
 }  # fmt: skip
 
 
-def _across(widths: Iterable[int], kinds: Iterable[TrainConfig], **more: Any) -> Runs:
-    """Every kind at every width."""
-    kinds = list(kinds)
-    return [replace(kind, width=width, **more) for width in widths for kind in kinds]
+def grid(*kinds: str | Mapping[str, Any], **axes: Any) -> list[Settings]:
+    """`spread` of runs on batches; a method or a variant stands for its settings, alone or as a value of `method`."""
+    runs = spread(*({"method": kind} if isinstance(kind, str) else kind for kind in kinds), **axes)
+    return [one | settings_of(one["method"]) for one in runs]
 
 
-def _kinds(*methods: str, **options: Any) -> Runs:
-    return [TrainConfig(method=method, **options) for method in methods]
+def experiments(preset: Preset) -> dict[str, list[Settings]]:
+    """What each experiment runs: fields of `TrainConfig` that differ from the paper's setting, or from their `task`'s.
 
-
-def _perp(preset: Preset, **options: Any) -> Runs:
-    """W⊥ by each solver of the preset."""
-    return [TrainConfig(**({"method": "wperp", "solver": solver} | options)) for solver in preset.solvers]
-
-
-# --- the paper -----------------------------------------------------------------------------------------------
-
-
-def choice_of_k(preset: Preset) -> Runs:
-    """W⊥ for several k against Wᵀ."""
-    return _across(preset.near(128), _kinds("wt") + [c for k in ("rank", 25, 10, 1) for c in _perp(preset, k=k)])
-
-
-def overlap(preset: Preset) -> Runs:
-    """How much of the true gradient lies in the top-k subspace, layer by layer."""
-    return _across(preset.near(128, 512), _perp(preset), diagnose=DIAGNOSE)
-
-
-def bias_variance(preset: Preset) -> Runs:
-    """Bias, variance and covariance norm of Wᵀ, W⊥-bottom and W⊥; backpropagation, to see them on its network too."""
-    return _across(preset.near(128), _kinds("wt", "wperp-bottom", "backprop") + _perp(preset), diagnose=DIAGNOSE)
-
-
-def scaling(preset: Preset) -> Runs:
-    """Accuracy of five methods as the width grows; bias and variance of those that differ in them."""
-    judged = [replace(kind, diagnose=DIAGNOSE) for kind in [*_kinds("wt"), *_perp(preset)]]
-    return _across(preset.widths, _kinds("weight", "activation", "backprop") + judged)
-
-
-def newton_schulz(preset: Preset) -> Runs:
-    """W⊥-NS against W⊥ and Wᵀ: accuracy, time, memory. With the paper's threshold, and with the one that is placed."""
-    kinds = [TrainConfig(method="wperp-ns", threshold=threshold) for threshold in ("nearest", "placed")]
-    return _across(preset.near(128, 512), [*kinds, *_perp(preset), *_kinds("wt")])
-
-
-def preconditioning(preset: Preset) -> Runs:
-    """Wᴾ, unbiased and noisy, against W⊥ and Wᵀ, at a width that a quick run has not."""
-    return _across([256] if 256 in preset.widths else [], _perp(preset) + _kinds("wp", "wt"), diagnose=DIAGNOSE)
-
-
-def scripts(preset: Preset) -> Runs:
-    """What the authors' scripts do and the paper does not say, where our numbers differ (`gradguess_lab.scripts`)."""
-    if not preset.heavy:
-        return []
-    perp = TrainConfig(method="wperp", solver=preset.solvers[0], script="mask")
-    bottom = [TrainConfig(method="wperp-bottom", script=script) for script in ("mask", "bottom", "mask,bottom")]
-    sharp = [
-        TrainConfig(method="wperp-ns", threshold="nearest", script=script) for script in ("mask", "floor", "mask,floor")
-    ]
-    return [
-        *_across(preset.near(128, 256, 512), _kinds("wt", script="mask"), diagnose=DIAGNOSE),
-        *_across(preset.widths, [perp], diagnose=DIAGNOSE),
-        *_across(preset.near(128), [replace(perp, k=1)]),
-        *_across(preset.near(128), bottom, diagnose=DIAGNOSE),
-        *_across(preset.near(128, 512), sharp),
-    ]
-
-
-# --- beyond it -----------------------------------------------------------------------------------------------
-
-FEEDBACK = tuple(_kinds("backprop", "feedback-direct", "feedback-chained"))
-GUESSED = tuple(_kinds("wperp", "wt", "activation"))
-_CHAINED = TrainConfig(method="feedback-chained")
-
-
-def definition(preset: Preset) -> Runs:
-    """W⊥ by the dense SVD of every sample at every step, which defines it: hours on a CPU."""
-    return _across(preset.near(128), _kinds("wperp", solver="svd"), diagnose=DIAGNOSE)
-
-
-def exact_top(preset: Preset) -> Runs:
-    """Guesses that take the known derivative of the loss at the output, and draw nothing there."""
-    return _across(preset.widths, GUESSED, top="exact")
-
-
-def feedback_width(preset: Preset) -> Runs:
-    """Learned feedback against backpropagation as the width grows; rare tangents; tuned learning rates."""
-    rare = _kinds("feedback-direct", "feedback-chained", every=4, fraction=0.25)
-    tuned = [replace(kind, schedule="cosine", lr=lr) for lr in (3e-4, 1e-3, 3e-3) for kind in FEEDBACK]
-    return [
-        *_across(preset.widths, [*FEEDBACK, *_kinds("feedback-corrected"), *rare]),
-        *_across(preset.wide, FEEDBACK),
-        *_across(preset.near(512), tuned),
-    ]
-
-
-def feedback_depth(preset: Preset) -> Runs:
-    """The same as the depth grows, at three learning rates; two sweeps beside one, and four pieces."""
-    kinds = [*FEEDBACK, replace(_CHAINED, sweeps=2), replace(_CHAINED, sites="4")]
-    return [
-        run
-        for depth, rates in ((6, (1e-4,)), (12, (1e-4, 3e-4, 1e-3)))
-        for lr in rates
-        for run in _across(preset.near(512), kinds, depth=depth, lr=lr)
-    ]
-
-
-def feedback_residual(preset: Preset) -> Runs:
-    """Residual networks: with `B = 0` at equal sweeps, to show what the one-hop chain rule alone does."""
-    swept = [replace(_CHAINED, sweeps=n, learn=learn) for n in (1, 2, 4) for learn in ("weighted", "never")]
-    drawn = [replace(_CHAINED, learn=learn, bootstrap=0.3) for learn in ("weighted", "never")]
-    return [
-        replace(kind, model="residual", width=128, depth=depth, epochs=20, batch=128, lr=3e-4)
-        for depth in (12, 24)
-        for kind in [*FEEDBACK, *swept[1:], *drawn]
-    ]
-
-
-def feedback_quality(preset: Preset) -> Runs:
-    """How good the estimate is over training, with what feedback has learned until then."""
-    taught = _kinds("feedback-direct", "feedback-chained", "feedback-corrected", diagnose="25")
-    return _across(preset.near(128), taught + _kinds("wperp", "wt", diagnose=DIAGNOSE))
-
-
-def feedback_ablations(preset: Preset) -> Runs:
-    """What a sceptical reader asks for, at width 256."""
-    changes: list[dict[str, Any]] = [
-        {"start": "random", "learn": "never"},  # direct feedback alignment, and its chained form
-        {"learn": "truth"},  # the ceiling of the form
-        {"learn": "outputs"},
-        {"learn": "loss"},
-        {"learn": "momentum", "rate": 0.02},  # FDFA's rule
-        {"teacher": "wt"},
-        {"teacher": "activation"},
-    ]
-    both = [replace(form, **change) for form in FEEDBACK[1:] for change in changes]
-    alone = [
-        replace(_CHAINED, learn="never"),
-        replace(_CHAINED, learn="never", bootstrap=0.3),  # synthetic gradients, no tangent
-        replace(_CHAINED, bootstrap=0.3),  # the same, anchored by tangents
-        *(TrainConfig(method="wperp", **change) for change in ({"balance": True}, {"tangents": 10}, {"isolate": True})),
-    ]
-    return _across(preset.near(256), both + alone)
-
-
-def real(preset: Preset) -> list[Job]:
-    """Convolutional, residual and attention networks on images and text."""
-    return [
-        on_task("real", task, variant, lr=lr, samples=preset.samples, **settings_of(variant))
-        for task in used_in("real")
-        for lr in preset.rates
-        for variant in tried_by("real")
-    ]
-
-
-def deep(preset: Preset) -> list[Job]:
-    """Students on deep networks, in several numbers of pieces and with several rates of their own."""
-    pieces: dict[str, tuple[int, ...]] = {
-        "residual24-mnist1d": (6, 12),
-        "charformer-shakespeare": (4, 6),
-        "resnet18-cifar10": (4, 8),
+    Runs that decompose a matrix of full size for every sample and step take hours on a CPU.
+    """
+    near, widths = preset.near, preset.widths
+    perp = {"method": "wperp", "solver": preset.solvers}
+    # epochs; the same in every preset, so that presets share their runs
+    look = {"diagnose": "0,1,3,10,30,100,200,300"}
+    chained = {"method": "feedback-chained"}
+    scripted = widths if preset.heavy else ()
+    cut: Settings = {
+        "residual24-mnist1d": ("6", "12"),
+        "charformer-shakespeare": ("4", "6"),
+        "resnet18-cifar10": ("4", "8"),
     }
-    pieces |= {"mlp-mnist1d": (4, 6), "vit-cifar10": (4,)}
-    cut = [("students", 1e-3), ("students", 1e-2), ("students-chained", 1e-3), ("students-chained", 3e-3)]
-    return [
-        on_task("deep", task, method=method, sites=sites, student_lr=rate)
-        for task, numbers in pieces.items()
-        for method, rate, sites in [("backprop", 1e-3, "auto"), *((*one, str(n)) for one in cut for n in numbers)]
-    ]
+    cut |= {"mlp-mnist1d": ("4", "6"), "vit-cifar10": ("4",)}
+    return {
+        # --- the paper
+        "choice-of-k": grid("wt", {"k": ("rank", 25, 10, 1), **perp}, width=near(128)),
+        # how much of the true gradient lies in the top-k subspace, layer by layer
+        "overlap": grid(perp, width=near(128, 512), **look),
+        # backpropagation, to see them on its network too
+        "bias-variance": grid("wt", "wperp-bottom", "backprop", perp, width=near(128), **look),
+        "scaling": grid(
+            "weight", "activation", "backprop", {"method": "wt", **look}, {**perp, **look}, width=widths
+        ),
+        # with the paper's threshold, and with the one that is placed
+        "newton-schulz": grid(
+            {"method": "wperp-ns", "threshold": ("nearest", "placed")}, perp, "wt", width=near(128, 512)
+        ),
+        # unbiased and noisy, at a width that a quick run has not
+        "preconditioning": grid(perp, "wp", "wt", width=tuple(w for w in widths if w == 256), **look),
+        # what the authors' scripts do and the paper does not say, where our numbers differ (`gradguess_lab.scripts`)
+        "scripts": [
+            *grid("wt", script="mask", width=tuple(w for w in scripted if w != 64), **look),
+            *grid("wperp", solver=preset.solvers[0], script="mask", width=scripted, **look),
+            *grid("wperp", solver=preset.solvers[0], script="mask", k=1, width=scripted and near(128)),
+            *grid("wperp-bottom", width=scripted and near(128), script=("mask", "bottom", "mask,bottom"), **look),
+            *grid(
+                "wperp-ns", width=scripted and near(128, 512), threshold="nearest",
+                script=("mask", "floor", "mask,floor"),
+            ),
+        ],
+        # --- beyond it
+        # W⊥ by the dense SVD of every sample at every step, which defines it
+        "definition": grid("wperp", solver="svd", width=near(128), **look),
+        # guesses that take the known derivative of the loss at the output, and draw nothing there
+        "exact-top": grid(*GUESSED, width=widths, top="exact"),
+        # learned feedback against backpropagation; rare tangents; tuned learning rates
+        "feedback-width": [
+            *grid(*FEEDBACK, "feedback-corrected", "feedback-direct-rare", "feedback-chained-rare", width=widths),
+            *grid(*FEEDBACK, width=preset.wide),
+            *grid(*FEEDBACK, schedule="cosine", width=near(512), lr=(3e-4, 1e-3, 3e-3)),
+        ],
+        # two sweeps beside one, and four pieces
+        "feedback-depth": [
+            one
+            for depth, rates in ((6, (1e-4,)), (12, (1e-4, 3e-4, 1e-3)))
+            for one in grid(
+                *FEEDBACK, {"sweeps": 2, **chained}, {"sites": "4", **chained},
+                depth=depth, lr=rates, width=near(512),
+            )
+        ],
+        # residual networks: with `B = 0` at equal sweeps, to show what the one-hop chain rule alone does
+        "feedback-residual": grid(
+            *FEEDBACK, "pieces-zero",
+            {"sweeps": (2, 4), "learn": ("weighted", "never"), **chained},
+            {"bootstrap": 0.3, "learn": ("weighted", "never"), **chained},
+            model="residual", width=128, depth=(12, 24), epochs=20, batch=128, lr=3e-4,
+        ),
+        # how good the estimate is over training, with what feedback has learned until then
+        "feedback-quality": grid(
+            {"method": (*FEEDBACK[1:], "feedback-corrected"), "diagnose": "25"}, {"method": ("wperp", "wt"), **look},
+            width=near(128),
+        ),
+        # what a sceptical reader asks for
+        "feedback-ablations": [
+            *grid(
+                {"start": "random", "learn": "never"},  # direct feedback alignment, and its chained form
+                {"learn": ("truth", "outputs", "loss")},  # the first is the ceiling of the form
+                {"learn": "momentum", "rate": 0.02},  # FDFA's rule
+                {"teacher": ("wt", "activation")},
+                method=FEEDBACK[1:], width=near(256),
+            ),
+            *grid(
+                {"learn": "never", "bootstrap": (0.0, 0.3), **chained},  # synthetic gradients, no tangent
+                {"bootstrap": 0.3, **chained},  # the same, anchored by tangents
+                *({"method": "wperp", **one} for one in ({"balance": True}, {"tangents": 10}, {"isolate": True})),
+                width=near(256),
+            ),
+        ],
+        # convolutional, residual and attention networks on images and text
+        "real": grid(
+            task=tuple(used_in("real")), lr=preset.rates, method=tuple(tried_by("real")), samples=preset.samples
+        ),
+        # --- experiments of their own
+        # students on deep networks, in several numbers of pieces and with several rates of their own
+        "deep": [
+            one
+            for task, sites in cut.items()
+            for one in grid(
+                "backprop",
+                {"method": "students", "student_lr": (1e-3, 1e-2), "sites": sites},
+                {"method": "students-chained", "student_lr": (1e-3, 3e-3), "sites": sites},
+                task=task,
+            )
+        ],
+        # differences of plain passes against dual numbers, in two precisions
+        "finite": grid(
+            method=("wperp", "feedback-chained"), dtype=("float32", "bfloat16"), derivative=("dual", "finite"),
+            width=256, epochs=100, lr=1e-3,
+        ),
+    }  # fmt: skip
 
 
-def finite(preset: Preset) -> Runs:
-    """Training by differences of plain passes against dual numbers, in two precisions."""
-    return [
-        TrainConfig(method=method, width=256, epochs=100, lr=1e-3, dtype=dtype, derivative=derivative)
-        for method in ("wperp", "feedback-chained")
-        for dtype in ("float32", "bfloat16")
-        for derivative in ("dual", "finite")
-    ]
-
-
-Experiments = dict[str, Callable[[Preset], Runs | list[Job]]]
-PAPER: Experiments = {
-    "choice-of-k": choice_of_k,
-    "overlap": overlap,
-    "bias-variance": bias_variance,
-    "scaling": scaling,
-    "newton-schulz": newton_schulz,
-    "preconditioning": preconditioning,
-    "scripts": scripts,
-}
-BEYOND: Experiments = {
-    "definition": definition,
-    "exact-top": exact_top,
-    "feedback-width": feedback_width,
-    "feedback-depth": feedback_depth,
-    "feedback-residual": feedback_residual,
-    "feedback-quality": feedback_quality,
-    "feedback-ablations": feedback_ablations,
-    "real": real,
-}
-APART: Experiments = {"deep": deep, "finite": finite}
-EXPERIMENTS = PAPER | BEYOND | APART
-GROUPS = {"beyond": tuple(BEYOND)}
+EXPERIMENTS = tuple(experiments(PRESETS["quick"]))
+PAPER = EXPERIMENTS[: EXPERIMENTS.index("definition")]
+GROUPS = {"beyond": EXPERIMENTS[len(PAPER) : EXPERIMENTS.index("deep")]}
 
 
 def plans(
@@ -268,7 +190,7 @@ def plans(
     groups = GROUPS | {"streams": lookup(PRESETS, preset, "preset").streams}
     asked = [name for item in only for name in groups.get(item, (item,))]
     for name in asked:
-        lookup({**EXPERIMENTS, **streams.GROUPS, **groups}, name, "experiment")
+        lookup(dict.fromkeys([*EXPERIMENTS, *streams.GROUPS, *groups]), name, "experiment")
     batched = [name for name in asked if name in EXPERIMENTS]
     on_batches = jobs(preset, batched, seeds, solver, device) if batched or not asked else []
     on_streams = [plan for name in asked if name in streams.GROUPS for plan in streams.plans(name, device, seeds)]
@@ -283,24 +205,21 @@ def jobs(
     device: str | None = None,
 ) -> list[Job]:
     """The jobs of the experiments on batches; a run that two experiments share is the same in both."""
-    chosen, asked = lookup(PRESETS, preset, "preset"), list(only)
+    chosen, asked = lookup(PRESETS, preset, "preset"), [name for item in only for name in GROUPS.get(item, (item,))]
     for name in asked:
-        lookup(EXPERIMENTS, name, "experiment on batches")
+        lookup(dict.fromkeys(EXPERIMENTS), name, "experiment on batches")
     count = chosen.seeds if seeds is None else seeds
-    if count < 1:
-        raise InputError(f"seeds must be at least 1, found {count}.")
-    changes: dict[str, Any] = {
-        name: value for name, value in (("solver", solver), ("device", device)) if value is not None
-    }
+    check_count("seeds", count)
+    changes: Settings = {name: value for name, value in (("solver", solver), ("device", device)) if value is not None}
     runs = {
         name: [
             one.at(seed=seed, **changes)
             for seed in range(count)
-            for one in (run if isinstance(run, Job) else on_task(name, run) for run in build(chosen))
+            for one in (on_task(name, **settings) for settings in grids)
             # a quick preset leaves out heavy runs unless their experiment is asked for by name
             if chosen.heavy or name in asked or not is_heavy(one.settings)
         ]
-        for name, build in EXPERIMENTS.items()
+        for name, grids in experiments(chosen).items()
     }
     if empty := [name for name in asked if not runs[name]]:
         raise InputError(f"{', '.join(empty)}: the preset {preset!r} has no runs of it. Pass --preset paper.")
@@ -312,12 +231,18 @@ def jobs(
     return [one.at(diagnose=looked_at[one.at(diagnose="").key]) for name in asked or PAPER for one in runs[name]]
 
 
-def on_task(experiment: str, task: str | TrainConfig, variant: str = "", **settings: Any) -> Job:
+def configs(experiment: str, preset: str = "paper") -> list[TrainConfig]:
+    """The runs of an experiment on batches with seed 0, as its grids say."""
+    return [on_task(experiment, **one).settings for one in experiments(PRESETS[preset])[experiment]]
+
+
+def on_task(experiment: str, task: str = "", **settings: Any) -> Job:
     """A run on a task of the registry, or on the paper's network and others like it."""
-    base = TASKS[task].config if isinstance(task, str) else PAPER_SETTING
-    config = replace(base if isinstance(task, str) else task, **settings)
-    name = task if isinstance(task, str) else f"{config.model}-{config.data}"
-    return Job(experiment, name, variant or variant_of(config.as_dict(), base.as_dict()), config)
+    base = TASKS[task].config if task else PAPER_SETTING
+    config = dataclasses.replace(base, **settings)
+    return Job(
+        experiment, task or f"{config.model}-{config.data}", variant_of(config.as_dict(), base.as_dict()), config
+    )
 
 
 def read_configs(path: Path) -> list[Job]:
@@ -329,4 +254,4 @@ def read_configs(path: Path) -> list[Job]:
     for entry in entries:
         if not isinstance(entry, dict):
             raise InputError(f"{path} must hold one JSON object for each run, found {entry!r}.")
-    return [on_task(path.stem, TrainConfig.from_dict(entry)) for entry in entries]
+    return [on_task(path.stem, **TrainConfig.from_dict(entry).as_dict()) for entry in entries]

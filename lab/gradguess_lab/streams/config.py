@@ -25,6 +25,9 @@ RULES: Mapping[str, Callable[[Any], gg.online.Rule]] = {
     "tbptt": lambda c: gg.online.TBPTT(c.truncation),
     "one-step": lambda c: gg.online.OneStep(),
 }
+_BASIS = ("k", "basis")
+# the settings that a rule reads and others ignore
+READ = {"wperp": _BASIS, "wperp-snap": _BASIS, "wperp-blocks": (*_BASIS, "refresh"), "tbptt": ("truncation",)}
 BASES = ("wperp", "observable", "lagged", "krylov", "random")  # `gradguess.online.bases`
 CELLS = ("rnn", "gru", "lstm", "lru")
 STARTS = ("orthogonal", "critical", "uniform")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gradguess_lab.methods import method_label
-from gradguess_lab.plans import GUESSED, PRESETS, exact_top
+from gradguess_lab.plans import GUESSED, configs
 from gradguess_lab.tables.averages import mean_cell
 from gradguess_lab.tables.feedback_results import QUANTITIES, results_of
 from gradguess_lab.tables.runs import Run
@@ -15,7 +15,7 @@ from gradguess_lab.tables.table import Cell, Table, number, text
 
 def exact_top_table(runs: Sequence[Run]) -> Table | None:
     """A row for every guess and width that was run with the exact top; None where there is none."""
-    exact = [result for result in results_of(exact_top(PRESETS["paper"]), runs) if result.variant]
+    exact = [result for result in results_of(configs("exact-top"), runs) if result.variant]
     guessed = results_of([replace(result.config, top="guess") for result in exact], runs)
     rows = [
         (
@@ -28,7 +28,7 @@ def exact_top_table(runs: Sequence[Run]) -> Table | None:
     ]
     if not rows:
         return None
-    order = [method_label(config.method) for config in GUESSED]
+    order = [method_label(name) for name in GUESSED]
     rows.sort(key=lambda row: (order.index(row[0].text), row[1].value))
     heads = [f"{shown}, top {way}" for shown in QUANTITIES.values() for way in ("guessed", "exact")]
     return Table(

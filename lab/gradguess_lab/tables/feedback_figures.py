@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from gradguess_lab.config import TrainConfig
-from gradguess_lab.plans import PRESETS, feedback_quality
+from gradguess_lab.plans import PRESETS, configs
 from gradguess_lab.tables.averages import curve_of_means, epoch_curve
 from gradguess_lab.tables.feedback_results import (
     QUANTITIES,
@@ -134,7 +134,7 @@ _QUALITIES = {"cosine": "Cosine", "bias": "Bias", "variance": "Variance"}
 def _quality(runs: Sequence[Run]) -> list[Figure | None]:
     """Cosine with the true gradient, bias and variance over training: the mean over the hidden layers."""
     looked_at = [run for run in runs if run.diagnostics]
-    ran = [result for result in results_of(feedback_quality(PRESETS["paper"]), looked_at) if result.variant]
+    ran = [result for result in results_of(configs("feedback-quality"), looked_at) if result.variant]
     if not any(result.is_taught for result in ran):
         return []
     made: list[Figure | None] = []

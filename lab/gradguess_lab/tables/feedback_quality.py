@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradguess_lab.paper_numbers import LAYER_SITES
-from gradguess_lab.plans import PRESETS, feedback_quality
+from gradguess_lab.plans import configs
 from gradguess_lab.tables.compare import Summary
 from gradguess_lab.tables.feedback_results import Result, results_of
 from gradguess_lab.tables.runs import Run, Variant
@@ -15,7 +15,7 @@ from gradguess_lab.tables.table import Cell, Table, number, text
 def quality_table(runs: Sequence[Run]) -> Table | None:
     """The cosine at every hidden layer; None where no run of learned feedback was diagnosed."""
     looked_at = [run for run in runs if run.diagnostics]
-    found = [result for result in results_of(feedback_quality(PRESETS["paper"]), looked_at) if result.variant]
+    found = [result for result in results_of(configs("feedback-quality"), looked_at) if result.variant]
     if not any(result.is_taught for result in found):
         return None
     rows = tuple(row for result in found for row in _rows(result))

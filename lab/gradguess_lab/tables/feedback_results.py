@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.methods import method_label
-from gradguess_lab.plans import (
-    FEEDBACK,
-    PRESETS,
-    Preset,
-    feedback_ablations,
-    feedback_depth,
-    feedback_residual,
-    feedback_width,
-)
+from gradguess_lab.plans import FEEDBACK, PRESETS, configs
 from gradguess_lab.tables.compare import Summary
 from gradguess_lab.tables.runs import Run, Variant, variants
 from gradguess_lab.tables.welch import difference
@@ -146,34 +138,29 @@ def _identity(run: Run) -> object:
     return tuple(part for part in run.identity if part[0] != "device")
 
 
-def _planned(build: Callable[[Preset], list[TrainConfig]], runs: Sequence[Run]) -> list[Result]:
-    """The lines of an experiment in the preset that most of these runs belong to."""
-    found = [results_of(build(preset), runs) for preset in PRESETS.values()]
+def _planned(experiment: str, runs: Sequence[Run], beside: Sequence[str] = ()) -> list[Result]:
+    """The lines of an experiment in the preset that most of these runs belong to, below those of methods `beside`."""
+    planned = [configs(experiment, preset) for preset in PRESETS]
+    found = [results_of([TrainConfig(method=m, width=p[0].width) for m in beside] + p, runs) for p in planned]
     return max(found, key=lambda results: sum(result.variant is not None for result in results))
 
 
 def width_results(runs: Sequence[Run]) -> list[Result]:
-    return [r for r in _planned(feedback_width, runs) if r.config.schedule == "constant"]
+    return [r for r in _planned("feedback-width", runs) if r.config.schedule == "constant"]
 
 
 def tuned_results(runs: Sequence[Run]) -> list[Result]:
-    return [r for r in _planned(feedback_width, runs) if r.config.schedule == "cosine"]
+    return [r for r in _planned("feedback-width", runs) if r.config.schedule == "cosine"]
 
 
 def depth_results(runs: Sequence[Run]) -> list[Result]:
-    return _planned(feedback_depth, runs)
+    return _planned("feedback-depth", runs)
 
 
 def residual_results(runs: Sequence[Run]) -> list[Result]:
-    return _planned(feedback_residual, runs)
+    return _planned("feedback-residual", runs)
 
 
 def ablation_results(runs: Sequence[Run]) -> list[Result]:
     """The ablations, below the methods that they are ablations of."""
-
-    def build(preset: Preset) -> list[TrainConfig]:
-        whole = [*FEEDBACK, TrainConfig(method="feedback-corrected"), TrainConfig(method="wperp")]
-        changed = feedback_ablations(preset)
-        return [dataclasses.replace(config, width=changed[0].width) for config in whole] + changed
-
-    return _planned(build, runs)
+    return _planned("feedback-ablations", runs, [*FEEDBACK, "feedback-corrected", "wperp"])
