@@ -13,8 +13,9 @@ from gradguess.methods import compiled
 from gradguess_lab import checkpoint, compiled_backprop
 from gradguess_lab.compiled_backprop import CompiledBackprop, losses
 from gradguess_lab.config import TrainConfig
+from gradguess_lab.data import Shape
 from gradguess_lab.loss import per_sample_loss, smoothed_loss
-from gradguess_lab.models.mlp import mlp
+from gradguess_lab.models import MODELS
 from gradguess_lab.train import train
 from traced_graphs import as_compiled
 
@@ -27,6 +28,11 @@ def graphs_alone(monkeypatch):
     """Graphs are traced, and run as they are: compiling them takes seconds each."""
     monkeypatch.setattr(compiled, "compiled", as_compiled)
     monkeypatch.setattr(compiled_backprop, "compiled_losses", lambda: losses)
+
+
+def mlp() -> torch.nn.Module:
+    shape = Shape("signal", (40,), 10)
+    return MODELS["mlp"](shape, 8, 2, False, "relu", torch.Generator().manual_seed(0)).double()
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,7 +71,7 @@ def test_a_compiled_run_goes_on_where_it_was_interrupted(
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_compiled_backprop_is_backprop(smoothing: float):
     loss = smoothed_loss(smoothing)
-    model, (x, y) = mlp(40, 8, 2, 10).double(), batch()
+    model, (x, y) = mlp(), batch()
     model.register_parameter("unused", torch.nn.Parameter(torch.zeros(2)))
     found = [gg.estimate(model, method, loss, x, y) for method in (gg.Backprop(), CompiledBackprop(losses))]
     torch.testing.assert_close(found[0].loss, found[1].loss)
@@ -77,7 +83,7 @@ def test_without_a_compiler_backprop_says_so_once_and_goes_on():
     def fails(*arguments: object) -> torch.Tensor:
         raise RuntimeError("no g++\nat line 1")
 
-    model, (x, y) = mlp(40, 8, 2, 10).double(), batch()
+    model, (x, y) = mlp(), batch()
     forward = gg.ForwardGradient(model, CompiledBackprop(fails))
     with pytest.warns(UserWarning, match=r"compile=True has no effect. torch.compile: no g\+\+ Steps"):
         forward(per_sample_loss, x, y)
