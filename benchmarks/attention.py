@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradguess.backends import kernels
 from gradguess.layers.attention import in_blocks
-from gradguess.layers.tangents import TangentRules
+from gradguess.layers.table import TangentRules
 
 Row = dict[str, Any]
 HALF, BRAIN = torch.float16, torch.bfloat16

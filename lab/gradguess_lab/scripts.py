@@ -37,7 +37,7 @@ class HiddenBias(nn.Linear):
         return F.linear(x, self.weight) + (self.bias - self.bias.detach())
 
 
-add(replace(linear.LAYER, modules=(HiddenBias,)))
+add(replace(linear.LINEAR, modules=(HiddenBias,)))
 
 
 def prepare_model(script: str, model: nn.Module) -> nn.Module:

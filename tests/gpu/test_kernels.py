@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gradguess.backends import kernels
 from gradguess.guesses import GatedBasis
 from gradguess.layers.attention import attention_tangent, in_blocks
-from gradguess.layers.tangents import TangentRules
+from gradguess.layers.table import TangentRules
 from gradguess.linalg import orthonormal_columns
 
 
@@ -107,7 +107,7 @@ def test_attention_with_a_tangent_and_a_graph(dtype: torch.dtype | str, kind: st
         slopes = torch.autograd.grad(attend(*wide), wide, a[6].double())
     leaves = [t.clone().requires_grad_() for t in given[:3]]
     lower = torch.autocast("cuda", torch.bfloat16, enabled=dtype == "autocast")
-    with lower, fwAD.dual_level(), TangentRules(few=True):
+    with lower, fwAD.dual_level(), TangentRules(always=True):
         out, moved = fwAD.unpack_dual(attend(*map(fwAD.make_dual, leaves, given[3:6])))
     found = torch.autograd.grad(out, leaves, a[6].to(out.dtype))
     near = 1e-4 if half == torch.float32 else 8 * torch.finfo(half).eps

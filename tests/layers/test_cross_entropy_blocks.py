@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradguess as gg
 from gradguess.layers import cross_entropy
-from gradguess.layers.tangents import TangentRules
+from gradguess.layers.table import TangentRules
 from gradguess.passes.forward_mode import forward_mode
 from gradguess_lab.loss import per_sample_loss
 
@@ -53,7 +53,7 @@ def test_blocks_are_the_whole(case, graph, dual, small_blocks):
 
     def found(rules: bool) -> list[Tensor]:
         leaf = x.clone().requires_grad_(graph)
-        with fwAD.dual_level(), torch.set_grad_enabled(graph), TangentRules(few=True) if rules else nullcontext():
+        with fwAD.dual_level(), torch.set_grad_enabled(graph), TangentRules(always=True) if rules else nullcontext():
             s = fwAD.make_dual(leaf, t) if dual else leaf
             losses = F.cross_entropy(s, target, reduction="none", **options)
             value, moved = fwAD.unpack_dual(losses)
@@ -76,7 +76,7 @@ def test_no_more_than_a_block_is_computed_at_once(small_blocks):
 
     shape, target, _ = CASES["rows"]
     leaf = noise(*shape).requires_grad_()
-    with TangentRules(few=True), Watch():
+    with TangentRules(always=True), Watch():
         losses = F.cross_entropy(leaf, target, reduction="none")
         torch.autograd.grad(losses.sum(), leaf)
     assert sizes
@@ -91,7 +91,7 @@ def test_the_gradient_under_autocast_is_that_of_autocast(small_blocks):
         leaf = x.clone().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16):
             if rules:
-                with TangentRules(few=True):
+                with TangentRules(always=True):
                     losses = F.cross_entropy(leaf, target, reduction="none")
             else:
                 losses = F.cross_entropy(leaf, target, reduction="none")
@@ -138,7 +138,7 @@ def test_what_else_is_differentiated_is_left_to_pytorch(which, small_blocks):
     x, soft = noise(7, CLASSES), noise(7, CLASSES, seed=4).softmax(1)
 
     def found(rules: bool) -> Tensor:
-        with fwAD.dual_level(), TangentRules(few=True) if rules else nullcontext():
+        with fwAD.dual_level(), TangentRules(always=True) if rules else nullcontext():
             if which == "tangent":
                 losses = F.cross_entropy(x, fwAD.make_dual(soft, noise(7, CLASSES, seed=5)), reduction="none")
                 return fwAD.unpack_dual(losses).tangent
@@ -151,7 +151,7 @@ def test_what_else_is_differentiated_is_left_to_pytorch(which, small_blocks):
 def test_gradients_of_gradients(small_blocks):
     def found(rules: bool) -> Tensor:
         leaf = noise(7, CLASSES).requires_grad_()
-        with TangentRules(few=True) if rules else nullcontext():
+        with TangentRules(always=True) if rules else nullcontext():
             losses = F.cross_entropy(leaf, targets(7), reduction="none")
         (g,) = torch.autograd.grad(losses.sum() + (leaf**3).sum(), leaf, create_graph=True)
         return torch.autograd.grad((g**2).sum(), leaf)[0]
@@ -161,7 +161,7 @@ def test_gradients_of_gradients(small_blocks):
 
 def test_a_weight_that_changes_before_the_gradient_is_noticed(small_blocks):
     leaf, weight = noise(7, CLASSES).requires_grad_(), noise(CLASSES, seed=3).exp()
-    with TangentRules(few=True):
+    with TangentRules(always=True):
         losses = F.cross_entropy(leaf, targets(7), weight, reduction="none")
     weight.mul_(10)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

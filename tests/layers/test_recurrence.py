@@ -10,8 +10,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
 import gradguess as gg
-from gradguess.layers import tangents
-from gradguess.layers.tangents import TangentRules
+from gradguess.layers import table
+from gradguess.layers.table import TangentRules
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -89,7 +89,7 @@ def test_no_fused_function_meets_a_tangent(name, monkeypatch):
     met = []
     functions = (torch.gru, torch.lstm, torch.gru_cell, torch.lstm_cell)
     refused = {f: lambda func, *args, **options: met.append(func) for f in functions}
-    monkeypatch.setattr(tangents, "TANGENTS", tangents.TANGENTS | refused)
+    monkeypatch.setattr(table, "TANGENTS", table.TANGENTS | refused)
     layer, run = LAYERS[name]
     layer.double()
     with TangentRules():

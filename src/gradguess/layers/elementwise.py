@@ -1,4 +1,4 @@
-"""Gates: derivatives of the elementwise functions that follow a site (a ReLU's is the mask `M` of the paper).
+"""Gates: derivatives of the elementwise functions that follow a site (a ReLU's is the mask `M` of the paper, eq. (4)).
 
 The function is read off the autograd node that PyTorch records for it. So it does not matter whether a model calls
 `nn.ReLU()`, `F.relu`, `torch.relu` or the in-place form.
@@ -27,34 +27,39 @@ def mask(s: Tensor) -> Tensor:
     return torch.gt(s, 0, out=torch.empty_like(s, requires_grad=False))
 
 
-def _leaky_relu(node: Any) -> Gate:
-    slope = node._saved_negative_slope
-    return lambda s: torch.where(s > 0, torch.ones_like(s), slope)
+def gate_of(node: Any) -> Gate | None:
+    """The derivative of the elementwise function that an autograd node computes; None if it is not in the table."""
+    make = _GATES.get(node.name())
+    return None if make is None else make(node)
 
 
-def _gelu(node: Any) -> Gate:
-    approximate = node._saved_approximate
-    return lambda s: _aten.gelu_backward(torch.ones_like(s), s, approximate=approximate)
+def _gate(backward: Callable[..., Tensor], *settings: str) -> Callable[[Any], Gate]:
+    """From a node to its gate, by `backward(1, s, *settings)`, with the settings that the node has saved."""
+
+    def of_node(node: Any) -> Gate:
+        values = [getattr(node, f"_saved_{name}") for name in settings]
+        return lambda s: backward(torch.ones_like(s), s, *values)
+
+    return of_node
 
 
-def _sigmoid(s: Tensor) -> Tensor:
-    p = torch.sigmoid(s)
-    return p * (1 - p)
-
-
-def _elu(node: Any) -> Gate:
-    alpha, scale, input_scale = node._saved_alpha, node._saved_scale, node._saved_input_scale
-    return lambda s: _aten.elu_backward(torch.ones_like(s), alpha, scale, input_scale, False, s)
-
-
-def _softplus(node: Any) -> Gate:
-    beta, threshold = node._saved_beta, node._saved_threshold
-    return lambda s: _aten.softplus_backward(torch.ones_like(s), s, beta, threshold)
-
-
-def _hardtanh(node: Any) -> Gate:
-    low, high = node._saved_min_val, node._saved_max_val
-    return lambda s: ((s > low) & (s < high)).to(s.dtype)
+_leaky_relu = _gate(lambda g, s, slope: _aten.leaky_relu_backward(g, s, slope, False), "negative_slope")
+_elu = _gate(lambda g, s, *scales: _aten.elu_backward(g, *scales, False, s), "alpha", "scale", "input_scale")
+_GATES: dict[str, Callable[[Any], Gate]] = {  # where there are two of a kind, the second is the in-place form
+    "ReluBackward0": lambda node: mask,
+    "LeakyReluBackward0": _leaky_relu,
+    "LeakyReluBackward1": _leaky_relu,
+    "GeluBackward0": _gate(lambda g, s, kind: _aten.gelu_backward(g, s, approximate=kind), "approximate"),
+    "TanhBackward0": _gate(lambda g, s: _aten.tanh_backward(g, torch.tanh(s))),
+    "SigmoidBackward0": _gate(lambda g, s: _aten.sigmoid_backward(g, torch.sigmoid(s))),
+    "SiluBackward0": _gate(_aten.silu_backward),
+    "EluBackward0": _elu,
+    "EluBackward1": _elu,
+    "SoftplusBackward0": _gate(_aten.softplus_backward, "beta", "threshold"),
+    "HardtanhBackward0": _gate(_aten.hardtanh_backward, "min_val", "max_val"),
+    "MishBackward0": _gate(_aten.mish_backward),
+    "HardswishBackward0": _gate(_aten.hardswish_backward),
+}
 
 
 def _tangent(slope: Callable[..., Tensor]) -> TangentRule:
@@ -70,45 +75,10 @@ def _tangent(slope: Callable[..., Tensor]) -> TangentRule:
     return elementwise_tangent
 
 
-def _always(gate: Gate) -> Callable[[Any], Gate]:
-    """For functions without settings."""
-    return lambda node: gate
-
-
-LAYERS = (
-    Layer(
-        functions=(F.relu, torch.relu, Tensor.relu),
-        nodes=("ReluBackward0",),
-        tangent=_tangent(lambda t, x, y: _aten.threshold_backward(t, y, 0)),
-        always=True,
-        gate=_always(mask),
-    ),
-    Layer(nodes=("LeakyReluBackward0", "LeakyReluBackward1"), gate=_leaky_relu),  # the second is the in-place form
-    Layer(
-        functions=(F.gelu,),
-        nodes=("GeluBackward0",),
-        tangent=_tangent(lambda t, x, y, **options: _aten.gelu_backward(t, x, **options)),
-        always=True,
-        gate=_gelu,
-    ),
-    Layer(
-        functions=(torch.tanh, Tensor.tanh),
-        nodes=("TanhBackward0",),
-        tangent=_tangent(lambda t, x, y: _aten.tanh_backward(t, y)),
-        always=True,
-        gate=_always(lambda s: 1 - torch.tanh(s).square()),
-    ),
-    Layer(nodes=("SigmoidBackward0",), gate=_always(_sigmoid)),
-    Layer(
-        functions=(F.silu,),
-        nodes=("SiluBackward0",),
-        tangent=_tangent(lambda t, x, y: _aten.silu_backward(t, x)),
-        always=True,
-        gate=_always(lambda s: _aten.silu_backward(torch.ones_like(s), s)),
-    ),
-    Layer(nodes=("EluBackward0", "EluBackward1"), gate=_elu),
-    Layer(nodes=("SoftplusBackward0",), gate=_softplus),
-    Layer(nodes=("HardtanhBackward0",), gate=_hardtanh),
-    Layer(nodes=("MishBackward0",), gate=_always(lambda s: _aten.mish_backward(torch.ones_like(s), s))),
-    Layer(nodes=("HardswishBackward0",), gate=_always(lambda s: _aten.hardswish_backward(torch.ones_like(s), s))),
-)
+_TANGENTS: dict[tuple[Callable[..., Any], ...], TangentRule] = {
+    (F.relu, torch.relu, Tensor.relu): _tangent(lambda t, x, y: _aten.threshold_backward(t, y, 0)),
+    (F.gelu,): _tangent(lambda t, x, y, **options: _aten.gelu_backward(t, x, **options)),
+    (torch.tanh, Tensor.tanh): _tangent(lambda t, x, y: _aten.tanh_backward(t, y)),
+    (F.silu,): _tangent(lambda t, x, y: _aten.silu_backward(t, x)),
+}
+LAYERS = tuple(Layer(functions=functions, tangent=rule, always=True) for functions, rule in _TANGENTS.items())

@@ -1,4 +1,4 @@
-"""One line of the table of layers."""
+"""A line of the table of layers, and what its rules need."""
 
 from __future__ import annotations
 
@@ -22,26 +22,22 @@ class Layer:
     Attributes:
         modules: the module types that it covers.
         functions: the functions of PyTorch that these modules call; keys of `tangent`.
-        nodes: the names of the autograd nodes that these functions record; keys of `gate`.
         gradient: `(module, x, g) -> {parameter: gradient}`, from the input and the cotangent of the output.
         holds_for: whether `gradient` holds for the settings of a module.
         tangent: the output with its tangent, for a dual input.
         always: whether `tangent` holds under autocast, and is the function's own where there is no tangent.
         written_out: the functions in smaller ones, which pass the rules themselves; None: not for these arguments.
-        gate: from the autograd node to the derivative of an elementwise function.
         channels_first: the features of the output lie in its first dimension after the batch.
         is_matrix: the output is `module.weight @ x`, plus a constant.
     """
 
     modules: tuple[type[nn.Module], ...] = ()
     functions: tuple[Callable[..., Any], ...] = ()
-    nodes: tuple[str, ...] = ()
     gradient: GradientRule | None = None
     holds_for: Callable[[Any], bool] = lambda module: True
     tangent: TangentRule | None = None
     always: bool = False
     written_out: Callable[..., Any] | None = None
-    gate: Callable[[Any], Gate] | None = None
     channels_first: bool = False
     is_matrix: bool = False
 
@@ -57,18 +53,8 @@ def unpack(x: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def is_constant(*others: Any) -> bool:
-    """Does none of these carry a tangent?"""
+    """Whether none of these carries a tangent."""
     return all(
         other is None or type(other) is nn.Parameter or (type(other) is Tensor and unpack(other)[1] is None)
         for other in others
     )
-
-
-def apply_linear(
-    function: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, **options: Any
-) -> Tensor | None:
-    """The tangent rule of `W x + b` of any kind, convolutions included: the tangent is `W t`."""
-    p, t = unpack(x)
-    if t is None or not is_constant(weight, bias):
-        return None
-    return fwAD.make_dual(function(p, weight, bias, *rest, **options), function(t, weight, None, *rest, **options))

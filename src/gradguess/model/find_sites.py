@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from gradguess.errors import InputError
+from gradguess.layers.elementwise import gate_of
 from gradguess.layers.entry import Gate, GradientRule
 from gradguess.layers.positions import pattern_of
-from gradguess.layers.table import gate_of, gradient_of, is_matrix
+from gradguess.layers.table import gradient_of, is_matrix
 from gradguess.model.assumptions import Members
 from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.bottlenecks import bottleneck_calls

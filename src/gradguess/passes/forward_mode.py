@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import ForwardModeError, InputError
-from gradguess.layers.tangents import TangentRules
+from gradguess.layers.table import TangentRules
 from gradguess.model.hooks import CallHooks
 from gradguess.model.task import Task
 
@@ -35,7 +35,7 @@ def forward_mode(model: nn.Module, *, graph: bool = False) -> Iterator[None]:
 def tangent_rules(model: nn.Module) -> Iterator[None]:
     """The rules of the table of layers for dual numbers."""
     under_autocast = any(torch.is_autocast_enabled(device.type) for device in {p.device for p in model.parameters()})
-    with _TangentsKeepDtype() if under_autocast else nullcontext(), TangentRules(few=under_autocast):
+    with _TangentsKeepDtype() if under_autocast else nullcontext(), TangentRules(always=under_autocast):
         yield
 
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import InputError
 from gradguess.jacobian import CutGraph
-from gradguess.layers.tangents import TangentRules
+from gradguess.layers.table import TangentRules
 from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.hooks import SiteHooks, Visit
 from gradguess.model.side_effects import Snapshot, untouched
@@ -69,7 +69,7 @@ class Pass:
             observe(site, x, s)
             return s
 
-        with self._one_pass(), torch.no_grad(), formula_kernels(self.task.model), TangentRules(few=True):
+        with self._one_pass(), torch.no_grad(), formula_kernels(self.task.model), TangentRules(always=True):
             return self._run(visit)  # by the kernels of a tangent pass, so that both see the same numbers
 
     def _injecting(self, draw: Draw, scale: Scale | None, expected: set[str], graph: bool) -> Visit:
@@ -147,7 +147,7 @@ class Pass:
         """
         all_pairs = twice or self.layout.stochastic  # fused attention draws other masks of dropout
         kernels = nullcontext() if fused else formula_kernels(self.task.model, attention=all_pairs)
-        rules = nullcontext() if fused or all_pairs else TangentRules(few=True)  # the numbers of a tangent pass
+        rules = nullcontext() if fused or all_pairs else TangentRules(always=True)  # the numbers of a tangent pass
         with self._one_pass(last), torch.enable_grad(), kernels, rules:
             outputs = self._run(visit)
             return outputs, self.task.losses(outputs)

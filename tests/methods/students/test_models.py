@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.layers.tangents import own_kernels
+from gradguess.layers.table import own_kernels
 from gradguess.methods.students.bank import Student
 from gradguess.methods.students.default import default_student
 from gradguess.methods.students.rules import RULES, Known

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradguess.errors import InputError
-from gradguess.layers.tangents import own_kernels
+from gradguess.layers.table import own_kernels
 from gradguess.methods.adam import adam
 from gradguess.methods.students.default import default_student
 from gradguess.methods.students.student import Blueprint, Make, Outputs, build

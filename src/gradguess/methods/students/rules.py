@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradguess.guesses.activation import ActivationPerturbation
-from gradguess.layers.tangents import own_kernels
+from gradguess.layers.table import own_kernels
 from gradguess.methods.students.bank import Bank, Student
 from gradguess.model.site import Site, at_least_float32
 from gradguess.passes.forward_mode import dual_numbers, formula_kernels, tangent_rules, unpack_dual
