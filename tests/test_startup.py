@@ -13,6 +13,7 @@ from gradguess import front
 from gradguess.online.bases import BASES
 from gradguess_lab import config, studies
 from gradguess_lab.streams import config as streams
+from gradguess_lab.streams.tasks import TASKS
 
 COMMANDS = ("train", "reproduce", "report", "diagnose", "stream", "bench", "compare", "advise")
 SLOW = {"torch", "pandas", "matplotlib", "sklearn", "scipy", "sympy", "jinja2", "joblib", "safetensors", "transformers"}
@@ -59,3 +60,4 @@ def test_the_package_shows_the_names_of_its_front():
 def test_names_that_help_lists_are_those_of_the_code():
     assert set(config.LEARN) == {*studies.RULES, "truth", "never"}
     assert list(streams.BASES) == list(BASES)
+    assert (*TASKS, "tmaze") == streams.TASKS

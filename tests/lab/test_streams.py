@@ -25,8 +25,7 @@ SMALL = StreamConfig(delay=2, k=3, width=6, streams=3, steps=12, truncation=3, r
 
 
 def moments(name: str, count: int, streams: int = 4, delay: int = 3, seed: int = 0):
-    task = TASKS[name](streams, delay, torch.Generator().manual_seed(seed))
-    return task, list(islice(task.moments, count))
+    return TASKS[name], list(islice(TASKS[name].moments(streams, delay, torch.Generator().manual_seed(seed)), count))
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "characters"])

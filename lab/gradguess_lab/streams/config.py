@@ -11,8 +11,9 @@ from typing import Any
 import gradguess as gg
 from gradguess.errors import InputError
 from gradguess_lab.config import Settings, option
-from gradguess_lab.streams.tasks import NAMES
 
+# `gradguess_lab.streams.tasks`, and an agent in the T-maze, which is no stream that one can only watch
+TASKS = ("recall", "copy", "henon", "lorenz", "balancing", "characters", "sensor", "tmaze")
 RULES: Mapping[str, Callable[[Any], gg.online.Rule]] = {
     "rtrl": lambda c: gg.online.RTRL(),
     "wperp": lambda c: gg.online.WPerp(c.k, c.basis, c.refresh),
@@ -43,7 +44,7 @@ class StreamConfig(Settings):
     'recall-wperp-k24-lr0.003-seed0'
     """
 
-    task: str = option("recall", "stream: {}", NAMES)
+    task: str = option("recall", "stream: {}", TASKS)
     delay: int = option(
         12, "steps between a question and its answer (recall, copy), or length of the corridor (tmaze)", least=1
     )

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradguess_lab.streams.balancing import UNITS
 from gradguess_lab.streams.config import StreamConfig
 from gradguess_lab.streams.plan import Group, reported
+from gradguess_lab.streams.tasks import UNITS
 from gradguess_lab.tables.table import Curve, Figure, slugify
 
 SOLVED = 0.01

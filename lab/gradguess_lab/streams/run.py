@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gradguess.online import LRU, Online, Recurrent
 from gradguess_lab.environment import check_device, describe
 from gradguess_lab.streams import tmaze
-from gradguess_lab.streams.balancing import Balance
 from gradguess_lab.streams.config import RULES, StreamConfig
-from gradguess_lab.streams.task import Task
-from gradguess_lab.streams.tasks import TASKS
+from gradguess_lab.streams.tasks import TASKS, Balance, Task
 
 POINTS = 100  # of the curves
 TAIL = 0.1  # the part of the run over which the final error is taken
@@ -35,24 +33,51 @@ def run(config: StreamConfig, on_point: Callable[[dict[str, Any]], None] | None 
     """
     check_device(config.device)
     generator = torch.Generator().manual_seed(1000 + config.seed)
-    if config.task == "tmaze":
-        sizes = tmaze.SEES, tmaze.OUTPUTS
-    else:
-        task = TASKS[config.task](config.streams, config.delay, generator)
-        sizes = task.inputs, task.outputs
+    task = TASKS.get(config.task)
+    sizes = (task.inputs, task.outputs) if task else (tmaze.SEES, tmaze.OUTPUTS)
     with torch.random.fork_rng(devices=[]):  # the global generator is left alone
         torch.default_generator.manual_seed(config.seed)
         model = build(config, *sizes).to(config.device)
     online = Online(model, RULES[config.rule](config), config.seed)
     optimiser = torch.optim.Adam(model.parameters(), lr=config.lr)
-    if config.task == "tmaze":
-        agent = tmaze.Agent(online, optimiser, tmaze.TMaze(config.streams, config.delay, generator), config.device)
-        step = lambda _: _episodes(*agent.step())  # noqa: E731
-        chance = 0.5
+    if task:
+        steps = _watching(config, task, generator, online, optimiser)
     else:
-        step = _watcher(config, task, online, optimiser)
-        chance = task.chance
-    return _measured(config, online, step, chance, on_point)
+        maze = tmaze.TMaze(config.streams, config.delay, generator)
+        steps = tmaze.acting(online, optimiser, maze, config.device)
+    curve: list[dict[str, Any]] = []
+    recent, tail, times = list[float](), list[float](), list[float]()
+    last = config.steps - max(1, int(TAIL * config.steps))
+    every = max(1, config.steps // POINTS)
+    failed = ""
+    for count in range(config.steps):
+        began = time.perf_counter()
+        try:
+            errors = next(steps)
+        except ArithmeticError as error:  # the gradient has left all bounds: that is a result, too
+            failed = str(error)
+            break
+        times.append(time.perf_counter() - began)
+        recent += errors
+        tail += errors if count >= last else []
+        if (count + 1) % every == 0:
+            point = {"step": count + 1, "error": _mean(recent), "process_mb": resident()}
+            curve.append(point | {"step_ms": 1000 * sum(times) / len(times)})
+            recent, times = [], []
+            if on_point is not None:
+                on_point(curve[-1])
+    return {
+        "key": config.key,
+        "config": config.as_dict(),
+        "error": None if failed else _mean(tail),
+        "chance": task.chance if task else 0.5,
+        "step_ms": _mean([point["step_ms"] for point in curve[1:] or curve]),
+        "memory_mb": online.kept_bytes / 1e6,
+        "skipped": online.skipped,
+        "failed": failed,
+        "curve": curve,
+        "environment": describe(config.device),
+    }
 
 
 def build(config: StreamConfig, inputs: int, outputs: int) -> nn.Module:
@@ -74,79 +99,19 @@ def build(config: StreamConfig, inputs: int, outputs: int) -> nn.Module:
     return Recurrent(cell, nn.Linear(width, outputs))
 
 
-def _watcher(
-    config: StreamConfig, task: Task, online: Online, optimiser: torch.optim.Optimizer
-) -> Callable[[int], list[float]]:
-    """A function that makes one step and returns the errors that were made in it."""
-
-    def step(count: int) -> list[float]:
-        moment = next(task.moments)
+def _watching(
+    config: StreamConfig, task: Task, generator: torch.Generator, online: Online, optimiser: torch.optim.Optimizer
+) -> Iterator[list[float]]:
+    """Make one step after the other; each yields the errors that were made in it."""
+    for count, moment in enumerate(task.moments(config.streams, config.delay, generator)):
         if moment.ended is not None and count:
             online.reset(moment.ended.to(config.device))
         target = None if moment.target is None else moment.target.to(config.device)
         optimiser.zero_grad()
         online(task.losses, moment.x.to(config.device), target)
-        if target is None:
-            return []
-        if not config.stop or count < config.stop:
+        if target is not None and (not config.stop or count < config.stop):
             optimiser.step()
-        return [task.error(online.output, target)]
-
-    return step
-
-
-def _episodes(ended: Tensor, found: Tensor) -> list[float]:
-    """1 for every episode that ended elsewhere than at the goal."""
-    return [0.0 if hit else 1.0 for hit in found[ended].tolist()]
-
-
-def _measured(
-    config: StreamConfig,
-    online: Online,
-    step: Callable[[int], list[float]],
-    chance: float,
-    on_point: Callable[[dict[str, Any]], None] | None,
-) -> dict[str, Any]:
-    curve: list[dict[str, Any]] = []
-    recent: list[float] = []
-    tail: list[float] = []
-    times: list[float] = []
-    last = config.steps - max(1, int(TAIL * config.steps))
-    every = max(1, config.steps // POINTS)
-    failed = ""
-    for count in range(config.steps):
-        began = time.perf_counter()
-        try:
-            errors = step(count)
-        except ArithmeticError as error:  # the gradient has left all bounds: that is a result, too
-            failed = str(error)
-            break
-        times.append(time.perf_counter() - began)
-        recent += errors
-        tail += errors if count >= last else []
-        if (count + 1) % every == 0:
-            point = {
-                "step": count + 1,
-                "error": _mean(recent),
-                "process_mb": resident(),
-                "step_ms": 1000 * sum(times) / len(times),
-            }
-            curve.append(point)
-            recent, times = [], []
-            if on_point is not None:
-                on_point(point)
-    return {
-        "key": config.key,
-        "config": config.as_dict(),
-        "error": None if failed else _mean(tail),
-        "chance": chance,
-        "step_ms": _mean([point["step_ms"] for point in curve[1:]] or [point["step_ms"] for point in curve]),
-        "memory_mb": online.kept_bytes / 1e6,
-        "skipped": online.skipped,
-        "failed": failed,
-        "curve": curve,
-        "environment": describe(config.device),
-    }
+        yield [] if target is None else [task.error(online.output, target)]
 
 
 def _mean(values: list[float]) -> float | None:

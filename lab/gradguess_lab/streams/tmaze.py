@@ -5,6 +5,7 @@ The settings are those of sonaradarcn/sketched-rtrl (after Bakker 2001): actor a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,31 +53,29 @@ class TMaze:
         return reward, ended, found
 
 
-class Agent:
-    """Acts, and learns from the reward of each step when the value of the next state is known."""
+def acting(online: Online, optimiser: torch.optim.Optimizer, maze: TMaze, device: str) -> Iterator[list[float]]:
+    """Act, and learn from the reward of each step when the value of the next state is known.
 
-    def __init__(self, online: Online, optimiser: torch.optim.Optimizer, maze: TMaze, device: str = "cpu") -> None:
-        self.online, self.optimiser, self.maze, self.device = online, optimiser, maze, device
-        self.waiting: tuple[Later, Tensor, Tensor, Tensor] | None = None
-
-    def step(self) -> tuple[Tensor, Tensor]:
-        """Which episodes ended with this step, and which of them at the goal."""
-        self.online(None, self.maze.seen().to(self.device))
-        output = self.online.output.cpu()
-        if self.waiting is not None:
-            held, action, reward, ended = self.waiting
+    Each step yields one number for every episode that ended: 0 at the goal, 1 elsewhere.
+    """
+    waiting: tuple[Later, Tensor, Tensor, Tensor] | None = None
+    while True:
+        online(None, maze.seen().to(device))
+        output = online.output.cpu()
+        if waiting is not None:
+            held, action, reward, ended = waiting
             worth = reward + DISCOUNT * torch.where(ended, 0.0, output[:, -1])
-            self.optimiser.zero_grad()
-            held(actor_critic, (action.to(self.device), worth.to(self.device)))
-            self.optimiser.step()
+            optimiser.zero_grad()
+            held(actor_critic, (action.to(device), worth.to(device)))
+            optimiser.step()
         chances = output[:, :ACTIONS].softmax(1)
-        action = torch.multinomial(chances, 1, generator=self.maze.generator)[:, 0]
-        held = self.online.later()
-        reward, ended, found = self.maze.act(action)
-        self.waiting = held, action, reward, ended
+        action = torch.multinomial(chances, 1, generator=maze.generator)[:, 0]
+        held = online.later()
+        reward, ended, found = maze.act(action)
+        waiting = held, action, reward, ended
         if bool(ended.any()):
-            self.online.reset(ended.to(self.device))
-        return ended, found
+            online.reset(ended.to(device))
+        yield [0.0 if hit else 1.0 for hit in found[ended].tolist()]
 
 
 def actor_critic(output: Tensor, target: Any) -> Tensor:
