@@ -33,7 +33,7 @@ from gradguess.captured_step import WARM_UP
 from gradguess.extras import require
 from gradguess_lab.bench.run import keep, kind_of, make_record
 from gradguess_lab.data import load
-from gradguess_lab.datasets.shakespeare import CHARACTERS
+from gradguess_lab.datasets import CHARACTERS
 from gradguess_lab.files import read_json
 from gradguess_lab.loss import per_sample_loss
 

@@ -26,7 +26,7 @@ from gradguess.extras import require
 from gradguess.integrations.huggingface import ForwardGradientTrainer
 from gradguess_lab.bench.run import keep, make_record
 from gradguess_lab.data import load
-from gradguess_lab.datasets.shakespeare import CHARACTERS
+from gradguess_lab.datasets import CHARACTERS
 
 PIECES = 4
 WAYS: dict[str, dict[str, Any]] = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import os
 import zipfile
 from dataclasses import dataclass, replace
 from math import prod
@@ -20,8 +19,7 @@ import torch
 from torch import Tensor
 
 from gradguess.errors import GradguessError
-from gradguess_lab.datasets import DATASETS
-from gradguess_lab.datasets.source import NAMES, Arrays, Kind, Source, cache_directory
+from gradguess_lab.datasets import DATASETS, NAMES, Arrays, Kind, Source, cache_directory, carried_directory
 from gradguess_lab.files import write_atomic
 from gradguess_lab.names import lookup
 
@@ -57,11 +55,6 @@ class Dataset:
     @property
     def shape(self) -> Shape:
         return Shape(self.kind, tuple(self.x_train.shape[1:]), self.classes)
-
-    @property
-    def inputs(self) -> int:
-        """Numbers per sample."""
-        return self.shape.inputs
 
     def first(self, samples: int) -> Dataset:
         """The same with the first `samples` training samples; with all of them for 0, or where there are fewer."""
@@ -139,14 +132,8 @@ def _verify(arrays: Arrays, expected: tuple[float, ...] | str | None, where: str
         )
 
 
-def _tensors(arrays: Arrays, source: Source) -> Dataset:
-    """Model inputs: images as (channels, height, width), normalised; characters and classes as whole numbers."""
-    x_train, x_test = (_inputs(arrays[name], source) for name in ("x_train", "x_test"))
-    y_train, y_test = (torch.from_numpy(arrays[name].astype("int64")) for name in ("y_train", "y_test"))
-    return Dataset(x_train, y_train, x_test, y_test, source.classes, source.kind)
-
-
 def _inputs(x: np.ndarray, source: Source) -> Tensor:
+    """Model inputs: images as (channels, height, width), normalised; characters as whole numbers."""
     if source.kind == "text":
         return torch.from_numpy(x.astype("int64"))
     if source.kind == "signal":
@@ -156,44 +143,32 @@ def _inputs(x: np.ndarray, source: Source) -> Tensor:
     return ((images.unsqueeze(1) if images.dim() == 3 else images) / 255).sub_(mean).div_(deviation)
 
 
-def load_npz(path: str | Path, classes: int | None = None) -> Dataset:
-    """A data set from a file with the arrays `x_train`, `y_train`, `x_test`, `y_test`."""
-    arrays = _read(Path(path))
-    found = 1 + int(max(arrays["y_train"].max(), arrays["y_test"].max()))
-    return _tensors(arrays, Source(lambda: arrays, classes if classes is not None else found))
-
-
-def save_npz(path: str | Path, arrays: Arrays) -> None:
-    """Write what `load_npz` reads, in one step."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    write_atomic(Path(path), buffer.getvalue())
-
-
-def _made_and_cached(source: Source, path: Path) -> Arrays:
+def _arrays(name: str, source: Source) -> Arrays:
+    """The arrays of a data set from the carried file, the cache or its generator."""
+    for folder in carried_directory():
+        if (path := folder / f"{name}.npz").is_file():
+            arrays = _read(path)
+            _verify(arrays, source.fingerprint, str(path))
+            return arrays
+    path = cache_directory() / f"{name}.npz"
+    with contextlib.suppress(GradguessError):  # absent or damaged: the cache is ours to make again
+        arrays = _read(path)
+        _verify(arrays, source.fingerprint, str(path))
+        return arrays
     arrays = source.make()
     _verify(arrays, source.fingerprint, "the generator")
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
     with contextlib.suppress(OSError, GradguessError):  # a read-only cache costs seconds, not the run
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_npz(path, arrays)
+        write_atomic(path, packed.getvalue())
     return arrays
 
 
 def load(name: str) -> Dataset:
-    """The data set `name` of `DATASETS`, from the carried file, the cache or its generator."""
+    """The data set `name` of `DATASETS` as tensors."""
     source = lookup(DATASETS, name, "data set")
-    carried = os.environ.get("GRADGUESS_DATA")
-    if carried and (path := Path(carried) / f"{name}.npz").is_file():
-        arrays = _read(path)
-        _verify(arrays, source.fingerprint, str(path))
-        return _tensors(arrays, source)
-    path = cache_directory() / f"{name}.npz"
-    try:
-        arrays = _read(path)
-        _verify(arrays, source.fingerprint, str(path))
-    except GradguessError:  # absent or damaged: the cache is ours to make again
-        arrays = _made_and_cached(source, path)
-    return _tensors(arrays, source)
-
-
-__all__ = ["DATASETS", "Dataset", "Shape", "Source", "digest", "fingerprint", "load", "load_npz", "save_npz"]
+    arrays = _arrays(name, source)
+    x_train, x_test = (_inputs(arrays[name], source) for name in ("x_train", "x_test"))
+    y_train, y_test = (torch.from_numpy(arrays[name].astype("int64")) for name in ("y_train", "y_test"))
+    return Dataset(x_train, y_train, x_test, y_test, source.classes, source.kind)

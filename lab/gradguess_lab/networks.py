@@ -62,23 +62,23 @@ def mlp(shape: Shape, width: int, depth: int, bias: bool, activation: Activation
 
 
 class Residual(nn.Module):
-    """`then(skip(x) + branch(x))` for each branch in turn; a branch is a chain of modules with names."""
+    """`skip(x) + branch(x)` for each branch in turn, then the modules of `then`; all of them have names."""
 
-    def __init__(
-        self, *branches: dict[str, nn.Module], skip: nn.Module | None = None, then: nn.Module | None = None
-    ) -> None:
+    def __init__(self, *branches: dict[str, nn.Module], skip: nn.Module | None = None, **then: nn.Module) -> None:
         super().__init__()
-        self.branches = [list(branch) for branch in branches]
-        for name, module in itertools.chain.from_iterable(branch.items() for branch in branches):
+        self.branches, self.then = [list(branch) for branch in branches], list(then)
+        for name, module in itertools.chain(*(part.items() for part in (*branches, then))):
             self.add_module(name, module)
-        self.skip, self.then = skip or nn.Identity(), then or nn.Identity()
+        self.skip = skip
 
     def forward(self, x: Tensor) -> Tensor:
         for names in self.branches:
-            branch = x
-            for name in names:
-                branch = getattr(self, name)(branch)
-            x = self.then(self.skip(x) + branch)
+            x = (x if self.skip is None else self.skip(x)) + self.chain(names, x)
+        return self.chain(self.then, x)
+
+    def chain(self, names: list[str], x: Tensor) -> Tensor:
+        for name in names:
+            x = getattr(self, name)(x)
         return x
 
 
@@ -144,7 +144,8 @@ def pre_norm_block(shape: Shape, below: int, above: int, stride: int, activation
     first, second = conv(shape, below, above, 3, stride), conv(shape, above, above, 3)
     half = {"norm1": group_norm(below), "act1": activation(), "conv1": first}
     branch = half | {"norm2": group_norm(above), "act2": activation(), "conv2": second}
-    return Residual(branch, skip=conv(shape, below, above, 1, stride) if stride > 1 or below != above else None)
+    changes = stride > 1 or below != above
+    return Residual(branch, skip=conv(shape, below, above, 1, stride) if changes else nn.Identity())
 
 
 @network()
@@ -174,8 +175,8 @@ def post_norm_block(shape: Shape, below: int, above: int, stride: int, activatio
     conv2, norm2 = convolved(shape, above, above, 3)
     branch = {"conv1": conv1, "norm1": norm1, "act1": activation(), "conv2": conv2, "norm2": norm2}
     changes = stride > 1 or below != above
-    skip = nn.Sequential(*convolved(shape, below, above, 1, stride)) if changes else None
-    return Residual(branch, skip=skip, then=activation())
+    skip = nn.Sequential(*convolved(shape, below, above, 1, stride)) if changes else nn.Identity()
+    return Residual(branch, skip=skip, act2=activation())
 
 
 @network()

