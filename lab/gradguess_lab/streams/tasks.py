@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gradguess_lab.data import load
-from gradguess_lab.datasets.shakespeare import CHARACTERS
+from gradguess_lab.datasets import CHARACTERS
 
 Judged = Literal["squared", "classes", "bits"]
 SYMBOLS, LENGTH = 8, 5  # of the copy task
