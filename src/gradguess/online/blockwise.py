@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from gradguess.errors import InputError
-from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition, carried, contracted, influences
-from gradguess.online.tbptt import TBPTT, chosen
-from gradguess.online.wperp import WPerp, noted
+from gradguess.online.rule import Error, Rule, Tensors, Transition, advanced, credit_through, influence
+from gradguess.online.tbptt import TBPTT, where
+from gradguess.online.wperp import WPerp
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Blockwise(Rule):
     """`P̃_t = V'ᵀ (Φ V P̃_{t-m} + Σ_s Φ_s F_s)` every m steps: Φ and Φ_s are products of the J of these steps.
 
     V' is the basis that is found there, V the one before it, and m the `refresh` of W⊥. Within a block of m steps
-    states and inputs are kept. An error goes back over them exactly, and where the block began it gets the credit
+    states and inputs are memory. An error goes back over them exactly, and where the block began it gets the credit
     `(q V) P̃`. So what the steps of a block turn out of the basis counts until the block ends, where W⊥ alone loses it
     at once. With k = n this is RTRL.
 
@@ -45,39 +45,38 @@ class Blockwise(Rule):
         """Keeps the steps of the block, and goes back over them."""
         return TBPTT(self.inner.refresh + 1)
 
-    def start(self, transition: Transition) -> Kept:
-        return self.inner.start(transition).joined(self.block.start(transition))
+    def start(self, transition: Transition) -> Tensors:
+        return self.inner.start(transition) | self.block.start(transition)
 
-    def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
-        q, within = self.block.back(kept, error.q, transition)
-        before = contracted(q @ kept.shared["V"], kept)
-        return {name: ours + before[name].view_as(ours) for name, ours in within.items()}
+    def credit(self, memory: Tensors, error: Error, transition: Transition) -> Tensors:
+        q, within = self.block.pulled_back(memory, error.q, transition)
+        before = credit_through(q @ memory["shared/V"], memory)
+        return {name: inside + before[name].view_as(inside) for name, inside in within.items()}
 
-    def look(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
-        """Search for a new basis from time to time, as W⊥ does; where there is one, or no room, the block ends."""
-        shared = self.inner.look(Kept({}, kept.shared), error, transition).shared
-        full = int(kept.rows["age"].max()) == self.inner.refresh
-        if shared["V"] is kept.shared["V"] and not full:
-            return kept.joined(Kept({}, shared))
-        age = torch.zeros_like(kept.rows["age"])
-        return kept.joined(Kept({**self._carried(kept, shared["V"], transition), "age": age}, shared))
+    def look(self, memory: Tensors, error: Error | None, transition: Transition) -> Tensors:
+        """The memory with this error. Where W⊥ finds a new basis, or the block is full, the block has ended."""
+        found = self.inner.look({name: memory[name] for name in ("shared/V", "shared/S")}, error, transition)
+        new, age = found["shared/V"], memory["age"]
+        if new is not memory["shared/V"] or int(age.max()) == self.inner.refresh:
+            found |= self._at_end(memory, new, transition) | {"age": torch.zeros_like(age)}
+        return memory | found
 
-    def hear(self, kept: Kept, error: Error, transition: Transition) -> Kept:
-        """A late error says where errors point. It ends no block: it came with weights and steps of its own."""
-        return kept.joined(Kept({}, {"S": noted(kept, error)}))
+    def look_late(self, memory: Tensors, error: Error, transition: Transition) -> Tensors:
+        """The memory with a late error. No block ends: the error came with weights and steps of its own."""
+        return self.inner.with_error(memory, error)
 
-    def advance(self, kept: Kept, transition: Transition) -> Kept:
-        return kept.joined(self.block.advance(kept, transition))
+    def advance(self, memory: Tensors, transition: Transition) -> Tensors:
+        return memory | self.block.advance(memory, transition)
 
-    def _carried(self, kept: Kept, new: Tensor, transition: Transition) -> Tensors:
+    def _at_end(self, memory: Tensors, new: Tensor, transition: Transition) -> Tensors:
         """The influence at the end of the block in the new basis."""
-        age, V = kept.rows["age"], kept.shared["V"]
+        age = memory["age"]
         C = new.T.expand(len(age), *new.T.shape)
-        total = {name: torch.zeros_like(P) for name, P in influences(kept).items()}
+        total = {name[2:]: torch.zeros_like(P) for name, P in influence(memory).items()}
         for back in range(1, int(age.max()) + 1):
-            there, step = self.block.at(kept, back, transition)
-            CJ, CF = step.vjps(chosen(there, C, torch.zeros_like(C)))
-            C = chosen(there, CJ, C)
+            there, step = self.block.past(memory, back, transition)
+            CJ, CF = step.vjps(where(there, C, torch.zeros_like(C)))
+            C = where(there, CJ, C)
             for name, F in total.items():
                 F += CF.pop(name)
-        return carried(C @ V, kept, total)
+        return advanced(C @ memory["shared/V"], memory, total)

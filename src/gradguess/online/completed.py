@@ -1,4 +1,4 @@
-"""W⊥ through time, completed: what leaves the basis is left to SnAp."""
+"""W⊥ through time, completed: SnAp carries what leaves the basis."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from gradguess.errors import InputError
 from gradguess.online import traces
-from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition, carried, contracted
-from gradguess.online.snap import SnAp
+from gradguess.online.rule import Error, Rule, Tensors, Transition, advanced, credit_through
+from gradguess.online.trace_rules import SnAp
 from gradguess.online.wperp import WPerp
 
 
@@ -37,27 +37,27 @@ class Completed(Rule):
             found = f"{type(self.inner).__name__} and {type(self.rest).__name__}"
             raise InputError(f"Completed: expected a WPerp and a SnAp, as in Completed(WPerp(k=16)), found {found}.")
 
-    def start(self, transition: Transition) -> Kept:
-        return self.inner.start(transition).joined(self.rest.start(transition))
+    def start(self, transition: Transition) -> Tensors:
+        return self.inner.start(transition) | self.rest.start(transition)
 
-    def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
-        V = kept.shared["V"]
+    def credit(self, memory: Tensors, error: Error, transition: Transition) -> Tensors:
+        V = memory["shared/V"]
         within = error.q @ V
-        beyond = traces.credit(kept, error.q - within @ V.T)
-        return {name: ours.flatten() + beyond[name] for name, ours in contracted(within, kept).items()}
+        beyond = traces.credit(memory, error.q - within @ V.T)
+        return {name: inside + beyond[name] for name, inside in credit_through(within, memory).items()}
 
-    def look(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
-        V, seen = kept.shared["V"], self.inner.look(kept, error, transition)
-        new = seen.shared["V"]
+    def look(self, memory: Tensors, error: Error | None, transition: Transition) -> Tensors:
+        V, found = memory["shared/V"], self.inner.look(memory, error, transition)
+        new = found["shared/V"]
         if new is not V:
-            gained = traces.through(kept, (new.T - new.T @ V @ V.T)[None])  # from beyond the old basis
-            seen = Kept({f"P/{name}": seen.rows[f"P/{name}"] + more for name, more in gained.items()}, seen.shared)
-        return kept.joined(seen)
+            gained = traces.through(memory, (new.T - new.T @ V @ V.T)[None])  # from beyond the old basis
+            found |= {f"P/{name}": found[f"P/{name}"] + more for name, more in gained.items()}
+        return found
 
-    def advance(self, kept: Kept, transition: Transition) -> Kept:
-        V = kept.shared["V"]
+    def advance(self, memory: Tensors, transition: Transition) -> Tensors:
+        V = memory["shared/V"]
         CJ, CF = transition.vjps(V.T)
         within = CJ @ V
-        gained = traces.through(kept, CJ - within @ V.T)
-        rows = carried(within, kept, {name: more.add_(CF.pop(name)) for name, more in gained.items()})
-        return Kept({**self.rest.advance(kept, transition).rows, **rows}, kept.shared)
+        gained = traces.through(memory, CJ - within @ V.T)
+        F = {name: more.add_(CF.pop(name)) for name, more in gained.items()}
+        return memory | self.rest.advance(memory, transition) | advanced(within, memory, F)

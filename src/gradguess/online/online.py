@@ -14,8 +14,7 @@ from gradguess.backends.policy import one_at_a_time
 from gradguess.backends.tracing import reason_of
 from gradguess.errors import GradguessError, InputError, NonFiniteError
 from gradguess.model.task import LossFn, check_trainable
-from gradguess.online.one_step import OneStep
-from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition
+from gradguess.online.rule import SHARED, Error, OneStep, Rule, Tensors, Transition, of_streams, with_streams
 from gradguess.online.state_tree import StateTree, batch_of
 from gradguess.online.transition import run
 from gradguess.step.saved import random_state
@@ -60,9 +59,9 @@ class Online:
         self.generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
         self.steps = self.skipped = 0
         self.output: Any = None
-        self._state = Kept()  # of the streams, as rows; empty before the first step
-        self._start = Kept()  # the state in which they start
-        self._kept = Kept()  # what the rule keeps for them
+        self._state = Tensors()  # of the model, as rows; empty before the first step
+        self._start = Tensors()  # the state in which streams start
+        self._memory = Tensors()  # of the rule
         self._tree: StateTree | None = None
         self._trained: frozenset[str] = frozenset()  # the parameters that required a gradient at the first step
         self._recurrent: tuple[str, ...] = ()  # those of them that the state depends on
@@ -71,12 +70,12 @@ class Online:
     @property
     def state(self) -> Any:
         """A copy of the state, as the model returned it; None before the first step, and after loading."""
-        return None if self._tree is None else self._tree.tree(self._state.rows)
+        return None if self._tree is None else self._tree.tree(self._state)
 
     @property
     def kept_bytes(self) -> int:
         """The size of what lives from step to step: influence, basis and state."""
-        return sum(v.nbytes for part in (self._state.rows, self._kept.rows, self._kept.shared) for v in part.values())
+        return sum(value.nbytes for value in (*self._state.values(), *self._memory.values()))
 
     @one_at_a_time
     def __call__(self, loss_fn: LossFn | None, x: Any, target: Any = None) -> Tensor:
@@ -94,25 +93,25 @@ class Online:
         if target is None:  # `later` may need input and weights of this step after they have changed
             x = tree_map_only(Tensor, torch.clone, x)
             weights = {name: p.detach().clone().requires_grad_() for name, p in weights.items()}
-        place = (self._state.rows, x, self.generator, self.steps)
-        step = Transition(self.model, tree, weights, self._recurrent, *place, write=True)
+        given = (self._state, x, self.generator, self.steps)
+        step = Transition(self.model, tree, weights, self._recurrent, *given, write=True)
         output, finite = step.output, step.finite
-        loss, grads, error, unjudged = step.h.new_full((), float("nan")), Tensors(), None, 0
+        loss, error, unjudged = step.h.new_full((), float("nan")), None, 0
         if not bool(finite.all()):
             step = step.part(finite.nonzero()[:, 0])
         if step.batch:
-            kept = self._kept.select(step.index)
+            memory, grads = of_streams(self._memory, step.index), Tensors()
             if target is not None:
                 if loss_fn is None:
                     raise InputError("loss_fn: expected a function of (output, target), found None beside a target.")
-                loss, grads, error, unjudged = learn(self._rule, kept, step, loss_fn, target)
-            seen = self._rule.look(self._kept, error, step)
-            after = self._rule.advance(seen.select(step.index), step)
-            write(self.model, grads)
-            self._kept = seen.replace(step.index, after)
-            after = Kept({name: value.detach() for name, value in step.after.items()})
-            self._state = self._state.replace(step.index, after)
-            self._held = Later(self, kept, step) if target is None else None
+                loss, grads, error, unjudged = self._learn(memory, step, loss_fn, target)
+            seen = self._rule.look(self._memory, error, step)
+            after = self._rule.advance(of_streams(seen, step.index), step)
+            self._write(grads)
+            self._memory = with_streams(seen, step.index, after)
+            state = {name: value.detach() for name, value in step.after.items()}
+            self._state = with_streams(self._state, step.index, state)
+            self._held = Later(self, memory, step) if target is None else None
         self.steps += 1
         self.skipped += streams - step.batch + unjudged
         self.output = tree_map_only(Tensor, Tensor.detach, output)
@@ -139,10 +138,11 @@ class Online:
         Args:
             rows: numbers of streams, or a mask (streams,) of bool; None: all.
         """
-        if self._state.rows:
-            index = _numbers(rows, self._state.rows["h"])
-            self._kept = self._kept.cleared(index)
-            self._state = self._state.replace(index, self._start.select(index))
+        if self._state:
+            index = _numbers(rows, self._state["h"])
+            self._state = with_streams(self._state, index, of_streams(self._start, index))
+            zero = {n: v if n.startswith(SHARED) else torch.zeros_like(v[index]) for n, v in self._memory.items()}
+            self._memory = with_streams(self._memory, index, zero)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that lives from step to step, as a flat dict of tensors (safetensors can hold it).
@@ -150,10 +150,9 @@ class Online:
         Save the model and the optimiser beside it; the stream then goes on bit for bit.
         """
         counts = {"steps": torch.tensor(self.steps), "skipped": torch.tensor(self.skipped)}
-        parts = {"now": self._state.rows, "start": self._start.rows, "rows": self._kept.rows}
-        parts["shared"] = self._kept.shared
-        state = {f"{part}/{name}": v.clone() for part, values in parts.items() for name, v in values.items()}
-        return {"generator": self.generator.get_state(), **counts, **state}
+        state = {f"{part}/{n}": v for part, of in (("now", self._state), ("start", self._start)) for n, v in of.items()}
+        state |= {name if name.startswith(SHARED) else f"rows/{name}": v for name, v in self._memory.items()}
+        return {"generator": self.generator.get_state(), **counts, **{name: v.clone() for name, v in state.items()}}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state_dict` gave."""
@@ -163,22 +162,22 @@ class Online:
         device = self.generator.device
 
         def under(prefix: str) -> Tensors:
-            return {k.removeprefix(prefix): v.clone().to(device) for k, v in state.items() if k.startswith(prefix)}
+            return {n.removeprefix(prefix): v.clone().to(device) for n, v in state.items() if n.startswith(prefix)}
 
         self.generator.set_state(random_state(state["generator"], device))
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
         self._tree = self._held = self.output = None
-        self._state, self._start = Kept(under("now/")), Kept(under("start/"))
-        self._kept = Kept(under("rows/"), under("shared/"))
+        self._state, self._start = under("now/"), under("start/")
+        self._memory = under("rows/") | {SHARED + name: value for name, value in under(SHARED).items()}
 
     @property
     def _rule(self) -> Rule:
-        """Without parameters that the state depends on there is no influence."""
+        """The rule; one step of credit where the state depends on no parameter."""
         return self.rule if self._recurrent else OneStep()
 
     def _ready(self, x: Any, weights: Tensors, streams: int) -> StateTree:
-        """What the state looks like. The first step finds that out, and what the state depends on."""
-        if self._state.rows and (before := len(self._state.rows["h"])) != streams:
+        """The structure of the state. The first step finds it, and the parameters that the state depends on."""
+        if self._state and (before := len(self._state["h"])) != streams:
             raise InputError(
                 f"x: expected {before} streams, as before, found {streams}. For a stream that has "
                 "ended pass a row of NaN, which is skipped; or make a new Online for the streams that are left."
@@ -192,20 +191,21 @@ class Online:
                 )
             return self._tree
         state = self._initial(x, streams)
-        tree, loaded = StateTree.of(state, streams), bool(self._state.rows)
-        start = Kept(tree.rows(state))
-        drawn = torch.Generator(self.generator.device) if loaded else self.generator
-        probe = Transition(self.model, tree, weights, (), start.rows, x, drawn, 0)
+        tree, loaded = StateTree.of(state, streams), bool(self._state)
+        start = tree.rows(state)
+        generator = torch.Generator(self.generator.device) if loaded else self.generator
+        probe = Transition(self.model, tree, weights, (), start, x, generator, 0)
         self._trained, self._recurrent = frozenset(weights), probe.depends_on()
-        kept = self._rule.start(replace(probe, recurrent=self._recurrent))
+        memory = self._rule.start(replace(probe, recurrent=self._recurrent))
         if not loaded:
-            self._state, self._start, self._kept = start, start, kept
-        elif (self._state.shapes, self._kept.shapes) != (start.shapes, kept.shapes):
+            self._state, self._start, self._memory = start, start, memory
+        elif _kinds(self._state | self._memory) != _kinds(start | memory):
             raise InputError("state: what was loaded was saved with another rule or model. Use the same ones.")
         self._tree = tree
         return tree
 
     def _initial(self, x: Any, streams: int) -> Any:
+        """The state in which streams start."""
         first: Any = getattr(self.model, "initial_state", None)
         if first is not None:
             return tree_map_only(Tensor, Tensor.detach, first(streams))
@@ -220,21 +220,27 @@ class Online:
                 "model must have a method initial_state(streams) that returns the first state."
             ) from error
 
+    def _learn(
+        self, memory: Tensors, step: Transition, loss_fn: LossFn, target: Any
+    ) -> tuple[Tensor, Tensors, Error | None, int]:
+        """Mean loss, gradients, the error at the state, and the number of streams whose loss was not finite."""
+        loss, grads, error, bad = step.differentiated(loss_fn, target)
+        if error is None:
+            return loss, grads, error, bad
+        for name, credit in self._rule.credit(memory, error, step).items():
+            grads[name] = grads[name] + credit.view_as(grads[name]).to(grads[name])
+        if not bool(torch.stack([torch.isfinite(grad).all() for grad in grads.values()]).all()):
+            raise NonFiniteError(
+                f"The gradient at step {step.count} is NaN or infinite: the influence of the past has grown beyond all "
+                "bounds, or the loss has. Nothing was changed. Lower the learning rate, or forget the past by reset()."
+            )
+        return loss, grads, error, bad
 
-def _numbers(rows: Any, h: Tensor) -> Tensor:
-    """Numbers of streams from numbers, a mask, or None."""
-    if rows is None:
-        return torch.arange(h.shape[0], device=h.device)
-    index = torch.as_tensor(rows, device=h.device)
-    if index.dtype == torch.bool and index.shape == h.shape[:1]:
-        return index.nonzero()[:, 0]
-    index = index.reshape(-1)
-    whole = not index.dtype.is_floating_point and index.dtype != torch.bool
-    if len(index) and not (whole and int(index.min()) >= 0 and int(index.max()) < h.shape[0]):
-        raise InputError(
-            f"rows: expected numbers from 0 to {h.shape[0] - 1} or a mask of {h.shape[0]}, found {rows!r}."
-        )
-    return index.long()
+    def _write(self, grads: Mapping[str, Tensor]) -> None:
+        """Adds to `.grad`."""
+        for name, grad in grads.items():
+            p = self.model.get_parameter(name)
+            p.grad = grad.detach().clone() if p.grad is None else p.grad + grad
 
 
 class Later:
@@ -243,8 +249,8 @@ class Later:
     Calling it adds the gradient to `.grad`, as if the loss had been there at the step.
     """
 
-    def __init__(self, online: Online, kept: Kept, step: Transition) -> None:
-        self._online, self._kept, self._step = online, kept, step
+    def __init__(self, online: Online, memory: Tensors, step: Transition) -> None:
+        self._online, self._memory, self._step = online, memory, step
 
     @property
     def output(self) -> Any:
@@ -260,32 +266,27 @@ class Later:
             target: of the loss.
         """
         online = self._online
-        loss, grads, error, _ = learn(online._rule, self._kept, self._step, loss_fn, target)
-        write(online.model, grads)
-        if error is not None and online._tree is not None:  # a late loss says where errors point, too
-            online._kept = online._rule.hear(online._kept, error, self._step)
+        loss, grads, error, _ = online._learn(self._memory, self._step, loss_fn, target)
+        online._write(grads)
+        if error is not None and online._tree is not None:
+            online._memory = online._rule.look_late(online._memory, error, self._step)
         return loss
 
 
-def learn(
-    rule: Rule, kept: Kept, step: Transition, loss_fn: LossFn, target: Any
-) -> tuple[Tensor, Tensors, Error | None, int]:
-    """Mean loss, gradients, the error at the state, and the number of streams whose loss was not finite."""
-    loss, grads, error, bad = step.differentiated(loss_fn, target)
-    if error is None:
-        return loss, grads, error, bad
-    for name, credit in rule.credit(kept, error, step).items():
-        grads[name] = grads[name] + credit.view_as(grads[name]).to(grads[name])
-    if not bool(torch.stack([torch.isfinite(grad).all() for grad in grads.values()]).all()):
-        raise NonFiniteError(
-            f"The gradient at step {step.count} is NaN or infinite: the influence of the past has grown beyond all "
-            "bounds, or the loss has. Nothing was changed. Lower the learning rate, or forget the past by reset()."
-        )
-    return loss, grads, error, bad
+def _kinds(memory: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and dtype of each tensor."""
+    return {name: (value.shape, value.dtype) for name, value in memory.items()}
 
 
-def write(model: nn.Module, grads: Mapping[str, Tensor]) -> None:
-    """Add to `.grad`."""
-    for name, grad in grads.items():
-        p = model.get_parameter(name)
-        p.grad = grad.detach().clone() if p.grad is None else p.grad + grad
+def _numbers(rows: Any, h: Tensor) -> Tensor:
+    """Numbers of streams from numbers, a mask, or None."""
+    if rows is None:
+        return torch.arange(len(h), device=h.device)
+    index = torch.as_tensor(rows, device=h.device)
+    if index.dtype == torch.bool and index.shape == h.shape[:1]:
+        return index.nonzero()[:, 0]
+    index = index.reshape(-1)
+    whole = not index.dtype.is_floating_point and index.dtype != torch.bool
+    if len(index) and not (whole and int(index.min()) >= 0 and int(index.max()) < len(h)):
+        raise InputError(f"rows: expected numbers from 0 to {len(h) - 1} or a mask of {len(h)}, found {rows!r}.")
+    return index.long()

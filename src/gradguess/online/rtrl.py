@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradguess.online import traces
-from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition, carried, contracted, zeros
+from gradguess.online.rule import Error, Rule, Tensors, Transition, advanced, credit_through, zero_influence
 
 
 @dataclass(frozen=True)
@@ -20,18 +20,16 @@ class RTRL(Rule):
     Reference: Williams and Zipser 1989; element-wise: Mozer 1989, Zucchet et al. 2023.
     """
 
-    def start(self, transition: Transition) -> Kept:
+    def start(self, transition: Transition) -> Tensors:
         if getattr(transition.model, "elementwise", False):
-            return traces.start(transition, closed=True)
-        return Kept(zeros(transition, transition.width))
+            return traces.start(transition)
+        return zero_influence(transition, transition.width)
 
-    def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
-        if kept.shared:
-            return traces.credit(kept, error.q)
-        return contracted(error.q, kept)
+    def credit(self, memory: Tensors, error: Error, transition: Transition) -> Tensors:
+        return traces.credit(memory, error.q) if "shared/colours" in memory else credit_through(error.q, memory)
 
-    def advance(self, kept: Kept, transition: Transition) -> Kept:
-        if kept.shared:
-            return traces.advance(kept, transition)
+    def advance(self, memory: Tensors, transition: Transition) -> Tensors:
+        if "shared/colours" in memory:
+            return traces.advance(memory, transition)
         J, F = transition.vjps(transition.identity)
-        return Kept(carried(J, kept, F))
+        return advanced(J, memory, F)

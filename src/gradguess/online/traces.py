@@ -14,101 +14,99 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gradguess.online.rule import Kept, Tensors, Transition
+from gradguess.online.rule import Tensors, Transition
 
 DRAWS = 8  # of random states, at most, from which the pattern is read
 SIZES = (1.0, 1.0, 30.0, 300.0)  # of the states in each draw: large ones turn on what is off
 CHUNK = 32  # cotangents at a time
+SLOTS = "shared/slots/"
 
 
-def start(transition: Transition, order: int = 1, closed: bool = False, cut: bool = False) -> Kept:
+def start(transition: Transition, steps: int | None = None, cut: bool = False) -> Tensors:
     """The pattern, read from a step at random states, and traces of zero.
 
     Args:
         transition: the first step.
-        order: number of steps in which a row reaches what is kept.
-        closed: any number of steps.
-        cut: of what a unit does by itself, without products with weights.
+        steps: within how many steps a row reaches what is kept; None: any number.
+        cut: keep what a unit does by itself, without products with weights.
     """
     reached, J = _pattern(transition, cut)
-    names, sizes = list(reached), [reach.shape[1] for reach in reached.values()]
     R = torch.cat(list(reached.values()), 1)
-    for _ in range(transition.width if closed else order - 1):
-        more = R | ((J.float() @ R.float()) > 0)
-        if torch.equal(more, R):
+    for _ in range((transition.width + 1 if steps is None else steps) - 1):
+        further = R | ((J.float() @ R.float()) > 0)
+        if torch.equal(further, R):
             break
-        R = more
+        R = further
     colour = _coloured((R.float() @ R.float().T) > 0)
-    shared, rows = {"colours": torch.nn.functional.one_hot(colour).T.to(transition.h)}, {}
-    for name, reach in zip(names, R.split(sizes, 1), strict=True):
-        slots = shared[f"slots/{name}"] = _packed(reach).to(transition.h.device)
+    memory = {"shared/colours": torch.nn.functional.one_hot(colour).T.to(transition.h)}
+    for name, reach in zip(reached, R.split([reach.shape[1] for reach in reached.values()], 1), strict=True):
+        slots = memory[SLOTS + name] = _packed(reach).to(transition.h.device)
         columns = transition.parameters[name].numel() // len(slots)
-        rows[f"T/{name}"] = transition.h.new_zeros(transition.batch, *slots.shape, columns)
-    return Kept(rows, shared)
+        memory[f"T/{name}"] = transition.h.new_zeros(transition.batch, *slots.shape, columns)
+    return memory
 
 
-def slots_of(kept: Kept) -> Tensors:
-    return {name.removeprefix("slots/"): v for name, v in kept.shared.items() if name.startswith("slots/")}
+def slots_of(memory: Tensors) -> Tensors:
+    """The slots of each parameter."""
+    return {name.removeprefix(SLOTS): v for name, v in memory.items() if name.startswith(SLOTS)}
 
 
-def credit(kept: Kept, q: Tensor) -> Tensors:
-    """`Σ_b q_b P_b` with what is kept of `P`."""
+def credit(memory: Tensors, q: Tensor) -> Tensors:
+    """`Σ_b q_b P_b` for each parameter, flat."""
     return {
-        name: torch.einsum("brk,brkc->rc", _at(slots, q), kept.rows[f"T/{name}"]).flatten()
-        for name, slots in slots_of(kept).items()
+        name: torch.einsum("brk,brkc->rc", _at(slots, q), memory[f"T/{name}"]).flatten()
+        for name, slots in slots_of(memory).items()
     }
 
 
-def through(kept: Kept, C: Tensor) -> Tensors:
-    """`C_b P_b` with what is kept of `P`: C (batch, m, n), or (1, m, n) for all, -> (batch, m, size)."""
+def through(memory: Tensors, C: Tensor) -> Tensors:
+    """`C_b P_b` for each parameter, (batch, m, size): C (batch, m, n), or (1, m, n) for all streams."""
     return {
-        name: torch.einsum("bmrk,brkc->bmrc", _at(slots, C), kept.rows[f"T/{name}"]).flatten(2)
-        for name, slots in slots_of(kept).items()
+        name: torch.einsum("bmrk,brkc->bmrc", _at(slots, C), memory[f"T/{name}"]).flatten(2)
+        for name, slots in slots_of(memory).items()
     }
 
 
-def advance(kept: Kept, transition: Transition, J: Tensor | float | None = None, cut: bool = False) -> Kept:
+def advance(memory: Tensors, transition: Transition, J: Tensor | float | None = None, cut: bool = False) -> Tensors:
     """`T ← J T + F`, in the pattern.
 
     Args:
-        kept: the pattern, and the traces before the step.
+        memory: the pattern, and the traces before the step.
         transition: the step.
-        J: the Jacobian (batch, n, n); a number: `J T` is this number times `T`; None: the pattern is closed, so
-            that the vjps of the colours hold all of J that is needed.
-        cut: of what a unit does by itself, without products with weights.
+        J: the Jacobian (batch, n, n); a number: `J T` is this number times `T`; None: rows reach what is kept in any
+            number of steps, so that the vjps of the colours hold all of J that is needed.
+        cut: keep what a unit does by itself, without products with weights.
     """
-    colours = kept.shared["colours"]
-    of_colours, F = transition.vjps(colours, cut)
-    colour = colours.argmax(0)
-    rows = {}
-    for name, slots in slots_of(kept).items():
-        T, at, there = kept.rows[f"T/{name}"], slots.clamp_min(0), slots >= 0
+    of_state, F = transition.vjps(memory["shared/colours"], cut)
+    colour = memory["shared/colours"].argmax(0)
+    memory = dict(memory)
+    for name, slots in slots_of(memory).items():
+        T, component, taken = memory[f"T/{name}"], slots.clamp_min(0), slots >= 0
         row = torch.arange(slots.shape[0], device=slots.device)[:, None]
-        new = F.pop(name).unflatten(2, (slots.shape[0], -1))[:, colour[at], row]  # (batch, rows, slots, columns)
+        new = F.pop(name).unflatten(2, (slots.shape[0], -1))[:, colour[component], row]  # (batch, rows, slots, columns)
         if isinstance(J, float):
-            rows[f"T/{name}"] = torch.add(new, T, alpha=J)
+            memory[f"T/{name}"] = torch.add(new, T, alpha=J)
             continue
-        to, source = (colour[at], of_colours) if J is None else (at, J)
-        block = source[:, to[:, :, None], at[:, None, :]] * (there[:, :, None] & there[:, None, :])
-        rows[f"T/{name}"] = block * T + new if slots.shape[1] == 1 else block @ T + new
-    return Kept(rows, kept.shared)
+        to, source = (colour[component], of_state) if J is None else (component, J)
+        block = source[:, to[:, :, None], component[:, None, :]] * (taken[:, :, None] & taken[:, None, :])
+        memory[f"T/{name}"] = block * T + new if slots.shape[1] == 1 else block @ T + new
+    return memory
 
 
 def _at(slots: Tensor, C: Tensor) -> Tensor:
-    """What C (..., n) has for the components in the slots, and zero for empty ones: (..., rows, slots)."""
+    """The entries of C (..., n) for the components in the slots, and zero for empty slots: (..., rows, slots)."""
     return C[..., slots.clamp_min(0)] * (slots >= 0)
 
 
 def _pattern(transition: Transition, cut: bool) -> tuple[dict[str, Tensor], Tensor]:
     """Which components each row of each parameter moves, (n, rows), and which components move which, (n, n).
 
-    What is zero at one state (a ReLU that is off, a weight that starts at zero) may not be so at another: states are
-    drawn, and every second time weights are moved, until each row moves something. A row that never does while others
-    of its parameter do, such as that of a word that was not there, is taken to move everything.
+    A derivative that is zero at one state (a ReLU that is off, a weight that starts at zero) may not be so at another:
+    states are drawn, and every second time weights are moved, until each row moves something. A row that never does
+    while others of its parameter do, such as that of a word that was not there, is taken to move everything.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator, n = torch.Generator().manual_seed(0), transition.width
     sizes = {name: p.shape[0] if p.dim() else 1 for name, p in transition.parameters.items()}
-    n = transition.width
     reached = {name: torch.zeros(n, rows, dtype=torch.bool) for name, rows in sizes.items()}
     J = torch.zeros(n, n, dtype=torch.bool)
     for draw in range(DRAWS):

@@ -23,7 +23,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Error:
-    """What the loss of a step says.
+    """The derivatives of a step's mean loss.
 
     Attributes:
         q: `dL_t/dh_{t-1}`, (batch, n): the error that goes back to the state before the step.
@@ -38,12 +38,12 @@ class Error:
 class Transition:
     """The step from `h_{t-1}` to `h_t`.
 
-    `J = ∂h_t/∂h_{t-1}` is (n, n) and `F = ∂h_t/∂θ` is (n, p), for each stream. Neither is ever needed whole: rules ask
-    for products from the left, all of them in one vectorised reverse pass.
+    `J = ∂h_t/∂h_{t-1}` is (n, n) and `F = ∂h_t/∂θ` is (n, p), for each stream. Rules ask for products from the left,
+    all of them in one vectorised reverse pass; neither Jacobian is formed unless a rule asks for all of its rows.
 
     Attributes:
-        model: of the user.
-        tree: what the state looks like.
+        model: the user's.
+        tree: the structure of the state.
         weights: the parameters that require a gradient, by name.
         recurrent: the names of those that the state depends on.
         state: before the step, as rows: "h" (batch, n), and the leaves that are not floating-point.
@@ -108,7 +108,7 @@ class Transition:
         parameters = {} if of_state else fixed
 
         def of_one(state: Tensors, x: Any, c: Tensor) -> tuple[Tensor, Tensors]:
-            """Of one stream: the model sees a batch of one."""
+            """The products of one stream: the model sees a batch of one."""
             x = tree_map_only(Tensor, lambda leaf: leaf[None], x)
 
             def step(p: Tensors, h: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ def run(model: nn.Module, weights: Mapping[str, Tensor], x: Any, state: Any, wri
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Turn what PyTorch says about a model that it cannot vectorise into a sentence that says what to do."""
+    """Turns PyTorch's error about a model that it cannot vectorise into one that says what to do."""
     try:
         yield
     except RuntimeError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition
+from gradguess.online.rule import Error, Rule, Tensors, Transition
 
 
 @dataclass(frozen=True)
@@ -22,28 +22,26 @@ class UORO(Rule):
     Reference: Tallec and Ollivier 2018.
     """
 
-    def start(self, transition: Transition) -> Kept:
+    def start(self, transition: Transition) -> Tensors:
         h = transition.h
-        return Kept(
-            {"s": torch.zeros_like(h)}
-            | {f"θ/{name}": h.new_zeros(h.shape[0], p.numel()) for name, p in transition.parameters.items()}
-        )
+        θ = {f"θ/{name}": h.new_zeros(len(h), p.numel()) for name, p in transition.parameters.items()}
+        return {"s": torch.zeros_like(h), **θ}
 
-    def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
-        c = (error.q * kept.rows["s"]).sum(1)
-        return {name: c @ kept.rows[f"θ/{name}"] for name in transition.parameters}
+    def credit(self, memory: Tensors, error: Error, transition: Transition) -> Tensors:
+        c = (error.q * memory["s"]).sum(1)
+        return {name: c @ memory[f"θ/{name}"] for name in transition.parameters}
 
-    def advance(self, kept: Kept, transition: Transition) -> Kept:
+    def advance(self, memory: Tensors, transition: Transition) -> Tensors:
         h = transition.h
         signs = torch.randint(2, h.shape, generator=transition.generator, device=transition.generator.device)
         ν = signs.to(h) * 2 - 1
-        s = transition.jvp(kept.rows["s"])
+        s = transition.jvp(memory["s"])
         _, F = transition.vjps(ν[:, None])
-        old = {name: kept.rows[f"θ/{name}"] for name in transition.parameters}
+        old = {name: memory[f"θ/{name}"] for name in transition.parameters}
         new = {name: value[:, 0] for name, value in F.items()}
         ρ0, ρ1 = _ratio(_length(old), s.norm(dim=1)), _ratio(_length(new), ν.norm(dim=1))
         θ = {f"θ/{name}": old[name] / ρ0[:, None] + new[name] / ρ1[:, None] for name in old}
-        return Kept({"s": ρ0[:, None] * s + ρ1[:, None] * ν} | θ)
+        return {"s": ρ0[:, None] * s + ρ1[:, None] * ν} | θ
 
 
 def _length(parts: Tensors) -> Tensor:

@@ -5,18 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from gradguess.errors import NonFiniteError, check_choice, check_count
 from gradguess.online.bases import BASES
-from gradguess.online.rule import Error, Kept, Rule, Tensors, Transition, carried, contracted, influences, zeros
+from gradguess.online.rule import (
+    Error,
+    Rule,
+    Tensors,
+    Transition,
+    advanced,
+    credit_through,
+    influence,
+    zero_influence,
+)
 
-MEMORY = 0.99  # of the second moment of the errors, per step
+DECAY = 0.99  # of the second moment of the errors, per step
 
 
 @dataclass(frozen=True)
 class WPerp(Rule):
-    """`P̃_t = (Vᵀ J_t V) P̃_{t-1} + Vᵀ F_t` with V (n × k) orthonormal: of `P_t` only `Vᵀ P_t` is kept.
+    """`P̃_t = (Vᵀ J_t V) P̃_{t-1} + Vᵀ F_t` with V (n × k) orthonormal: of `P_t` only `Vᵀ P_t` is memory.
 
     The past gets the credit `(q V) P̃_{t-1}`; the newest step is exact. A new basis `V'` takes over `(V'ᵀ V) P̃`.
     With k = n this is RTRL, with k = 0 it would be one-step credit. V starts at random.
@@ -44,22 +52,23 @@ class WPerp(Rule):
         check_count("refresh", self.refresh)
         check_choice("basis", self.basis, tuple(BASES))
 
-    def start(self, transition: Transition) -> Kept:
+    def start(self, transition: Transition) -> Tensors:
         n, V, source = transition.width, transition.identity, transition.generator
         S = torch.zeros_like(V, dtype=torch.promote_types(V.dtype, torch.float32))
         if self.k < n:
             noise = torch.randn(n, self.k, dtype=S.dtype, generator=source, device=source.device)
             V = torch.linalg.qr(noise)[0].to(V)
-        return Kept(zeros(transition, V.shape[1]), {"V": V, "S": S})
+        return {**zero_influence(transition, V.shape[1]), "shared/V": V, "shared/S": S}
 
-    def credit(self, kept: Kept, error: Error, transition: Transition) -> Tensors:
-        return contracted(error.q @ kept.shared["V"], kept)
+    def credit(self, memory: Tensors, error: Error, transition: Transition) -> Tensors:
+        return credit_through(error.q @ memory["shared/V"], memory)
 
-    def look(self, kept: Kept, error: Error | None, transition: Transition) -> Kept:
-        """Take note of the error, and search for a new basis from time to time."""
-        V, S, search = kept.shared["V"], noted(kept, error), BASES[self.basis]
+    def look(self, memory: Tensors, error: Error | None, transition: Transition) -> Tensors:
+        """The memory with this error in `S`, and from time to time in a new basis."""
+        memory = self.with_error(memory, error)
+        V, S, search = memory["shared/V"], memory["shared/S"], BASES[self.basis]
         if search is None or transition.count % self.refresh or V.shape[1] == V.shape[0]:
-            return Kept(kept.rows, {"V": V, "S": S})
+            return memory
         J = transition.jacobian().to(S)
         if not bool(torch.isfinite(J).all()):
             raise NonFiniteError(
@@ -69,18 +78,17 @@ class WPerp(Rule):
         seen = S if bool(S.any()) else transition.identity.to(S)  # no error yet: any may come
         new = search(J, seen, V.shape[1]).to(V)
         turn = new.T @ V
-        return Kept({f"P/{name}": turn @ P for name, P in influences(kept).items()}, {"V": new, "S": S})
+        return memory | {name: turn @ P for name, P in influence(memory).items()} | {"shared/V": new}
 
-    def advance(self, kept: Kept, transition: Transition) -> Kept:
-        V = kept.shared["V"]
+    def with_error(self, memory: Tensors, error: Error | None) -> Tensors:
+        """The memory with this error in `S`, the second moment of the errors."""
+        if error is None:
+            return memory
+        S = memory["shared/S"]
+        q = error.q.to(S)
+        return memory | {"shared/S": DECAY * S + q.T @ q}
+
+    def advance(self, memory: Tensors, transition: Transition) -> Tensors:
+        V = memory["shared/V"]
         CJ, CF = transition.vjps(V.T)
-        return Kept(carried(CJ @ V, kept, CF), kept.shared)
-
-
-def noted(kept: Kept, error: Error | None) -> Tensor:
-    """`S`, the second moment of the errors, with this one."""
-    S = kept.shared["S"]
-    if error is None:
-        return S
-    q = error.q.to(S)
-    return MEMORY * S + q.T @ q
+        return memory | advanced(CJ @ V, memory, CF)
