@@ -16,8 +16,7 @@ from gradguess.methods import Estimate, Method
 from gradguess.methods.compiled import Compiler
 from gradguess.methods.guessed import as_method
 from gradguess.methods.mixing import warn_of_mixing
-from gradguess.methods.nonfinite import check_finite, is_finite
-from gradguess.methods.run import Plan, Runner, find_layout, run_step
+from gradguess.methods.run import Plan, as_it_is, find_layout, run_step
 from gradguess.model.assumptions import Members
 from gradguess.model.side_effects import Snapshot, untouched
 from gradguess.model.site import Layout, Sites
@@ -92,7 +91,7 @@ def estimate(
         warn_of_mixing(plan, task, layout, stacklevel=4)
         with untouched(model) if layout.leaves_traces else nullcontext():
             result, _, _ = run_step(plan, task, layout, generator or fresh_generator(), State())
-    check_finite(result, "this batch")
+    result.check_finite("this batch")
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     result.grads = {name: result.grads.get(name, torch.zeros_like(p)) for name, p in parameters.items()}
     return result
@@ -173,10 +172,10 @@ class ForwardGradient:
                 raise InputError("chunk: samples that mix (coupling='batch') cannot be run in pieces.")
         options = Options(tangents, isolate, memory, coupling, balance, derivative, top)
         self.model, self.guess, self.nonfinite = model, guess, nonfinite
-        runner = Compiler() if compile else Runner()
         device = next(model.parameters()).device
         self.generator, self.sketching = torch.Generator(device).manual_seed(seed), torch.Generator(device)
         pool = pool_of(group, model)
+        runner = Compiler() if compile else as_it_is
         self.plan = Plan(method, sites, options, chunk=chunk, pool=pool, runner=runner, sketching=self.sketching)
         self.state = State()
         self.skipped = 0
@@ -250,7 +249,7 @@ class ForwardGradient:
             if buffers is not None:
                 buffers.restore()
             raise
-        if nonfinite != "ignore" and not (is_finite(result) and into.finite):
+        if nonfinite != "ignore" and not (result.is_finite() and into.finite):
             if buffers is not None:
                 buffers.restore()
             self.state = State(self.state.kept, self.state.learned, state.count)
@@ -260,7 +259,7 @@ class ForwardGradient:
                     "memory='replay' has added it to .grad: call zero_grad(). memory='store' looks before it writes."
                 )
             if nonfinite == "raise":
-                check_finite(result, f"step {self.steps - 1}")
+                result.check_finite(f"step {self.steps - 1}")
             self.skipped += 1
             return result.loss
         self.state, into.checks = state, False  # these were looked at

@@ -15,7 +15,6 @@ from gradguess.guesses.frames import Frame
 from gradguess.jacobian import CutGraph, Jacobian
 from gradguess.methods import Backprop, Estimate
 from gradguess.methods.guessed import not_guessed
-from gradguess.methods.nonfinite import check_finite
 from gradguess.methods.run import Plan, find_layout, refreshed
 from gradguess.model.site import Site, at_least_float32
 from gradguess.model.task import Task
@@ -58,7 +57,7 @@ class Comparison:
 
     def _estimate(self, step: Step) -> Estimate:
         found, _ = self.plan.method.run(step)
-        check_finite(found, "this batch")
+        found.check_finite("this batch")
         return found
 
     def _at_sites(self, estimate: Estimate) -> Values:

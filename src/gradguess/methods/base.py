@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
+from gradguess.errors import NonFiniteError
 from gradguess.guesses.base import Guess
 from gradguess.step.base import State, Step
 
@@ -36,6 +39,43 @@ class Estimate:
     pooled: bool = False
     all_finite: Tensor | None = None
 
+    def is_finite(self) -> bool:
+        """Whether all losses, derivatives and gradients are numbers. It waits for a GPU once."""
+        if self.all_finite is not None and not bool(self.all_finite):
+            return False  # the processes must not differ in this
+        groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for grad in self.grads.values():
+            values = grad._values() if grad.is_sparse else grad
+            groups.setdefault((values.device, values.dtype), []).append(values)
+        sums = [torch.stack(torch._foreach_norm(group)).sum() for group in groups.values()]
+        if self.all_finite is None:
+            sums += [self.losses.sum(), self.jvp.sum()]
+        total = sum(one.to(self.losses.device, torch.float64) for one in sums)
+        return math.isfinite(float(total)) or self._not_finite() is None  # numbers may have had an infinite sum
+
+    def check_finite(self, where: str) -> None:
+        """Raise an error that says what is not, and where."""
+        if self.is_finite():
+            return
+        what = self._not_finite()
+        if what is None:
+            raise NonFiniteError(f"Another process met a NaN or infinite loss or derivative at {where}; see its error.")
+        raise NonFiniteError(
+            f"The {what} at {where} is NaN or infinite. Check the data and the learning rate, or skip such steps with "
+            "gg.ForwardGradient(..., nonfinite='skip')."
+        )
+
+    def _not_finite(self) -> str | None:
+        """The first quantity that is not finite; None if there is none, or if another process has it."""
+        for name, numbers in (("loss", self.losses), ("directional derivative", self.jvp)):
+            bad = int((~numbers.isfinite()).sum())
+            if bad:
+                return f"{name} of {bad} sample(s)"
+        for name, grad in self.grads.items() if self.all_finite is None or bool(self.all_finite) else ():
+            if not (grad._values() if grad.is_sparse else grad).isfinite().all():
+                return f"gradient of {name!r}, though no loss and no derivative is,"
+        return None
+
 
 @dataclass(frozen=True)
 class Draws:
@@ -56,8 +96,8 @@ class Method(ABC):
     """Anything that estimates a gradient: a guess, weight perturbation, learned feedback, backpropagation."""
 
     uses_sites: ClassVar[bool] = True
-    apart: ClassVar[bool] = False  # does it take a sample's activations to move that sample's own loss alone?
-    one_pass: bool = False  # does a step run the model once, where what the pass saw is kept?
+    apart: ClassVar[bool] = False  # it takes a sample's activations to move that sample's own loss alone
+    one_pass: bool = False  # a step runs the model once, where what the pass saw is kept
 
     def draws(self, count: int) -> Draws | None:
         """The guess that draws directions at sites in step `count`, or None where nothing is drawn."""

@@ -21,7 +21,6 @@ from gradguess.backends.inductor import compiled
 from gradguess.backends.policy import full_precision
 from gradguess.backends.tracing import Form, Graph, NotTraceable, tensors_of, trace
 from gradguess.methods.base import Estimate, Method
-from gradguess.methods.run import Runner
 from gradguess.methods.signature import Signatures
 from gradguess.model.assumptions import Members
 from gradguess.model.side_effects import Snapshot
@@ -37,7 +36,7 @@ Result = tuple[Estimate, State]
 Drawn = tuple[str, tuple[Any, ...]]  # which method of `Noise` was called, and with what
 
 
-class Compiler(Runner):
+class Compiler:
     """Runs steps as compiled graphs. The first step of each kind runs by itself, and shows what it draws."""
 
     def __init__(self) -> None:

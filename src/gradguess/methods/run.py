@@ -6,8 +6,8 @@ methods know nothing of either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -25,20 +25,24 @@ from gradguess.noise import Noise
 from gradguess.passes import choose_pass
 from gradguess.step.base import NotFiniteError, Options, State, Step, Sums
 from gradguess.step.parts import ALONE, Part, Pool, add_up, first_rows, first_samples, samples, split
-from gradguess.step.refresh import SKETCH_ROWS, Search, refresh
+from gradguess.step.refresh import SKETCH_ROWS, Search
+
+Runner = Callable[[Method, Step], tuple[Estimate, State]]
 
 
-class Runner:
-    """Runs steps as they are."""
-
-    def __call__(self, method: Method, step: Step) -> tuple[Estimate, State]:
-        """The estimate of a step, and the state that it leaves."""
-        return method.run(step)
+def as_it_is(method: Method, step: Step) -> tuple[Estimate, State]:
+    """The runner that does not compile."""
+    return method.run(step)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How steps are made; the same for all of them."""
+    """How steps are made; the same for all of them.
+
+    Attributes:
+        runner: runs a method's step, as it is or compiled.
+        sketching: of the searches' noise, seeded by each; None: each makes one.
+    """
 
     method: Method
     sites: Sites
@@ -46,8 +50,8 @@ class Plan:
     detail: bool = False
     chunk: int | None = None
     pool: Pool = ALONE
-    runner: Runner = field(default_factory=Runner)
-    sketching: torch.Generator | None = None  # of the searches' noise, seeded by each; None: each makes one
+    runner: Runner = as_it_is
+    sketching: torch.Generator | None = None
 
 
 def find_layout(plan: Plan, task: Task, *, full_batch: bool = False) -> Layout:
@@ -82,45 +86,58 @@ def run_step(
         into = None
     elif into is not None and into.checks and len(parts) > 1:
         into = sums
-    walk = _Walk(plan, task, layout, generator, state, into)
+    runs = _Runs(plan, task, parts, layout, generator.device, state, into)
     try:
         for part in parts:
-            results.append(walk.settle(parts, part, start if part.rows is None else start.at(part.rows.start)))
-            if part.rows is not None:
-                _add(sums, results[-1], part.share)
+            result = runs.settle(part, start if part.rows is None else start.at(part.rows.start))
+            results.append(result)
+            for name in list(result.grads) if part.rows is not None else ():
+                grad = result.grads.pop(name)  # taken from it: it need not hold them
+                sums.add(name, grad if result.pooled else grad * part.share)
     except Exception:
         start.undo()  # a step that fails is as if it had not been
         raise
     whole = results[0] if parts[0].rows is None else _combined(results, sums.by_name, plan.pool)
-    return whole, replace(walk.state, count=state.count + 1), walk.layout
+    return whole, replace(runs.state, count=state.count + 1), runs.layout
 
 
-class _Walk:
+class _Runs:
     """A step on its way through the parts of the batch: the layout and the state as they are by now."""
 
     def __init__(
-        self, plan: Plan, task: Task, layout: Layout, generator: torch.Generator, state: State, into: Sums | None
+        self,
+        plan: Plan,
+        task: Task,
+        parts: Sequence[Part],
+        layout: Layout,
+        device: torch.device,
+        state: State,
+        into: Sums | None,
     ) -> None:
-        self.plan, self.task, self.generator = plan, task, generator
+        self.plan, self.task, self.parts, self.device = plan, task, parts, device
         self.layout, self.state, self.into = layout, state, into
         self.refreshed = False
 
-    def settle(self, parts: Sequence[Part], part: Part, noise: Noise) -> Estimate:
+    def settle(self, part: Part, noise: Noise) -> Estimate:
         """The estimate of a part. Where the model makes other calls than the layout has, its sites are found again:
         first on a few samples, then on all of them.
         """
         before = Snapshot(part.task.model) if self.layout.leaves_traces and not recording() else None
         state, refreshed = self.state, self.refreshed
         added = 0 if self.into is None else self.into.added
-        for full_batch in (False, True):
+        for found_anew in range(3):
             try:
-                return self.estimate(parts, part, noise)
+                return self.estimate(part, noise)
             except LayoutChanged as changed:  # control flow that depends on the data, or inputs of another size
+                advice = "Make its control flow depend on its inputs and on PyTorch's random numbers alone"
                 if self.into is not None and self.into.added > added:
                     raise InputError(
                         "The model called other modules when memory='replay' ran it again on the same batch, after "
-                        "the first gradients had been added: call zero_grad(). Make its control flow depend on its "
-                        "inputs and on PyTorch's random numbers alone, or use memory='store'."
+                        f"the first gradients had been added: call zero_grad(). {advice}, or use memory='store'."
+                    ) from None
+                if found_anew == 2:
+                    raise InputError(
+                        f"The model called other modules each time it ran on the same batch. {advice}."
                     ) from None
                 noise.rewind()
                 if before is not None:
@@ -128,39 +145,33 @@ class _Walk:
                 if isinstance(changed, StaleBasis):
                     state, refreshed = replace(state, kept={}), False
                 self.state, self.refreshed = state, refreshed
-                self.layout = find_layout(self.plan, part.task, full_batch=full_batch)
-        try:
-            return self.estimate(parts, part, noise)
-        except LayoutChanged:
-            raise InputError(
-                "The model called other modules each time it ran on the same batch. Make its control flow depend on "
-                "its inputs and on PyTorch's random numbers alone."
-            ) from None
+                self.layout = find_layout(self.plan, part.task, full_batch=found_anew == 1)
+        raise AssertionError
 
-    def estimate(self, parts: Sequence[Part], part: Part, noise: Noise) -> Estimate:
+    def estimate(self, part: Part, noise: Noise) -> Estimate:
+        """The estimate of a part, with the layout as it is; bases are searched for before the first."""
         plan, task, layout = self.plan, part.task, self.layout
-        keep, mixes = plan.detail or plan.options.memory == "store", plan.options.coupling == "batch"
-        passes = choose_pass(task, layout, keep=keep, finite=plan.options.finite, mixes=mixes)
+        keep = plan.detail or plan.options.memory == "store"
+        choose = partial(choose_pass, layout=layout, finite=plan.options.finite, mixes=plan.options.coupling == "batch")
+        passes = choose(task, keep=keep)
+        tasks = [each.task for each in self.parts]
         try:
-            tasks, device = [each.task for each in parts], self.generator.device
-            self.state = refreshed(plan, self.task, tasks, layout, device, self.state, missing_only=self.refreshed)
+            self.state = refreshed(plan, self.task, tasks, layout, self.device, self.state, missing_only=self.refreshed)
             self.refreshed = True
-            last = part is parts[-1]
-            split = part.share, last, self.into
-            step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, *split)
+            place = part.share, part is self.parts[-1], self.into
+            step = Step(task, layout, passes, noise, plan.options, self.state, plan.detail, plan.pool, *place)
             result, self.state = plan.runner(plan.method, step)
+            return result
         except NotFiniteError as found:
             return Estimate(found.losses.mean(), {}, found.jvp, losses=found.losses)
         except torch.linalg.LinAlgError:  # a factorisation that failed on NaN gives an estimate that says so
-            run = partial(choose_pass, layout=layout, finite=plan.options.finite, mixes=mixes)
             along = {name: torch.ones_like(p) for name, p in layout.members.parameters.items() if p.requires_grad}
-            every = [run(each.task).aside().parameter_tangent(along) for each in parts]
+            every = [choose(each).aside().parameter_tangent(along) for each in tasks]
             if torch.isfinite(torch.cat([torch.cat(found) for found in every])).all():
                 raise
-            losses, jvp = next(found for found, each in zip(every, parts, strict=True) if each is part)
+            losses, jvp = next(found for found, each in zip(every, tasks, strict=True) if each is task)
             rows = plan.options.tangents * (len(layout.sites) if plan.options.isolate else 1)
             return Estimate(losses.mean(), {}, jvp.expand(rows, -1), losses=losses)
-        return result
 
 
 def refreshed(
@@ -189,19 +200,15 @@ def refreshed(
     search = Search(
         drawn.guess,
         drawn.count,
+        layout,
+        state.kept,
         parts=[first_rows(part, drawn.fraction) for part in parts],
         probe=lambda: first_samples(task, layout, plan.pool, SKETCH_ROWS),
         mixes=plan.options.coupling == "batch",
         source=plan.sketching or device,
+        pool=plan.pool,
     )
-    return replace(state, kept=refresh(search, layout, state.kept, plan.pool, missing_only=missing_only))
-
-
-def _add(sums: Sums, result: Estimate, share: float) -> None:
-    """Add the gradients of a part to those of the parts before. They are taken from it: it need not hold them."""
-    for name in list(result.grads):
-        grad = result.grads.pop(name)
-        sums.add(name, grad if result.pooled else grad * share)
+    return replace(state, kept=search.run(missing_only=missing_only))
 
 
 def _combined(results: list[Estimate], grads: dict[str, Tensor], pool: Pool) -> Estimate:

@@ -37,104 +37,126 @@ def sketch_seed(count: int) -> int:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search needs to know.
+    """A search for what a guess keeps.
 
     Attributes:
         guess, count: the guess, and the number of steps that it has drawn before.
+        layout: the sites.
+        kept: what was found before.
         parts: the parts of this process's batch, one after the other.
         probe: gives the batch whose first samples are sketched on; with several processes, those of all of them.
         mixes: samples are not independent of each other, so that a batch must not be cut.
         source: of the noise.
+        pool: the processes that share the batch.
     """
 
     guess: Guess
     count: int
+    layout: Layout
+    kept: Kept
     parts: Sequence[Task]
     probe: Callable[[], Task]
     mixes: bool
     source: torch.Generator | torch.device
+    pool: Pool
 
-    def noise(self) -> SketchNoise:
+    def run(self, *, missing_only: bool = False) -> Kept:
+        """What is kept from now on."""
+        now = self.count % self.guess.refresh == 0 and not missing_only
+        due = [s for s in self.layout.guessed if now or s.name not in self.kept] if self.guess.searches else []
+        if not due:
+            return self.kept
+        found = self._below_linear([site for site in due if site.linear is not None])
+        found |= self._below_others([site for site in due if site.linear is None])
+        for site in due:
+            self.pool.agree(list(found[site.name].values()))
+        return {**self.kept, **found}
+
+    def _noise(self) -> SketchNoise:
         """Noise with the seed of this search, from its beginning."""
         return SketchNoise(self.source, sketch_seed(self.count))
 
+    def _view(
+        self, site: Site, s: Tensor, gate: Tensor | None, jacobian: Callable[[], Jacobian], noise: SketchNoise
+    ) -> SiteView:
+        """What a search sees of a site with outputs `s`, (samples, d)."""
+        old = self.kept.get(site.name, {})
+        warm = in_dtype(old, s.dtype) if fits(old, s.shape[1]) else {}
+        return SiteView(site.name, s, gate, site.gate is mask, warm, noise, jacobian)
 
-def refresh(search: Search, layout: Layout, kept: Kept, pool: Pool, *, missing_only: bool = False) -> Kept:
-    """What is kept from now on."""
-    guess = search.guess
-    now = search.count % guess.refresh == 0 and not missing_only
-    due = [site for site in layout.guessed if now or site.name not in kept] if guess.searches else []
-    if not due:
-        return kept
-    found = _below_linear(search, layout, [site for site in due if site.linear is not None], kept, pool)
-    found |= _below_others(search, layout, [site for site in due if site.linear is None], kept)
-    for site in due:
-        pool.agree(list(found[site.name].values()))
-    return {**kept, **found}
+    def _found(self, views: Sequence[SiteView]) -> Found:
+        with ExitStack() as stack:
+            for device in {view.output.device for view in views}:
+                stack.enter_context(full_precision(device))
+            found = self.guess.search_all(views)
+        # Row by row in memory: products with another order round differently, and a checkpoint would change it.
+        return {
+            view.name: {k: v.to(kept_dtype(v) if k in SIZED else v.dtype).contiguous() for k, v in values.items()}
+            for view, values in zip(views, found, strict=True)
+        }
 
+    def _below_linear(self, sites: list[Site]) -> Found:
+        """Sites below a linear layer: the mean of the gate's square over the whole batch, and a few samples.
 
-def _view(
-    site: Site, s: Tensor, gate: Tensor | None, kept: Kept, jacobian: Callable[[], Jacobian], noise: SketchNoise
-) -> SiteView:
-    """What a search sees of a site with outputs `s`, (samples, d)."""
-    old = kept.get(site.name, {})
-    warm = in_dtype(old, s.dtype) if fits(old, s.shape[1]) else {}
-    return SiteView(site.name, s, gate, site.gate is mask, warm, noise, jacobian)
+        A batch in one part is searched on as the pass meets its sites, so that nothing of them is kept.
+        """
+        samples: dict[str, Tensor] = {}
+        sums: dict[str, Tensor] = {}
+        rows: dict[str, int] = {}
+        found: Found = {}
+        alone = len(self.parts) == 1 and self.pool.size == 1
 
+        def observe(site: Site, x: Any, s: Tensor) -> None:
+            if site not in sites:
+                return
+            flat = at_least_float32(site.flat(s))
+            assert site.linear is not None
+            if site.linear.in_features != flat.shape[1]:  # inputs with another dimension
+                raise LayoutChanged
+            squares = None if site.gate is None else site.gate(flat).square().sum(0)
+            if alone:
+                find(site, flat[:PROBE_ROWS], None if squares is None else squares / len(flat))
+                return
+            samples.setdefault(site.name, flat[:PROBE_ROWS].clone())
+            rows[site.name] = rows.get(site.name, 0) + len(flat)
+            if squares is not None:
+                sums[site.name] = sums[site.name] + squares if site.name in sums else squares
 
-def _found(guess: Guess, views: Sequence[SiteView]) -> Found:
-    with ExitStack() as stack:
-        for device in {view.output.device for view in views}:
-            stack.enter_context(full_precision(device))
-        found = guess.search_all(views)
-    # Row by row in memory: products with another order round differently, and a checkpoint would change it.
-    return {
-        view.name: {k: v.to(kept_dtype(v) if k in SIZED else v.dtype).contiguous() for k, v in values.items()}
-        for view, values in zip(views, found, strict=True)
-    }
+        def find(site: Site, flat: Tensor, moment: Tensor | None) -> None:
+            with torch._C.DisableTorchFunction():  # the rules of the pass end here
+                gate = None if site.gate is None else site.gate(flat)
+                jacobian = partial(jacobian_at, site, flat, gate, None, moment)
+                found.update(self._found([self._view(site, flat, gate, jacobian, self._noise())]))
 
+        for part in self.parts if sites else ():
+            choose_pass(part, self.layout, keep=False).aside().plain(observe)
+        if sums:
+            means = self.pool.sum(torch.cat(list(sums.values()))) / sum(self.pool.counts(rows[sites[0].name]))
+            sums = dict(zip(sums, means.split([len(v) for v in sums.values()]), strict=True))
+        for name, flat in samples.items():
+            find(self.layout[name], flat, sums.get(name))
+        return found
 
-def _below_linear(search: Search, layout: Layout, sites: list[Site], kept: Kept, pool: Pool) -> Found:
-    """Sites below a linear layer: the mean of the gate's square over the whole batch, and a few samples.
+    def _below_others(self, sites: list[Site]) -> Found:
+        """All other sites: through a cut graph of a few samples, the same however the batch is split."""
+        if not sites:
+            return {}
+        task, vectors, noise, found = self.probe(), SKETCH, self._noise(), Found()
+        if self.layout.sliceable and not self.mixes:
+            rows, vectors = sketched_samples(task.batch, self.layout.largest(task))
+            task = task.part(slice(rows), task.batch)
 
-    A batch in one part is searched on as the pass meets its sites, so that nothing of them is kept.
-    """
-    samples: dict[str, Tensor] = {}
-    sums: dict[str, Tensor] = {}
-    rows: dict[str, int] = {}
-    found: Found = {}
-    alone = len(search.parts) == 1 and pool.size == 1
+        def settle(graph: CutGraph, met: list[Site]) -> None:
+            views = []
+            for site in met:
+                s = graph.above[site.name].detach()
+                flat, jacobian = at_least_float32(site.flat(s)), partial(graph.jacobian, site)
+                views.append(self._view(site, flat, site.gate_at(s), jacobian, noise))
+            found.update(self._found(views))
 
-    def observe(site: Site, x: Any, s: Tensor) -> None:
-        if site not in sites:
-            return
-        flat = at_least_float32(site.flat(s))
-        assert site.linear is not None
-        if site.linear.in_features != flat.shape[1]:  # inputs with another dimension
-            raise LayoutChanged
-        squares = None if site.gate is None else site.gate(flat).square().sum(0)
-        if alone:
-            find(site, flat[:PROBE_ROWS], None if squares is None else squares / len(flat))
-            return
-        samples.setdefault(site.name, flat[:PROBE_ROWS].clone())
-        rows[site.name] = rows.get(site.name, 0) + len(flat)
-        if squares is not None:
-            sums[site.name] = sums[site.name] + squares if site.name in sums else squares
-
-    def find(site: Site, flat: Tensor, moment: Tensor | None) -> None:
-        with torch._C.DisableTorchFunction():  # the rules of the pass end here
-            gate = None if site.gate is None else site.gate(flat)
-            jacobian = partial(jacobian_at, site, flat, gate, None, moment)
-            found.update(_found(search.guess, [_view(site, flat, gate, kept, jacobian, search.noise())]))
-
-    for part in search.parts if sites else ():
-        choose_pass(part, layout, keep=False).aside().plain(observe)
-    if sums:
-        means = pool.sum(torch.cat(list(sums.values()))) / sum(pool.counts(rows[sites[0].name]))
-        sums = dict(zip(sums, means.split([len(v) for v in sums.values()]), strict=True))
-    for name, flat in samples.items():
-        find(layout[name], flat, sums.get(name))
-    return found
+        graph = partial(choose_pass(task, self.layout).aside().graph, twice=self.guess.multiplies)
+        PassingCutGraph(self.layout, graph, sites, settle, vectors)
+        return found
 
 
 def sketched_samples(batch: int, size: int) -> tuple[int, int]:
@@ -151,27 +173,3 @@ def sketched_samples(batch: int, size: int) -> tuple[int, int]:
     most = max(FEW // max(1, size), min(PROBE_ROWS, MANY // max(1, size)), 1)
     rows = min(batch, SKETCH_ROWS, most)
     return rows, -(-SKETCH * min(PROBE_ROWS, batch) // rows)
-
-
-def _below_others(search: Search, layout: Layout, sites: list[Site], kept: Kept) -> Found:
-    """All other sites: through a cut graph of a few samples, the same however the batch is split."""
-    if not sites:
-        return {}
-    task, vectors = search.probe(), SKETCH
-    if layout.sliceable and not search.mixes:
-        rows, vectors = sketched_samples(task.batch, layout.largest(task))
-        task = task.part(slice(rows), task.batch)
-    noise = search.noise()
-    found: Found = {}
-
-    def settle(graph: CutGraph, met: list[Site]) -> None:
-        views = []
-        for site in met:
-            s = graph.above[site.name].detach()
-            flat, jacobian = at_least_float32(site.flat(s)), partial(graph.jacobian, site)
-            views.append(_view(site, flat, site.gate_at(s), kept, jacobian, noise))
-        found.update(_found(search.guess, views))
-
-    graph = partial(choose_pass(task, layout).aside().graph, twice=search.guess.multiplies)
-    PassingCutGraph(layout, graph, sites, settle, vectors)
-    return found
