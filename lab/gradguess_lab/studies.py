@@ -24,8 +24,16 @@ from gradguess.baselines.dfa import random_start
 from gradguess.baselines.fdfa import Momentum
 from gradguess.errors import InputError
 from gradguess.methods.base import Draws
-from gradguess.methods.feedback.lesson import WEIGHTED, LearningRule, LeastMeanSquares, Lesson, Weighted
-from gradguess.methods.feedback.predictor import Predictor, Start, zeros
+from gradguess.methods.feedback.lesson import (
+    WEIGHTED,
+    LearningRule,
+    LeastMeanSquares,
+    Lesson,
+    Predictor,
+    Start,
+    Weighted,
+    zeros,
+)
 from gradguess.methods.output_error import OutputError
 from gradguess.model.site import Site
 from gradguess.step.base import State, Step

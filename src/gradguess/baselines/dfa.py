@@ -12,7 +12,7 @@ from gradguess.errors import check_count
 from gradguess.guesses import ActivationPerturbation
 from gradguess.methods.base import Draws, Estimate, Method
 from gradguess.methods.feedback import Feedback
-from gradguess.methods.feedback.predictor import Start
+from gradguess.methods.feedback.lesson import Start
 from gradguess.model.site import Site
 from gradguess.step.base import State, Step
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from gradguess.errors import InputError
 from gradguess.layers.elementwise import mask
-from gradguess.methods.adam import adam
 from gradguess.methods.base import Estimate, Method
-from gradguess.methods.students.student import Outputs
+from gradguess.methods.students.student import Outputs, adam
 from gradguess.model.site import Site, at_least_float32
 from gradguess.step.base import State, Step
 from gradguess.step.pull_back import Piece, Pieces

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.layers.positions import WORDS, Pattern
-from gradguess.methods.feedback.scattered import Scattered
+from gradguess.methods.feedback.lesson import Scattered
 from gradguess.model.find_sites import lay_out
 from gradguess.model.task import Task
 from gradguess.step.measure import measure

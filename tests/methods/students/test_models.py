@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.layers.table import own_kernels
-from gradguess.methods.students.bank import Student
 from gradguess.methods.students.default import default_student
 from gradguess.methods.students.rules import RULES, Known
+from gradguess.methods.students.student import Student
 from gradguess.passes.forward_mode import formula_kernels
 from pieces import (
     CLASSES,

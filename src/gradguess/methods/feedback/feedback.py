@@ -13,9 +13,7 @@ from gradguess.errors import InputError, check_choice, check_count
 from gradguess.guesses.base import Guess
 from gradguess.jacobian import CutGraph
 from gradguess.methods.base import Draws, Estimate, Method
-from gradguess.methods.feedback.lesson import WEIGHTED, LearningRule, Lesson
-from gradguess.methods.feedback.predictor import Predictor, Start, zeros
-from gradguess.methods.feedback.scattered import Scattered
+from gradguess.methods.feedback.lesson import WEIGHTED, LearningRule, Lesson, Predictor, Scattered, Start, zeros
 from gradguess.methods.output_error import OutputError
 from gradguess.model.site import Layout, Site
 from gradguess.step.base import State, Step

@@ -1,18 +1,79 @@
-"""One measurement, and how it changes the matrices of the predictor: by a learning rule."""
+"""What feedback learns: a matrix `B` for every site, and how one measurement changes it, by a learning rule."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from gradguess.layers.positions import coded
-from gradguess.methods.feedback.predictor import Predictor
+from gradguess.guesses.frames import Frame
+from gradguess.layers.positions import Pattern, coded
 from gradguess.methods.output_error import OutputError, flatten_outputs
 from gradguess.model.site import Site, at_least_float32
+from gradguess.step.base import Kept
 from gradguess.step.measure import Drawing, measure
+from gradguess.step.parts import Pool
+
+RIDGE = 0.1  # of the mean diagonal entry of the errors' second moment, in `regress`
+LEAST = 0.1  # a gate that is open more rarely than this counts as open this often, in `regress`
+
+Start = Callable[[Site, tuple[int, int], Tensor], Tensor]  # (site, shape of B, a tensor like it) -> the first B
+
+
+def zeros(site: Site, shape: tuple[int, int], like: Tensor) -> Tensor:
+    return like.new_zeros(shape)
+
+
+class Predictor:
+    """The matrices as they are while a step runs. The state they came from is not written.
+
+    Attributes:
+        entries: site name -> "B", the matrix (d, C), or smaller where positions share it, and "v", the direction in
+            which the regressors are largest.
+        start: gives a matrix that is not there yet.
+    """
+
+    def __init__(self, learned: Kept, pool: Pool, start: Start = zeros) -> None:
+        self.entries = {site: dict(entries) for site, entries in learned.items()}
+        self.pool, self.start = pool, start
+
+    def at(self, site: Site) -> dict[str, Tensor]:
+        return self.entries.setdefault(site.name, {})
+
+    def matrix(self, site: Site, d: int, e: Tensor) -> Tensor:
+        """`B` of a site with `d` numbers, for errors like `e`."""
+        entries = self.at(site)
+        shape = site.pattern.width(d), site.pattern.rows(e, d).shape[1]
+        if "B" not in entries or entries["B"].shape != shape:
+            entries["B"] = self.start(site, shape, e)
+        elif entries["B"].dtype != e.dtype:  # the model has become another dtype
+            entries["B"] = entries["B"].to(e.dtype)
+        return entries["B"]
+
+    def predict(self, site: Site, gate: Tensor | None, d: int, error: OutputError) -> Tensor:
+        """`h_i = D_i B_i e`, (batch, d)."""
+        pattern, e = site.pattern, error.flat
+        value = pattern.unfold(pattern.rows(e, d) @ self.matrix(site, d, e).t(), len(e), d)
+        return value if gate is None else value.mul_(gate)
+
+    def regress(self, site: Site, gate: Tensor | None, error: OutputError, g: Tensor, rate: float) -> None:
+        """Draw `B` towards the least-squares fit of the gradients `g` by `D B e` on this batch."""
+        pattern, d, pool = site.pattern, g.shape[1], self.pool
+        B, e = self.matrix(site, d, error.flat), pattern.rows(error.flat, d)
+        h = pattern.unfold(e @ B.t(), len(g), d)
+        wrong = pattern.fold(g - h if gate is None else (g - h * gate) * gate)
+        moment = pool.sum(e.t() @ e)
+        ridge = RIDGE * moment.diagonal().mean() + torch.finfo(e.dtype).tiny
+        moment = moment + ridge * torch.eye(len(moment), dtype=e.dtype, device=e.device)
+        if gate is not None:
+            often = pool.sum(pattern.fold(gate.square()).sum(0)) / sum(pool.counts(len(e)))
+            wrong = wrong / often.clamp_min(LEAST)  # a unit that is mostly off sees fewer samples
+        elif pattern.kind == "shared":
+            wrong = wrong * pattern.features / d  # the mean over positions
+        self.at(site)["B"] = B + rate * torch.linalg.solve_ex(moment, pool.sum(e.t() @ wrong))[0].t()
 
 
 class Lesson:
@@ -187,3 +248,33 @@ class Weighted(LeastMeanSquares):
 
 
 WEIGHTED = Weighted()
+
+
+class _Signed(Frame):
+    """The directions of a frame, with a random sign at every token, so that tokens are uncorrelated."""
+
+    def __init__(self, frame: Frame, pattern: Pattern, d: int) -> None:
+        self.frame, self.pattern, self.d = frame, pattern, d
+        self.batch, self.dtype = frame.batch, frame.dtype
+        self.latent = frame.latent + d // pattern.features
+
+    def apply(self, z: Tensor) -> Tensor:
+        y, pattern = self.frame.apply(z[..., : self.frame.latent]), self.pattern
+        signs = torch.where(z[..., self.frame.latent :] < 0, -1.0, 1.0).to(y.dtype)  # (..., batch, positions)
+        return (y.unflatten(-1, (-1, pattern.features)) * signs.unsqueeze(-1)).flatten(-2)
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Scattered(Drawing):
+    """Draws so that the directions at different tokens of a site are uncorrelated, for sites that share `B`.
+
+    Not for the pixels of a convolution: there it taught worse (see the docs, "Sites with positions").
+    """
+
+    def frame(self, site: Site, s: Tensor, gate: Tensor | None) -> Frame:
+        frame = super().frame(site, s, gate)
+        if not site.guessed or site.pattern.kind == "full" or site.pattern.channels_first:
+            return frame
+        return _Signed(frame, site.pattern, site.flat(s).shape[1])

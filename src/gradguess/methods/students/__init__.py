@@ -8,9 +8,8 @@ The gradient at the cut is pulled back through the student instead of through th
 
 Inside a piece gradients are exact.
 
-    student    one student: its weights are one tensor of the state
     default    the students that are made where the user makes none
-    bank       the students of a step, and how they change: Adam
+    student    the students of a step: their weights are one tensor of the state each; how they change: Adam
     rules      what a student learns from
     students   the method
     local      the gradient of the local loss as the direction of a forward gradient

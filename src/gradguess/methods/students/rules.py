@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gradguess.guesses.activation import ActivationPerturbation
 from gradguess.layers.table import own_kernels
-from gradguess.methods.students.bank import Bank, Student
+from gradguess.methods.students.student import Bank, Student
 from gradguess.model.site import Site, at_least_float32
 from gradguess.passes.forward_mode import dual_numbers, formula_kernels, tangent_rules, unpack_dual
 from gradguess.step.base import Step

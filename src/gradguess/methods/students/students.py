@@ -11,9 +11,8 @@ from gradguess.errors import InputError, check_choice
 from gradguess.guesses.activation import ActivationPerturbation
 from gradguess.methods.base import Draws, Estimate, Method
 from gradguess.methods.output_error import OutputError
-from gradguess.methods.students.bank import Bank, Built
 from gradguess.methods.students.rules import RULES, Known, Lessons, carried
-from gradguess.methods.students.student import Make
+from gradguess.methods.students.student import Bank, Built, Make
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import tensors
 from gradguess.step.base import State, Step
