@@ -52,15 +52,19 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path, what: str, expected: type = dict) -> Any:
     """The JSON object (or another value of the `expected` type) in `path`; `what` names the file's role in errors."""
     with explained(path):
-        text = path.read_bytes()
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise GradguessError(f"{what} {path} is truncated or not JSON ({error}); delete it to start afresh.") from error
+        value = decoded(path.read_bytes(), f"{what} {path}", "delete it to start afresh")
     if not isinstance(value, expected):
         name = "object" if expected is dict else expected.__name__
         raise GradguessError(f"{what} {path} must hold a JSON {name}, found {type(value).__name__}.")
     return value
+
+
+def decoded(data: bytes, where: str, remedy: str) -> Any:
+    """The JSON value; an error says where it stands and what to do."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise GradguessError(f"{where} is truncated or not JSON ({error}); {remedy}.") from error
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ Backend = Literal["processes", "ray", "dask"]
 Row = dict[str, Any]
 Settings = dict[str, Any]  # fields of a configuration
 Rows = Mapping[str, Row | None]  # by key; None: the run failed
+EXTRA = "gradguess-lab[dist]"
 ATTEMPTS = 10  # after so many deaths of workers we no longer believe in bad luck
 
 
@@ -105,21 +106,21 @@ def tuned(
         reported: what each reported run changes.
         loss: of a row, the smaller the better. One that is not finite counts as infinite.
     """
-    left = {rate: [job.at("tuning", lr=rate, **changes) for changes in tuning] for rate in rates}
-    worst, ended = dict.fromkeys(rates, -math.inf), len(rates) == 1
-    batch = [(rate, left[rate].pop(0)) for rate in rates] if len(rates) > 1 else []
+    left = {rate: [job.at("tuning", lr=rate, **changes) for changes in tuning] for rate in rates if len(rates) > 1}
+    worst, any_ended = dict.fromkeys(rates, -math.inf), not left
+    batch = [(rate, left[rate].pop(0)) for rate in left]
     while batch:
         rows = yield [one for _, one in batch]
         for rate, one in batch:
             row = rows[one.key]
-            ended |= row is not None
+            any_ended |= row is not None
             value = math.inf if row is None else loss(row)
             worst[rate] = max(worst[rate], value if math.isfinite(value) else math.inf)
-        least = min((worst[rate] for rate in rates if not left[rate]), default=math.inf)
-        better = [rate for rate in rates if left[rate] and worst[rate] < least]
+        least = min((worst[rate] for rate in left if not left[rate]), default=math.inf)
+        better = [rate for rate in left if left[rate] and worst[rate] < least]
         batch = [(rate, left[rate].pop(0)) for rate in sorted(better, key=worst.__getitem__)[:1]]
-    if ended:
-        best = min((r for r in rates if len(rates) == 1 or not left[r]), key=lambda r: (worst[r], r), default=rates[0])
+    if any_ended:
+        best = min((r for r in rates if not left.get(r)), key=lambda r: (worst[r], r), default=rates[0])
         yield [job.at(lr=best, **changes) for changes in reported]
 
 
@@ -140,34 +141,33 @@ def run_plans(
     kept = store.keep(out, [])  # before all the work: it may be damaged, or the disk full
     out = out.resolve()
     rows: dict[str, Row] = {}
-    failures: dict[str, str] = {}
     pending = [(plan, next(plan, [])) for plan in plans]
     while pending:
         batch = [job for _, jobs in pending for job in jobs]
-        new = {job.key: job for job in batch if job.key not in rows and job.key not in failures}
-        found = {key: row for key, job in new.items() if (row := job.row(out)) is not None}
-        if left := sorted((job for key, job in new.items() if key not in found), key=cost, reverse=True):
+        rows |= {job.key: row for job in batch if job.key not in rows and (row := job.row(out)) is not None}
+        left = {job.key: job for job in batch if job.key not in rows}
+        if left:
+            jobs = sorted(left.values(), key=cost, reverse=True)
             if on_progress:
-                on_progress(Progress(out, left))
-            failures |= _run_all(left, out, workers, backend, address)
-            found |= {job.key: row for job in left if (row := job.row(out)) is not None}
-        rows |= found
-        failures |= {
-            key: row["failed"] for key, row in found.items() if row.get("failed") and not row.get("metrics", 1)
-        }
+                on_progress(Progress(out, jobs))
+            whys = _run_all(jobs, out, workers, backend, address)
+            rows |= {job.key: job.row(out) or _failed(job, whys.get(job.key, "")) for job in jobs}
         for job in batch:
-            ended = rows.get(job.key) or {
-                "config": job.settings.as_dict(),
-                "metrics": {},
-                "failed": failures.get(job.key, ""),
-            }
-            kept[job.key] = _identified(ended, job, kept.get(job.key, {}))
-            if job.key in rows:
-                rows[job.key] = kept[job.key]
+            kept[job.key] = rows[job.key] = _identified(rows[job.key], job, kept.get(job.key, {}))
         kept = store.keep(out, kept.values())
-        rows_of_batch = {job.key: row if (row := rows.get(job.key, {})).get("metrics", row) else None for job in batch}
-        pending = [(plan, jobs) for plan, _ in pending if (jobs := _sent(plan, rows_of_batch))]
-    return [row for row in rows.values() if row.get("metrics", 1)], failures
+        results = {job.key: rows[job.key] if ended(rows[job.key]) else None for job in batch}
+        pending = [(plan, jobs) for plan, _ in pending if (jobs := _sent(plan, results))]
+    found = [row for row in rows.values() if ended(row)]
+    return found, {key: row["failed"] for key, row in rows.items() if not ended(row)}
+
+
+def ended(row: Row) -> bool:
+    """Whether it is that of a run that came to its end, be it on a stream; not one that says why there is no result."""
+    return bool(row.get("metrics", True))
+
+
+def _failed(job: Job, why: str) -> Row:
+    return {"schema": 1, "key": job.key, "config": job.settings.as_dict(), "metrics": {}, "failed": why}
 
 
 def _sent(plan: Plan, rows: Rows) -> list[Job]:
@@ -272,8 +272,7 @@ def work(job: Job, out: Path) -> tuple[str, str]:
                 with exclusive(directory):
                     write_json(directory / "result.json", run_stream(config))
     except NonFiniteError as error:
-        row = {"schema": 1, "key": job.key, "config": config.as_dict(), "metrics": {}, "failed": str(error)}
-        write_json(directory / "failed.json", row)
+        write_json(directory / "failed.json", _failed(job, str(error)))
     except GradguessError as error:
         return job.key, str(error)
     except Exception as error:
@@ -293,13 +292,13 @@ def _cluster(backend: Backend, address: str | None) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         try:
             if backend == "ray":
-                ray = require("ray", "gradguess-lab[dist]", "the backend ray")
+                ray, pool = (require(name, EXTRA, "the backend ray") for name in ("ray", "ray.util.joblib"))
                 if not ray.is_initialized():
                     ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
                     held.callback(ray.shutdown)
-                require("ray.util.joblib", "gradguess-lab[dist]", "the backend ray").register_ray()
+                pool.register_ray()
             elif backend == "dask":
-                client = require("distributed", "gradguess-lab[dist]", "the backend dask").Client
+                client = require("distributed", EXTRA, "the backend dask").Client
                 held.enter_context(client(address, timeout=20) if address else client(threads_per_worker=1))
         except (OSError, ValueError, RuntimeError) as error:
             where = address or "this machine"

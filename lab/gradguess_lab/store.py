@@ -14,17 +14,12 @@ import zlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradguess.errors import GradguessError
-from gradguess_lab.files import explained, read_json, write_atomic
-
-if TYPE_CHECKING:
-    import pandas as pd
+from gradguess_lab.files import decoded, explained, read_json, write_atomic
 
 CURVES = ("history", "diagnostics", "curve")
-IDENTITY = ("experiments", "task", "method", "variant", "role")
-MACHINE = {"device": "machine"}  # a column of the environment whose name the settings have too
 Row = dict[str, Any]
 
 
@@ -83,20 +78,6 @@ def records(place: Path) -> Iterator[tuple[str, Row]]:
     yield from (both[key] for key in sorted(both))
 
 
-def frame(place: Path, experiment: str | None = None) -> pd.DataFrame:
-    """All that a study or a folder holds, flat: a line for each run, and for each row that a benchmark measured.
-
-    Columns: `key`; whose run this is (`experiments`, a tuple, `task`, `method`, `variant`, `seed`, `role`); every
-    setting, at its default where the method does not read it; every metric; the environment, whose device is
-    `machine`; the curves, as lists. With `experiment`, the lines of that experiment alone.
-    """
-    import pandas as pd
-
-    lines = [line for row in rows(place).values() for line in _flat(row)]
-    found = pd.DataFrame(lines).reindex(columns=[*dict.fromkeys([*IDENTITY, *(name for one in lines for name in one)])])
-    return found if experiment is None else found[[experiment in names for names in found["experiments"]]]
-
-
 def rows(place: Path) -> dict[str, Row]:
     """All that a study or a folder holds, by key; of a run what all runs of the folder say of it counts first."""
     loose = {row["key"]: row for _, row in _loose_runs(place) if "key" in row}
@@ -115,22 +96,9 @@ def keep(folder: Path, new: Iterable[Row]) -> dict[str, Row]:
     return found
 
 
-def _flat(row: Row) -> list[Row]:
-    from gradguess_lab.methods import read_settings
-
-    where = {MACHINE.get(name, name): value for name, value in row.get("environment", {}).items()}
-    if "rows" in row:
-        about = {"record": row["key"], "kind": row.get("kind"), "experiments": (row["key"],), **where}
-        return [{"key": f"{row['key']}/{i}", **about, **one} for i, one in enumerate(row["rows"])]
-    config, metrics = read_settings(row.get("config", {})), row.get("metrics", {})
-    rest = {name: value for name, value in row.items() if name not in ("config", "metrics", "environment")}
-    method = config.get("method", config.get("rule"))
-    return [config | rest | metrics | where | {"experiments": tuple(row.get("experiments", ())), "method": method}]
-
-
 def _loose_runs(folder: Path) -> Iterator[tuple[str, Any]]:
     for path in sorted(folder.rglob("result.json")):  # a run's own file counts before a collection of results
-        yield str(path), _decode(_text(path), str(path))
+        yield str(path), read_json(path, "result", object)
     for path in sorted(folder.rglob("*.jsonl")):
         yield from _lines(path)
 
@@ -158,38 +126,22 @@ def _by_key(rows: tuple[Path, int], curves: tuple[Path, int] | None) -> dict[str
 def _unpacked(path: Path) -> list[Row]:
     try:
         with explained(path):
-            text = gzip.decompress(path.read_bytes()).decode()
-        return [json.loads(line) for line in text.splitlines()]
+            return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     except (EOFError, zlib.error, ValueError) as error:
         raise GradguessError(f"{path} is damaged ({error}); take it from the repository again.") from error
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     """The lines of a file of results; other logs (epochs, failures) carry no schema and are left alone."""
-    for number, line in enumerate(_text(path).splitlines(), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        record = _decode(line, where)
-        if number == 1 and isinstance(record, dict) and "schema" not in record:
-            return
-        yield where, record
-
-
-def _text(path: Path) -> str:
     with explained(path):
-        data = path.read_bytes()
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise GradguessError(f"{path} is not text ({error}); delete it or run it again.") from error
-
-
-def _decode(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise GradguessError(f"{where} is truncated or not JSON ({error}); run it again.") from error
+        lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            record = decoded(line, where, "run it again")
+            if number == 1 and isinstance(record, dict) and "schema" not in record:
+                return
+            yield where, record
 
 
 def main(study: Path) -> None:

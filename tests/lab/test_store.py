@@ -67,17 +67,3 @@ def test_a_damaged_file_is_named(tmp_path: Path, cut: Any):
     path.write_bytes(cut(path.read_bytes()))
     with pytest.raises(GradguessError, match=r"s\.jsonl\.gz"):
         store.read(tmp_path / "s")
-
-
-def test_a_frame_has_a_line_for_each_run_and_each_measured_row(tmp_path: Path):
-    identity = {"experiments": ["scaling"], "task": "mlp", "variant": "wt", "role": "reported"}
-    config = {"method": "wt", "k": 25, "width": 64, "seed": 1}
-    run = {"key": "a", **identity, "config": config, "metrics": {"loss": 0.5}, "environment": {"device": "cpu"}}
-    timed = {"key": "time", "kind": "time", "environment": {"device": "gpu"}, "rows": [{"ms": 1}, {"ms": 2}]}
-    store.write(tmp_path / "s", [run, timed])
-    found = store.frame(tmp_path / "s").set_index("key")
-    assert list(found.index) == ["a", "time/0", "time/1"]
-    # Wᵀ reads no k
-    assert found.loc["a", ["method", "k", "width", "loss", "machine"]].tolist() == ["wt", 10, 64, 0.5, "cpu"]
-    assert found.loc["time/1", ["record", "ms", "machine"]].tolist() == ["time", 2, "gpu"]
-    assert list(store.frame(tmp_path / "s", "scaling").key) == ["a"]
