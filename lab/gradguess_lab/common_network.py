@@ -22,8 +22,8 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from gradguess_lab.data import Dataset, load
-from gradguess_lab.models.mlp import mlp
+from gradguess_lab.data import Dataset, Shape, load
+from gradguess_lab.models import MODELS
 from gradguess_lab.scripts import prepare_model
 
 TRAINED = ("wt", "wperp", "wperp-bottom", "reduced", "backprop")  # reduced: W⊥-bottom as the scripts have it
@@ -48,7 +48,7 @@ class Member:
     def network(self) -> nn.Sequential:
         """The fresh network, with the weights of the stored runs of this seed."""
         generator = torch.Generator().manual_seed(self.seed)
-        net = mlp(40, 128, LAYERS - 1, 10, bias=self.biases == "added", generator=generator)
+        net = MODELS["mlp"](Shape("signal", (40,), 10), 128, LAYERS - 1, self.biases == "added", "relu", generator)
         return prepare_model("mask" if self.biases == "gate" else "", net)  # type: ignore[return-value]
 
 
