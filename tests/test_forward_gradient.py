@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 import gradguess as gg
 from asserts import assert_close, assert_same
 from combinations import each, pairwise
-from models import BATCH, GUESSES, SITE_GUESSES, ZOO, Case, Repeats, generator, make
+from models import BATCH, GUESSES, SITE_GUESSES, STUDENTS, ZOO, Case, Repeats, generator, make
 
 FEEDBACK = {f"feedback-{form}": gg.Feedback(gg.WPerp(k=3), form=form) for form in ("direct", "chained", "corrected")}
 METHODS = {**GUESSES, **FEEDBACK, "backprop": gg.Backprop()}
@@ -107,19 +108,21 @@ def test_same_seed_same_result(guess):
         assert runs[0][0] != runs[2][0]
 
 
-@pytest.mark.parametrize(("guess", "name"), each([n for n in METHODS if n != "backprop"], ["relu-bias", "residual"]))
+@pytest.mark.parametrize(
+    ("guess", "name"), each([n for n in (*METHODS, *STUDENTS) if n != "backprop"], ["relu-bias", "residual"])
+)
 def test_a_restored_run_continues_bit_for_bit(name, guess, tmp_path):
     """Through a file, in the middle between two refreshes."""
-    method = METHODS[guess]
+    method, sites = {**METHODS, **STUDENTS}[guess], 3 if guess in STUDENTS else "auto"
     case = make(name)
-    forward = gg.ForwardGradient(case.model, method, seed=2)
+    forward = gg.ForwardGradient(case.model, method, seed=2, sites=sites)
     train(case, forward, 3)
     torch.save((case.model.state_dict(), forward.state_dict()), tmp_path / "state.pt")
     expected = train(case, forward, 3), grads(case.model)
 
     other = make(name, seed=9)
     other.inputs, other.targets = case.inputs, case.targets
-    restored = gg.ForwardGradient(other.model, method, seed=77)
+    restored = gg.ForwardGradient(other.model, copy.deepcopy(method), seed=77, sites=sites)
     model_state, state = torch.load(tmp_path / "state.pt", weights_only=True)
     other.model.load_state_dict(model_state)
     restored.load_state_dict(state)

@@ -103,19 +103,6 @@ def test_losses_are_those_of_the_model(tmp_path: Path, kind: str, data: Any, lab
     assert ours == pytest.approx(losses(Trainer(bert(kind, labels), args, train_dataset=data)), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "falls"),
-    [
-        (FEEDBACK, {}, 0.7),
-        (gg.Students(), {"sites": 2}, 0.9),
-    ],
-    ids=["feedback", "students"],
-)
-def test_methods_train(tmp_path: Path, method: Any, options: dict[str, Any], falls: float):
-    found = losses(Bridge(gpt2(), arguments(tmp_path, 60), train_dataset=counting(), method=method, **options))
-    assert sum(found[-5:]) < falls * sum(found[:5])
-
-
 def test_the_estimate_is_that_of_the_estimator(tmp_path: Path):
     """One step of the bridge, and the same by hand."""
     model, data = gpt2(), counting()[:8]

@@ -28,16 +28,3 @@ def test_global_draws_are_noticed_and_taken_back():
     before.restore()
     assert not before.drew()
     assert torch.equal(torch.randn(3), first)
-
-
-def test_the_generators_of_gpus_are_watched_too(monkeypatch):
-    device = torch.device("cuda", 1)
-    states = {device: torch.tensor([1])}
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda d: states[d].clone())
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, d: states.update({d: state}))
-    before = RandomState([torch.device("cpu"), device, device])
-    assert not before.drew()
-    states[device] = torch.tensor([2])
-    assert before.drew()
-    before.restore()
-    assert states[device].tolist() == [1]

@@ -32,38 +32,6 @@ def long_twin(x: Tensor) -> list[Tensor]:
     return [x]
 
 
-def test_a_place_in_memory_may_be_used_again():
-    """Numbers that are the same in every step may be looked at, even where others lay before."""
-    places = set[int]()
-
-    def step(x: Tensor) -> list[Tensor]:
-        for _ in range(10):
-            y = x * 2
-            places.add(y.data_ptr())
-            del y
-            z = torch.arange(100)
-            places.add(z.data_ptr())
-            assert z.sum().item() == 4950
-            del z
-        return [x + 1]
-
-    tracing.trace(step, [torch.randn(100, dtype=torch.float64)])  # numbers of the same size
-    assert len(places) < 20  # some place was used twice
-
-
-def test_what_depends_on_the_arguments_is_not_looked_at_where_steady_numbers_lay():
-    def step(x: Tensor) -> list[Tensor]:
-        for _ in range(10):
-            z = torch.arange(100)
-            del z
-            if (x * 2)[0].item() > 0:
-                x = x + 1
-        return [x]
-
-    with pytest.raises(tracing.NotTraceable, match="looks at numbers"):
-        tracing.trace(step, [torch.randn(100, dtype=torch.float64)])
-
-
 def test_an_error_of_the_compiler_has_its_type_and_its_words(monkeypatch: pytest.MonkeyPatch):
     def broken(graph: object, arguments: object) -> None:
         raise FileNotFoundError("no compiler\nand more")

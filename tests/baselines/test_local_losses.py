@@ -157,38 +157,6 @@ def test_nothing_of_what_lies_above_a_cut_is_read_below_it(name):
     assert not torch.equal(found[0][4].weight.grad, found[1][4].weight.grad)
 
 
-def test_a_piece_is_freed_before_the_next_one_runs():
-    alive: list[int] = []
-
-    class Counted(torch.autograd.Function):
-        count = 0
-
-        @staticmethod
-        def forward(ctx, x):
-            Counted.count += 1
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            Counted.count -= 1
-            return g
-
-    class Layer(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            out = Counted.apply(super().forward(x))
-            alive.append(Counted.count)
-            return out
-
-    model = nn.Sequential(*(Layer(4, 4) for _ in range(6)))
-    case = Case(model, torch.randn(3, 4), torch.tensor([0, 1, 2]))
-    forward = gg.ForwardGradient(model, gg.baselines.LocalLinear(), sites=[str(i) for i in range(6)])
-    forward(*case.args)
-    alive.clear()
-    Counted.count = 0
-    forward(*case.args)
-    assert max(alive) == 1
-
-
 def test_a_frozen_lower_part_has_no_gradient():
     case = make("relu-bias")
     gg.ForwardGradient(case.model, gg.baselines.Frozen(), sites=["0", "2", "4"])(*case.args)
@@ -197,35 +165,6 @@ def test_a_frozen_lower_part_has_no_gradient():
     case.model.zero_grad()
     case.losses().mean().backward()
     torch.testing.assert_close(found, case.model[4].weight.grad, rtol=1e-12, atol=1e-14)
-
-
-def test_a_batch_in_chunks_is_the_whole_batch():
-    found = []
-    for chunk in (None, 2):
-        case = make("relu-bias")
-        forward = gg.ForwardGradient(case.model, LOCAL["linear"], sites=["0", "2", "4"], chunk=chunk)
-        for _ in range(3):
-            case.model.zero_grad()
-            forward(*case.args)
-        found.append([*(p.grad for p in case.model.parameters()), forward.learned["0"]["W"]])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
-
-
-def test_a_head_stands_for_outputs_inside_a_structure():
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3)
-
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            return {"logits": self.b(self.a(x))}
-
-    model = Wrapped()
-    forward = gg.ForwardGradient(model, gg.baselines.LocalLinear(), sites=2)
-    for _ in range(2):
-        forward(lambda out, t: cross_entropy(out["logits"], t), torch.randn(3, 4), torch.tensor([0, 1, 2]))
-    assert model.a.weight.grad.any()
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------

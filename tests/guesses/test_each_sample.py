@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import gradguess as gg
-from frames import covariance, frames_of
+from frames import covariance
 from gradguess.guesses import SiteView, perp
 from gradguess.guesses.perp_ns import Polynomial
 from gradguess.jacobian import Dense, GatedLinear
 from gradguess.linalg.step_polynomials import nearest
 from gradguess.noise import Noise
 from matrices import F64, gated_jacobians, noise
-from models import Case
-from references import top_projector
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
@@ -58,32 +55,6 @@ def test_the_subspace_is_that_of_the_svd(d, spread):
     assert error.quantile(0.9) < 1e-2
 
 
-@pytest.mark.parametrize(
-    ("m", "d", "k"), [(64, 64, 10), (40, 64, 1), (10, 64, 1), (10, 64, 9), (10, 64, 10), (32, 24, 5)]
-)
-def test_small_layers_have_the_subspace_of_the_svd(m, d, k):
-    """Narrow layers above, a single direction, fewer units than outputs."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(m, d, generator=generator, dtype=F64) / d**0.5
-    W = GatedLinear(weight, (torch.rand(9, d, generator=generator) < 0.7).double())
-    guess, source = gg.WPerp(k, solver="subspace"), Noise(generator)
-    kept = guess.search(SiteView("site", W.gate, W.gate, True, {}, source, lambda: W))
-    frame = guess.frame(SiteView("site", W.gate, W.gate, True, kept, source, lambda: W))
-    exact = perp._top_of(W.matrix(), k)
-    found = covariance(frame, d)
-    assert torch.linalg.matrix_norm(found - exact @ exact.mT, 2).max() < 5e-3
-
-
-def test_a_narrow_layer_without_a_gate():
-    """All samples have the same subspace, each its own frame."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 40), nn.Linear(40, 7)).double()
-    case = Case(model, torch.randn(5, 6, dtype=F64), torch.randint(7, (5,)))
-    found = covariance(frames_of(case, gg.WPerp(k=3, solver="subspace"))["0"], 40)
-    exact = top_projector(model[1].weight.detach(), 3)
-    torch.testing.assert_close(found, exact.expand(5, -1, -1))
-
-
 @pytest.mark.parametrize("rank", [24, 20])
 def test_all_directions_are_those_of_the_open_units(rank):
     """k = d: whatever the solver, the projector is that on the row space; at full rank the gate alone decides."""
@@ -99,17 +70,3 @@ def test_all_directions_are_those_of_the_open_units(rank):
         found[solver] = covariance(guess.frame(SiteView("site", W.gate, W.gate, True, kept, source, lambda: W)), 24)
     torch.testing.assert_close(found["subspace"], found["svd"])
     torch.testing.assert_close(found["shared"], found["svd"])
-
-
-@pytest.mark.parametrize("kind", ["no gate", "a matrix for each", "a gate"])
-def test_the_subspace_whatever_lies_above(kind):
-    batch, d, k = 3, 70, 3
-    weight = noise(d, d) / d**0.5 + 4 * noise(d, k, seed=1) @ noise(k, d, seed=2) / d
-    gate = (noise(batch, d, seed=3) > 0).to(F64) if kind == "a gate" else None
-    W = Dense(weight * (1 + noise(batch, 1, d, seed=4) / 9)) if kind == "a matrix for each" else None
-    W = W or GatedLinear(weight, gate)
-    guess, source, s = gg.WPerp(k, solver="subspace"), Noise(torch.Generator().manual_seed(0)), noise(batch, d)
-    kept = guess.search(SiteView("site", s, gate, True, {}, source, lambda: W))
-    found = guess.frame(SiteView("site", s, gate, True, kept, source, lambda: W)).Q
-    exact = perp._top_of(W.matrix().expand(batch, -1, -1), k)
-    assert torch.linalg.matrix_norm(found @ found.mT - exact @ exact.mT, 2).max() < 1e-2

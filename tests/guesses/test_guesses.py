@@ -13,7 +13,7 @@ import gradguess as gg
 from asserts import assert_covariance, assert_in_subspace, assert_projector, assert_unbiased
 from combinations import each
 from frames import covariance, frames_of, matrix
-from gradguess.guesses import Guess, perp_ns
+from gradguess.guesses import perp_ns
 from gradguess.linalg.step_polynomials import nearest, placed
 from gradguess.methods import Guessed
 from models import SITE_GUESSES, Case, generator, make
@@ -266,47 +266,6 @@ def test_shared_of_any_size(k, activation):
     torch.testing.assert_close(found, gated @ torch.linalg.pinv(gated, rtol=1e-12), rtol=0, atol=1e-7)
     A = matrix(frame)
     torch.testing.assert_close(found, A @ A.mT, rtol=0, atol=1e-9)
-
-
-def test_bottom_basis_survives_batches_with_and_without_closed_units():
-    """A basis found on a batch with dead units serves one where every unit is alive, and the other way round."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.ReLU(), nn.Linear(8, 4)).double()
-    with torch.no_grad():
-        model[0].weight.abs_()
-    mixed, alive = torch.randn(5, 6).double(), torch.rand(5, 6).double() + 0.1
-    targets = torch.randint(4, (5,))
-    for first, second in ((mixed, alive), (alive, mixed)):
-        seen = []
-        forward = gg.ForwardGradient(model, Spy(gg.WPerp(k=2, end="bottom"), seen))
-        for x in (first, second):
-            forward(nn.CrossEntropyLoss(reduction="none"), x, targets)
-        for frame in seen:
-            A = matrix(frame)
-            assert_projector(A @ A.mT)
-
-
-class Spy(Guess):
-    """Draws as another guess does and keeps its frames."""
-
-    def __init__(self, guess: Guess, seen: list) -> None:
-        self.guess, self.seen = guess, seen
-        self.refresh = guess.refresh
-
-    @property
-    def reads(self):
-        return self.guess.reads
-
-    @property
-    def searches(self):
-        return self.guess.searches
-
-    def search(self, view):
-        return self.guess.search(view)
-
-    def frame(self, view):
-        self.seen.append(self.guess.frame(view))
-        return self.seen[-1]
 
 
 @dataclass(frozen=True)

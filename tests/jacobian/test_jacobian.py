@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
-from functools import partial
 
 import pytest
 import torch
@@ -14,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import gradguess as gg
 from asserts import assert_in_subspace
 from frames import frames_of, matrix
-from gradguess.jacobian import CutGraph, PassingCutGraph
-from gradguess.model.site import Site
+from gradguess.jacobian import CutGraph
 from gradguess.noise import Noise
 from models import BATCH, ZOO, Case, generator, make
 from references import mlp_jacobians, row_projector
@@ -103,57 +100,6 @@ def test_sketched_basis_finds_a_low_rank_row_space():
     P = row_projector(model[2].weight.detach())
     assert_in_subspace(V.mT, P)
     torch.testing.assert_close(V @ V.mT, P, rtol=0, atol=1e-9)
-
-
-class Bypass(nn.Module):
-    """The first layer reaches the second, and the output past it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        s = self.first(x)
-        return self.second(s.softmax(-1)) * s
-
-
-@pytest.mark.parametrize("name", ["branching", "transformer", "residual", "cnn", "two-inputs", "bare", "bypass"])
-def test_a_graph_in_passing_shows_every_site_the_jacobian_of_the_whole_graph(name):
-    torch.manual_seed(0)
-    x, t = torch.randn(BATCH, 6).double(), torch.zeros(BATCH).long()
-    case = Case(Bypass().double(), x, t) if name == "bypass" else make(name)
-    step, seen = step_of(case), []
-    reference = step.passes.cut()
-
-    def settle(graph: CutGraph, met: list[Site]) -> None:
-        assert not torch.is_grad_enabled()
-        for site in met:
-            whole, passing = (g.jacobian(site) for g in (reference, graph))
-            eps = torch.randn(whole.batch, whole.m, generator=generator(), dtype=torch.float64)
-            torch.testing.assert_close(passing.vjp(eps), whole.vjp(eps))
-            torch.testing.assert_close(passing.jvp(passing.vjp(eps)), whole.jvp(whole.vjp(eps)))
-            seen.append(site.name)
-
-    PassingCutGraph(step.layout, partial(step.passes.graph, twice=True), step.layout.guessed, settle)
-    assert sorted(seen) == sorted(site.name for site in step.layout.guessed)
-
-
-@pytest.mark.parametrize("depth", [3, 12])
-def test_a_graph_in_passing_frees_what_no_site_waits_for(depth):
-    """Of a network in pieces one piece is alive at a time, whatever the depth."""
-    layers = [layer for _ in range(depth) for layer in (nn.Linear(5, 5), nn.Softmax(-1))]
-    case = Case(
-        nn.Sequential(nn.Linear(6, 5), *layers).double(), torch.randn(BATCH, 6).double(), torch.zeros(BATCH).long()
-    )
-    step, alive, nodes = step_of(case), [], weakref.WeakSet()
-
-    def settle(graph: CutGraph, met: list[Site]) -> None:
-        nodes.update(graph.below.values())
-        alive.append((len(graph.below), len(graph.above), len(nodes)))
-
-    PassingCutGraph(step.layout, partial(step.passes.graph, twice=True), step.layout.guessed, settle)
-    assert alive == [(1, 2, 1)] * (depth - 1) + [(1, 1, 1)]
-    assert not nodes
 
 
 class Rewired(nn.Module):

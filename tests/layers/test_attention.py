@@ -170,16 +170,6 @@ def test_what_moves_all_scores_alike_cancels(size):
     assert (found.double() - exact).norm() < 0.004 * exact.norm()
 
 
-def test_autocast_takes_a_mask_as_pytorch_does():
-    a = [t.float() for t in sets(LONG, LONG, LONG)]
-    mask = noise(20, 20).float().masked_fill(torch.ones(20, 20).triu(1).bool(), torch.finfo(torch.float32).min)
-    with torch.autocast("cpu", torch.bfloat16):
-        theirs = F.scaled_dot_product_attention(*a[:3], mask)
-        with TangentRules(always=True):
-            ours = F.scaled_dot_product_attention(*a[:3], mask)
-    assert torch.equal(ours, theirs)
-
-
 LARGE = (2, 300, 8)
 UNFUSED = {
     "without heads": (LARGE, LARGE, {}),
@@ -241,25 +231,6 @@ def test_weights_of_attention_can_be_asked_for():
         torch.testing.assert_close(moved, slope)
 
 
-def test_a_graph_is_told_the_right_shapes_and_strides():
-    q, k, v, *tangents = sets((2, 5, 3, 4), (2, 5, 2, 7, 4), (2, 2, 7, 6))
-    k = k[:, 0]  # not dense
-    tangents = [torch.zeros_like(t) for t in (q.transpose(1, 2), k, v)]
-    for values in (v, v[..., :4]):
-        queries = q.transpose(1, 2)[:, :2]
-        out = torch.zeros(*queries.shape[:-1], values.shape[-1], dtype=q.dtype)
-        given = queries, k, values, out, [tangents[0][:, :2], tangents[1], torch.zeros_like(values)]
-        torch.library.opcheck(ATTENTION, (*given, None, True, 0.5), test_utils=("test_schema", "test_faketensor"))
-
-
-def test_memory_grows_with_the_length_alone():
-    a = sets(*[(1, 2, 1024, 8)] * 3)
-    made = Made()
-    with torch.no_grad(), made:
-        attention.in_blocks(*a[:3], a[2], a[3:], None, True, 0.3)
-    assert made.largest <= 2 * 256 * 1024
-
-
 T = 400  # tokens
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -296,13 +267,6 @@ def graphs(monkeypatch):
     kept: list[torch.fx.GraphModule] = []
     monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: kept.append(graph) or graph)
     return kept
-
-
-def test_a_trace_holds_plain_operations_of_few_queries(graphs, monkeypatch):
-    """Those are fused."""
-    monkeypatch.setattr(attention, "BLOCK", T)
-    take(3, compile=True)
-    assert ATTENTION not in [node.target for node in graphs[0].graph.nodes]
 
 
 def test_a_compiled_step_computes_attention_once(graphs):

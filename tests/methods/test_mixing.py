@@ -110,22 +110,15 @@ def test_samples_that_mix_are_noticed_once(name: str) -> None:
     assert where in found
     assert all(way in found for way in ("coupling='batch'", "model.eval()", "batch_first=True"))
     assert not warned(make(), shape, coupling="batch")
+    model = make()
+    with pytest.warns(UserWarning, match="Samples mix"):
+        gg.estimate(model, gg.WTranspose(), LOSS, *batch(model, shape))
 
 
 @pytest.mark.parametrize("name", APART)
 def test_samples_that_do_not_mix_are_not_accused(name: str) -> None:
     make, shape = APART[name]
     assert not warned(make(), shape)
-
-
-@pytest.mark.parametrize("name", MIXING)
-def test_an_estimate_warns_as_well(name: str) -> None:
-    make, shape, _ = MIXING[name]
-    model = make()
-    task = (LOSS, *batch(model, shape))
-    with pytest.warns(UserWarning, match="Samples mix"):
-        gg.estimate(model, gg.WTranspose(), *task)
-    gg.estimate(model, gg.WTranspose(), *task, coupling="batch")
 
 
 @pytest.mark.parametrize(

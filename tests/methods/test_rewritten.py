@@ -9,7 +9,6 @@ import pytest
 
 import gradguess as gg
 from combinations import pairwise
-from gradguess.backends import inductor
 from gradguess.methods import compiled
 from rewritten_networks import METHODS, assert_same, gradients, networks, of_method
 from traced_graphs import as_compiled
@@ -32,12 +31,3 @@ def test_the_graph_is_rewritten(network, monkeypatch):
     model, x = networks()[network]
     gradients(model, gg.WPerp(k=3), x, compile=True)
     assert not any("layer_norm_backward" in str(node.target) for node in seen[-1].graph.nodes)
-
-
-def test_a_kernel_that_cannot_be_tiled_is_no_error_of_the_compiler():
-    """PyTorch 2.11 raises without arguments what takes two, where it would take another way."""
-    simd = pytest.importorskip("torch._inductor.codegen.simd")
-    with inductor._tiles_or_not(), pytest.raises(simd.CantSplit):
-        raise simd.CantSplit
-    with pytest.raises(TypeError, match="argument"):
-        raise simd.CantSplit

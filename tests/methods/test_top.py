@@ -90,11 +90,6 @@ def test_the_whole_top_piece_is_exact():
     assert exact == ["4.weight", "4.bias"] or exact == ["2.weight", "2.bias", "4.weight", "4.bias"]
 
 
-def test_what_it_may_be():
-    with pytest.raises(gg.GradguessError, match="top: expected 'guess' or 'exact', found 'none'"):
-        gg.ForwardGradient(network(), gg.WPerp(), top="none")
-
-
 def distance(outputs: Tensor, targets: Tensor) -> Tensor:
     """Its gradient by reverse mode is NaN where an output is zero; its tangent is not."""
     return torch.where(outputs > 0, outputs.sqrt(), 0.0).sum(1)

@@ -74,25 +74,6 @@ def test_an_embedding_with_positions_is_one_site(use, first):
     assert_close(oracle(case), gradients(case))
 
 
-class Beside(nn.Module):
-    """A scale, and a layer that does something else."""
-
-    def __init__(self):
-        super().__init__()
-        self.aside, self.scale = nn.Linear(6, 1), nn.Parameter(torch.randn(6))
-
-    def forward(self, x):
-        self.kept = self.aside(x)
-        return x * self.scale
-
-
-def test_a_module_beside_a_site_does_not_take_its_place():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 6), Beside(), Scaled(), nn.Linear(6, 3)).double()
-    case = Case(model, torch.randn(BATCH, 6).double(), torch.randint(3, (BATCH,)))
-    assert names(case) == ["0", "2.inner", "3"]
-
-
 def test_an_embedding_is_one_site_where_branches_are_added_in_place():
     class InPlace(Scaled):
         def forward(self, x):
@@ -169,21 +150,6 @@ def test_the_frontier_crosses_no_other_site():
     residual = layout_of(make("residual"))
     assert residual["0"].above == ("1.down", "2.down", "4")
     assert residual["2.down"].above == ("4",)
-
-
-@pytest.mark.parametrize("name", ["relu-bias", "gelu-no-bias", "tanh-bias", "in-place"])
-def test_an_mlp_is_seen_in_closed_form(name):
-    case = make(name)
-    layout = layout_of(case)
-    assert not layout.needs_graph
-    assert [site.linear for site in layout.sites] == [case.model[2], case.model[4], None]
-
-
-def test_dropout_and_shortcuts_are_not_mistaken_for_the_closed_form():
-    layout = layout_of(make("dropout"))
-    assert layout.stochastic
-    assert layout["0"].linear is None
-    assert all(site.linear is None for site in layout_of(make("branching"), "leaf").sites if site.name == "stem")
 
 
 def test_parameters_between_the_sites_are_found():

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 import gradguess as gg
 from asserts import assert_same
@@ -38,26 +37,3 @@ def test_one_call_of_the_model(name):
     _, again, _ = step(case, "replay", guess)
     assert once == (1 if forward.layout.sites else once)
     assert_same(kept, again)
-
-
-def test_tangents_are_not_in_the_graph():
-    """A graph of tangents would hold all that they were made of."""
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6))
-    seen = []
-
-    class Residual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.branch, self.head = model, nn.Linear(6, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            h = self.branch(x)
-            seen.append(torch.autograd.forward_ad.unpack_dual(h).tangent)
-            return self.head(h + h.tanh())
-
-    x, t = torch.randn(5, 4), torch.randint(0, 3, (5,))
-    loss_fn = nn.CrossEntropyLoss(reduction="none")
-    gg.ForwardGradient(Residual(), gg.WTranspose(), sites=["branch"])(loss_fn, x, t)
-    tangents = [t for t in seen if t is not None]
-    assert tangents
-    assert not any(t.requires_grad for t in tangents)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from filelock import FileLock
 from torch import nn
 
 import gradguess as gg
-from gradguess.step.parts import Pool
 from processes_worker import BOUNDS, SCENARIOS, run
 
 WORKER = Path(__file__).parents[1] / "support" / "processes_worker.py"
@@ -81,56 +79,6 @@ def test_nan_in_one_rank_is_everybodys(worlds, method):
     assert "1 sample(s)" in second[method]
     assert first[f"{method}/skipped"] == second[f"{method}/skipped"] == 1
     assert first[f"{method}/grad"] is None
-
-
-class Mirrored(Pool):
-    """Two processes with the same samples, seen from the first one."""
-
-    rank, size = 0, 2
-
-    def sum(self, t):
-        return 2 * t
-
-    def norm(self, t, dtype):
-        return 2**0.5 * torch.linalg.vector_norm(t, dtype=dtype)
-
-    def agree(self, tensors):
-        pass
-
-    def counts(self, batch):
-        return [batch, batch]
-
-    def gather(self, tensors):
-        return [tensors, tensors]
-
-
-class Scaled(nn.Module):
-    """The second input is one number for all samples, a tensor without dimensions."""
-
-    def __init__(self, between: nn.Module) -> None:
-        super().__init__()
-        self.first, self.between, self.second = nn.Linear(6, 8), between, nn.Linear(8, 4)
-
-    def forward(self, x, factor):
-        return self.second(self.between(factor * self.first(x)))
-
-
-@pytest.mark.parametrize("samples", [1, 3])
-@pytest.mark.parametrize("between", [nn.ReLU(), nn.Softmax(-1)], ids=["closed form", "sketched"])
-def test_a_basis_is_that_of_the_samples_of_all_processes(between, samples):
-    torch.manual_seed(0)
-    model, loss_fn = nn.Sequential(nn.Linear(6, 8), between, nn.Linear(8, 4)), nn.CrossEntropyLoss(reduction="none")
-    x, t, factor = torch.randn(samples, 6).double(), torch.zeros(samples).long(), torch.tensor(3.0).double()
-    for network, inputs in ((model, lambda x: x), (Scaled(between), lambda x: (x, factor))):
-        network.double()
-        alone, shared = (gg.ForwardGradient(network, gg.WPerp(k=3)) for _ in range(2))
-        shared.plan = replace(shared.plan, pool=Mirrored())
-        alone(loss_fn, inputs(torch.cat([x, x])), torch.cat([t, t]))
-        shared(loss_fn, inputs(x), t)
-        assert shared.kept.keys() == alone.kept.keys()
-        for site, values in alone.kept.items():
-            V, W = values["basis"], shared.kept[site]["basis"]
-            torch.testing.assert_close(V @ V.mT, W @ W.mT)
 
 
 def test_the_wrapper_of_ddp_is_refused(monkeypatch):

@@ -88,12 +88,6 @@ def test_true_site_gradients_give_backpropagation(name, sites):
     assert_close(oracle(case, sites), gradients(case))
 
 
-def test_tied_weights_add_up_in_closed_form():
-    case = make("tied")
-    assert not layout_of(case).needs_graph
-    assert_close(oracle(case, stored=True), gradients(case))
-
-
 def test_layers_written_as_functions():
     """Parameters that no module call owns belong to the site above them, or to the tail."""
 

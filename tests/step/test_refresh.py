@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.model.task import Task
 from gradguess.step import refresh
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -47,22 +46,6 @@ def searching(x: Tensor, chunk: int | None = None, model: nn.Module | None = Non
 
 def assert_same(left: gg.ForwardGradient, right: gg.ForwardGradient) -> None:
     torch.testing.assert_close(left.state_dict(), right.state_dict(), rtol=1e-9, atol=1e-9)
-
-
-def test_a_search_follows_the_size_of_its_batch(monkeypatch: pytest.MonkeyPatch):
-    """Sites were found on short samples: on long ones a search sees as few of them as if they had been found there."""
-    monkeypatch.setattr(refresh, "MANY", 12 * 2 * 6)
-    monkeypatch.setattr(refresh, "FEW", 0)
-    short, long = (torch.randn(12, length, 5, dtype=torch.float64) for length in (2, 8))
-    task = (LOSS, long, torch.arange(12) % 3)
-    forward = searching(short)
-    resumed = gg.ForwardGradient(forward.model, gg.WPerp(k=2, refresh=1), sites=SITES)
-    resumed.load_state_dict(forward.state_dict())
-    forward(*task)
-    resumed(*task)
-    assert_same(forward, resumed)
-    sizes = [found.layout.largest(Task(forward.model, *task)) for found in (forward, resumed)]
-    assert sizes[0] == sizes[1]
 
 
 def test_large_samples_are_searched_with_fewer_of_them(monkeypatch: pytest.MonkeyPatch):

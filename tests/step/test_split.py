@@ -7,13 +7,12 @@ import torch
 from torch import nn
 
 import gradguess as gg
-from gradguess.model.task import Task
-from gradguess.step.parts import first_rows
-from models import GUESSES, make
+from models import GUESSES, RIVALS, STUDENTS, make
 
 WIDE = {"shared-wide": gg.WPerp(k=20), "subspace-wide": gg.WPerp(k=6, solver="subspace")}
-METHODS = {**GUESSES, **WIDE, "backprop": gg.Backprop()}
-del METHODS["ns"], METHODS["ns-nearest"]  # fit their polynomial to the first samples of the first piece
+METHODS = {**GUESSES, **WIDE, **RIVALS, **STUDENTS, "backprop": gg.Backprop()}
+for _name in ("ns", "ns-nearest", "fdfa", "students-error"):  # these look at each piece, or at the first one, by itself
+    del METHODS[_name]
 
 
 def gradients(name: str, method: gg.methods.Method, chunk: int | None, steps: int = 2, **options) -> list[torch.Tensor]:
@@ -55,15 +54,6 @@ def test_memory_is_bounded_by_the_chunk():
     forward = gg.ForwardGradient(model, gg.WPerp(k=3), chunk=40)  # a search sees 32 samples at most
     forward(nn.CrossEntropyLoss(reduction="none"), torch.randn(100, 6), torch.randint(4, (100,)))
     assert max(heights) == 40
-
-
-@pytest.mark.parametrize(("fraction", "count"), [(0.01, 1), (0.3, 2), (0.5, 2), (0.7, 4), (1.0, 5)])
-def test_a_fraction_of_a_batch_is_one_sample_at_least(fraction, count):
-    case = make("relu-bias")
-    task = Task(case.model, case.loss_fn, case.inputs, case.targets)
-    part = first_rows(task, fraction)
-    assert torch.equal(part.inputs, case.inputs[:count])
-    assert torch.equal(part.targets, case.targets[:count])
 
 
 class Stored(nn.Module):

@@ -284,6 +284,11 @@ RIVALS: dict[str, gg.methods.Method] = {
     "local-linear": gg.baselines.LocalLinear(),
     "checkpointed": gg.baselines.Checkpointed(),
 }
+STUDENTS: dict[str, gg.methods.Method] = {
+    "students": gg.Students(form="chained", lr=1e-2),
+    "students-error": gg.Students(signal="error", learn=("outputs", "chain", "tangents"), lr=1e-2),
+    "local": gg.LocalGuess(lr=1e-2),
+}
 SITE_GUESSES = {name: guess for name, guess in GUESSES.items() if name != "weight"}
 
 

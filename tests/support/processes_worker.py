@@ -20,18 +20,13 @@ import torch
 from torch import distributed
 
 import gradguess as gg
-from models import GUESSES, RIVALS, make
+from models import GUESSES, RIVALS, STUDENTS, make
 
 STEPS = 3
 FORMS = {f: gg.Feedback(gg.WPerp(k=3, refresh=2), form=f) for f in ("direct", "chained", "corrected")}
 OPTIONS = {
     "boot": gg.Feedback(gg.WPerp(k=3), bootstrap=0.5),
     "part": gg.Feedback(gg.WPerp(k=3), fraction=0.99),  # rounds to all
-}
-STUDENTS = {
-    "students": gg.Students(form="chained", lr=1e-2),
-    "students-error": gg.Students(signal="error", learn=("outputs", "chain", "tangents"), lr=1e-2),
-    "local": gg.LocalGuess(lr=1e-2),
 }
 METHODS = {**GUESSES, **FORMS, **OPTIONS, **RIVALS, **STUDENTS, "backprop": gg.Backprop()}
 SCENARIOS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -44,6 +39,7 @@ SCENARIOS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "shared/chunk": ("shared", "relu-bias", {"chunk": 2}),
     "shared/balance": ("shared", "gelu-bias", {"balance": True}),
     "weight/tangents": ("weight", "relu-bias", {"tangents": 2}),
+    "shared/batch": ("shared", "relu-bias", {"coupling": "batch"}),
     "shared/isolate": ("shared", "relu-bias", {"isolate": True}),
     "students/pieces": ("students", "residual", {"sites": 3}),
     "students/chunk": ("students", "relu-bias", {"chunk": 2}),

@@ -1,4 +1,4 @@
-"""Learned feedback against dense twins: the prediction, what it learns, the chain rule, and that it stays stable."""
+"""Learned feedback: the law of its corrected estimate, and that it stays stable."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from asserts import assert_unbiased
-from gradguess.methods.feedback import lesson
-from gradguess.step.base import Kept, State
-from gradguess.step.measure import Drawing
+from gradguess.step.base import Kept
 from models import CLASSES, INPUTS, Case, cross_entropy, generator, make
-from references import gradients
 from steps import step_of
 
 TEACHERS = {
@@ -77,92 +74,6 @@ def random_B(case: Case, seed: int = 3) -> dict[str, dict[str, Tensor]]:
     return {name: {"B": torch.randn(s, generator=generator(seed + int(name))).double()} for name, s in shape.items()}
 
 
-# --- learning ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tangents", [1, 2])
-def test_learning_is_least_mean_squares_of_the_outputs_tangents(tangents):
-    case, rate = wide(), 0.3
-    before = {name: entry["B"] for name, entry in random_B(case).items()}
-    method = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=rate)
-    est, learned = run(method, case, random_B(case), tangents=tangents)
-
-    dense, b = Dense(case), len(case.targets)
-    power = dense.e.square().sum(1)
-    weight = power / power.sum()
-    effective = 1 / weight.square().sum()  # samples, as many as their weights are worth
-    change = {name: torch.zeros_like(B) for name, B in before.items()}
-    lambdas = dict.fromkeys(range(tangents), 0.0)
-    v: dict[str, Tensor] = {}
-    for t in range(tangents):
-        y = [est.directions["0"][t], est.directions["2"][t]]
-        phi = [gate * direction for gate, direction in zip(dense.gates, y, strict=True)]
-        arriving = phi[0] @ dense.weights[1].mT
-        sigma = [1.0, arriving.norm() / y[1].norm()]
-        u = sum(s * (J @ d[..., None])[..., 0] for s, J, d in zip(sigma, dense.J, y, strict=True))
-        r = u - sum(s * p @ B for s, p, B in zip(sigma, phi, before.values(), strict=True))
-        for name, p in zip(before, phi, strict=True):
-            v[name] = v.get(name, p.abs().sum(0) + 1e-6)
-            for _ in range(2):  # power iteration, as coarse as the library's
-                v[name] = p.mT @ (p @ (v[name] / v[name].norm())) / b
-            lambdas[t] = max(lambdas[t], float(v[name].norm()))
-        K = sum(p.square().sum() for p in phi) / b
-        mu = rate / (lambdas[t] + K / (effective * tangents)) / tangents
-        for s, p, name in zip(sigma, phi, before, strict=True):
-            change[name] += mu / s * p.mT @ (weight[:, None] * r)
-    for name, B in before.items():
-        torch.testing.assert_close(learned[name]["B"], B + change[name])
-
-
-def fixed_point(case: Case, guess: gg.Guess, forward: gg.ForwardGradient) -> list[tuple[Tensor, Tensor]]:
-    """Per site the B that learning must reach, and the projector on what the directions show of it.
-
-    `u = Σ_i A_i φ_i` with `A_i` the Jacobian above the gate, so `Σ_b w_b Cov(φ_b) (A_bᵀ - B) = 0`.
-    """
-    dense = Dense(case)
-    power = dense.e.square().sum(1)
-    drawing = Drawing(step_of(case, state=State(forward.kept, count=1)), guess)
-    found, x = [], case.inputs
-    for i, gate in enumerate(dense.gates):
-        s = case.model[2 * i](x).detach()
-        x = torch.relu(s)
-        site = drawing.step.layout[str(2 * i)]
-        frame = drawing.frame(site, s, site.gate_at(s))
-        d = s.shape[1]
-        cov = torch.stack([frame.covariance_times(row.expand_as(s)) for row in torch.eye(d).double()], -1)
-        cov = gate[:, :, None] * cov * gate[:, None, :]
-        A = dense.J[i]  # J = A D and D is 0 or 1: A φ = J φ
-        moment = (power[:, None, None] * cov).sum(0)
-        B = torch.linalg.pinv(moment, rtol=1e-8) @ (power[:, None, None] * (cov @ A.mT)).sum(0)
-        found.append((B, torch.linalg.pinv(moment, rtol=1e-8) @ moment))
-    return found
-
-
-def cosine(a: Tensor, b: Tensor) -> float:
-    return float((a * b).sum() / (a.norm() * b.norm()))
-
-
-@pytest.mark.parametrize("name", TEACHERS)
-def test_feedback_reaches_the_least_squares_fit(name):
-    """Budget: 1500 steps of 64 samples at rate 0.1 on a frozen network."""
-    case, guess = wide((12, 10), batch=64), TEACHERS[name]
-    forward = gg.ForwardGradient(case.model, gg.Feedback(guess, form="direct", rate=0.1))
-    for _ in range(1500):
-        forward(*case.args)
-    for i, (ideal, seen) in enumerate(fixed_point(case, guess, forward)):
-        assert cosine(seen @ forward.learned[str(2 * i)]["B"], ideal) > 0.95
-
-
-# --- the chain rule ------------------------------------------------------------------------------------------
-
-
-def test_one_sweep_less_is_not():
-    case = wide((8, 7, 6))
-    est = gg.estimate(case.model, gg.Feedback(gg.WPerp(k=3), sweeps=2, rate=0.0), *case.args)
-    assert est.grads["0.weight"].abs().max() == 0  # three hops to the output
-    torch.testing.assert_close(est.grads["2.weight"], gradients(case)["2.weight"])
-
-
 # --- the corrected estimate ----------------------------------------------------------------------------------
 
 DRAWS = 40_000  # per test; means within 5 standard errors, variances within 12 %
@@ -199,37 +110,7 @@ def test_mean_and_variance_of_the_corrected_estimate(name, isolate):
             assert ((measured - variance).abs() <= 0.12 * variance + 1e-12).all()
 
 
-def test_a_right_prediction_leaves_nothing_to_correct():
-    case = wide((8,))
-    case.model[1] = nn.Identity()  # linear: one B is right for all samples
-    weight = case.model[2].weight.detach()
-    est, _ = run(gg.Feedback(gg.ActivationPerturbation(), form="corrected"), case, {"0": {"B": weight.mT}})
-    for name, truth in gradients(case).items():
-        torch.testing.assert_close(est.grads[name], truth)
-
-
-# --- rare tangents -------------------------------------------------------------------------------------------
-
-
-def test_tangents_are_carried_every_so_often_and_on_a_part_of_the_batch(monkeypatch):
-    case = make("relu-bias")
-    seen: list[tuple[int, int]] = []
-    measure = lesson.measure
-
-    def counted(*args, **kwargs):
-        found = measure(*args, **kwargs)
-        seen.append((forward.steps, len(found.losses)))
-        return found
-
-    monkeypatch.setattr(lesson, "measure", counted)
-    forward = gg.ForwardGradient(case.model, gg.Feedback(gg.WPerp(k=3), every=3, fraction=0.4))
-    matrices = []
-    for _ in range(7):
-        forward(*case.args)
-        matrices.append(forward.learned["0"]["B"].clone())
-    assert seen == [(0, 2), (3, 2), (6, 2)]
-    changed = [not torch.equal(a, b) for a, b in itertools.pairwise(matrices)]
-    assert changed == [False, False, True, False, False, True]
+# --- a part of the batch -------------------------------------------------------------------------------------
 
 
 def test_a_part_of_the_batch_teaches_what_it_would_teach_alone():
@@ -310,28 +191,7 @@ def test_balance_spares_the_deep_layers_the_noise_of_those_above():
     assert max(balanced.values()) < 100  # 14 sites: 14 if all weighed exactly the same
 
 
-# --- state ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", ["direct", "chained", "corrected"])
-def test_what_was_learned_is_in_the_state(form):
-    def trained(steps: int, forward: gg.ForwardGradient, case: Case) -> list[Tensor]:
-        optimiser = torch.optim.SGD(case.model.parameters(), lr=0.1)
-        for _ in range(steps):
-            optimiser.zero_grad()
-            forward(*case.args)
-            optimiser.step()
-        return [p.grad for p in case.model.parameters()]
-
-    method = gg.Feedback(gg.WPerp(k=3, refresh=4), form=form, every=2)
-    case, other = make("relu-bias"), make("relu-bias")
-    forward, resumed = gg.ForwardGradient(case.model, method), gg.ForwardGradient(other.model, method, seed=9)
-    trained(3, forward, case)
-    other.model.load_state_dict(case.model.state_dict())
-    resumed.load_state_dict(forward.state_dict())
-    assert resumed.learned["0"]["B"].abs().max() > 0
-    for a, b in zip(trained(4, forward, case), trained(4, resumed, other), strict=True):
-        assert torch.equal(a, b)
+# --- graphs --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["direct", "chained", "corrected"])

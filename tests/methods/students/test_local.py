@@ -93,10 +93,3 @@ def test_a_gradient_of_zero_gives_a_direction_of_zero():
     model, (x, t) = model_of(), batch_of()
     est = gg.estimate(model, gg.LocalGuess(), lambda out, t: 0 * cross_entropy(out, t), x, t, sites=4)
     assert all((y == 0).all() for y in est.directions.values())
-
-
-def test_what_it_is_made_from_is_checked():
-    with pytest.raises(gg.InputError, match=r"LocalGuess\(make\): expected a function"):
-        gg.LocalGuess(make=3)
-    with pytest.raises(gg.InputError, match=r"LocalGuess\(lr\): expected a number"):
-        gg.LocalGuess(lr=float("nan"))

@@ -51,25 +51,6 @@ def tokens_loss(out: Tensor, t: Tensor) -> Tensor:
     return nn.functional.cross_entropy(out.mT, t, reduction="none").mean(1)
 
 
-def descends(model: nn.Module, method: Any, loss_fn: Any, x: Any, t: Any, steps: int = 30, **options: Any) -> None:
-    forward = gg.ForwardGradient(model, method, **{"sites": 3, **options})
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(steps):
-        optimiser.zero_grad()
-        losses.append(float(forward(loss_fn, x, t)))
-        optimiser.step()
-    assert losses[-1] < 0.7 * losses[0], losses
-    assert all(p.grad is not None for p in model.parameters())
-
-
-@pytest.mark.parametrize("name", ["loss", "error", "tangents"])
-def test_a_transformer_learns(name):
-    torch.manual_seed(0)
-    x = torch.randint(9, (4, 7))
-    descends(Tokens(), METHODS[name], tokens_loss, x, x.roll(-1, 1))
-
-
 KINDS = {
     "tokens": (Tokens, tokens_loss, lambda: (torch.randint(9, (4, 7)),) * 2),
     "vectors": (model_of, cross_entropy, batch_of),
@@ -194,24 +175,6 @@ def test_the_details_of_an_estimate():
 # --- what it refuses -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"signal": "target"}, r"signal\): expected 'loss' or 'error', found 'target'"),
-        ({"form": "corrected"}, r"form\): expected 'direct' or 'chained', found 'corrected'"),
-        ({"learn": "teacher"}, r"learn\): expected one of 'loss', .*found 'teacher'"),
-        ({"learn": ("loss", "loss")}, r"learn\): expected"),
-        ({"learn": ["loss"]}, r"learn\): expected"),
-        ({"lr": -1}, r"lr\): expected a number of at least 0, found -1"),
-        ({"lr": "fast"}, r"lr\): expected a number"),
-        ({"make": nn.Linear(2, 2).weight}, r"make\): expected a function of \(shape, outputs\)"),
-    ],
-)
-def test_what_no_students_can_be_made_from(arguments, message):
-    with pytest.raises(gg.InputError, match=message):
-        gg.Students(**arguments)
-
-
 class Pair(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -259,26 +222,3 @@ def test_time_first_is_refused():
     x, t = torch.randn(6, 3, 5), torch.randint(CLASSES, (6,))
     with pytest.raises(gg.InputError, match=r"tensor \(batch, ...\).*'a'.*dimension 1.*sites="):
         gg.ForwardGradient(Turned(), gg.Students(), sites=3)(cross_entropy, x, t)
-
-
-class TwoNames(nn.Module):
-    """One layer under two names."""
-
-    def __init__(self, shape: tuple[int, ...], outputs: tuple[int, ...]) -> None:
-        super().__init__()
-        self.first = nn.Linear(shape[0], outputs[0])
-        self.second = self.first
-
-    def forward(self, s: Tensor) -> Tensor:
-        return self.first(s)
-
-
-def test_a_layer_of_a_student_with_two_names_stays_a_layer():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, CLASSES))
-    made: list[nn.Module] = []
-    method = gg.Students(make=lambda shape, outputs: (made.append(TwoNames(shape, outputs)), made[-1])[1])
-    forward = gg.ForwardGradient(model, method, sites=2)
-    for _ in range(2):
-        forward(cross_entropy, torch.randn(4, 5), torch.arange(4) % CLASSES)
-    assert all(isinstance(student.first.weight, nn.Parameter) for student in made)

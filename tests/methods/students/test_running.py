@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +11,7 @@ from torch import nn
 
 import gradguess as gg
 from asserts import assert_same
-from gradguess import captured_step
 from gradguess.methods import compiled
-from gradguess.methods.run import Plan, find_layout, run_step
-from gradguess.model.task import Task
-from gradguess.step.base import Options, State
 from pieces import (
     CLASSES,
     METHODS,
@@ -32,48 +27,6 @@ from pieces import (
 from traced_graphs import as_compiled
 
 # --- state -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_step_writes_to_nothing_that_it_is_given(name):
-    plan = Plan(METHODS[name], 4, Options(), detail=False)
-    task = Task(model_of(), cross_entropy, *batch_of())
-    layout, state = find_layout(plan, task), State()
-    for number in range(2):
-        _, state, _ = run_step(plan, task, layout, torch.Generator().manual_seed(number), state)
-    before = copy.deepcopy(state)
-    versions = [t._version for entries in state.learned.values() for t in entries.values()]
-    made = []
-    for _ in range(2):
-        torch.rand(3)  # global generators have no say
-        random = torch.get_rng_state()
-        made.append(run_step(plan, task, layout, torch.Generator().manual_seed(5), state))
-        assert torch.equal(torch.get_rng_state(), random)
-        assert_same({**state.learned}, {**before.learned})
-        assert [t._version for entries in state.learned.values() for t in entries.values()] == versions
-    assert_same(made[0][0].grads, made[1][0].grads)
-    assert_same({**made[0][1].learned}, {**made[1][1].learned})
-    moved = [not torch.equal(made[0][1].learned[site]["weights"], e["weights"]) for site, e in state.learned.items()]
-    assert len(moved) == 3
-    assert all(moved)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_run_that_is_resumed_goes_on_bit_for_bit(name):
-    wanted, whole = trained(METHODS[name], steps=4)
-    model = model_of()
-    _, first = trained(METHODS[name], steps=2, model=model)
-    state = {key: value.clone() for key, value in first.state_dict().items()}
-    method = replace(METHODS[name])  # as in a new process: nothing is remembered
-    second = gg.ForwardGradient(model, method, sites=4, seed=99)
-    second.load_state_dict(state)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
-    for number in (2, 3):
-        optimiser.zero_grad()
-        second(cross_entropy, *batch_of(number))
-        assert_same(grads(model), wanted[number])
-        optimiser.step()
-    assert_same(second.state_dict(), whole.state_dict())
 
 
 def test_students_start_from_the_seed_and_from_nothing_else():
@@ -144,43 +97,6 @@ def test_a_traced_step_is_the_same(name, monkeypatch):
         close(a, b, 1e-8)
     for site, entries in plain.learned.items():
         close({**traced.learned[site]}, {**entries}, 1e-6)
-
-
-@pytest.mark.parametrize("name", ["loss", "error chained"])
-def test_a_captured_step_takes_the_state_over_in_place(name, monkeypatch):
-    """Without a device every step runs by itself: what is tested is the memory in which students live."""
-    monkeypatch.setattr(captured_step, "require", lambda device, what: None)
-    monkeypatch.setattr(captured_step, "on_side_stream", lambda function: function())
-    monkeypatch.setattr(captured_step, "WARM_UP", 99)
-    wanted, plain = trained(METHODS[name], steps=4)
-    model = model_of()
-    forward = gg.ForwardGradient(model, METHODS[name], sites=4, seed=2)
-    optimiser = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.05, dtype=torch.float64))  # not in float32
-    optimiser.param_groups[0]["capturable"] = True
-    step = gg.CapturedStep(forward, optimiser, cross_entropy)
-    places = []
-    for number in range(4):
-        step(*batch_of(number))
-        places.append([t.data_ptr() for entries in forward.learned.values() for t in entries.values()])
-        assert_same(grads(model), wanted[number])
-    assert all(place == places[0] for place in places)
-    assert_same({**forward.learned}, {**plain.learned})
-    assert forward.plan.method.kind(1) == forward.plan.method.kind(17) is not None
-
-
-@pytest.mark.parametrize(
-    ("method", "recorded"), [(METHODS["loss"], True), (METHODS["error"], True), (METHODS["tangents"], False)]
-)
-def test_one_pass_over_batch_norm_may_be_recorded(method, recorded, monkeypatch):
-    monkeypatch.setattr(captured_step, "require", lambda device, what: None)
-    monkeypatch.setattr(captured_step, "on_side_stream", lambda function: function())
-    model = images_model()
-    forward = gg.ForwardGradient(model, method, sites=3)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
-    optimiser.param_groups[0]["capturable"] = True
-    step = gg.CapturedStep(forward, optimiser, cross_entropy)
-    step(*images())
-    assert step._is_fragile("plain") is not recorded
 
 
 # --- buffers and masks ---------------------------------------------------------------------------------------------
