@@ -72,6 +72,39 @@ class Recurrent(nn.Module):
         return self.head(self.layers(torch.relu(self.stem(x)))[0][:, -1])
 
 
+class Counted(nn.Module):
+    """A batch norm that is called twice, and buffers of whole numbers and of bools that the model writes itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("seen", torch.zeros(8, dtype=torch.bool))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.a(x)).relu()
+        self.calls += 1
+        self.seen |= (h > 1).any(0)
+        return self.c(self.norm(self.b(h)).relu())
+
+
+class Written(nn.Module):
+    """Writes to a part of what a layer gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 5)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.layers[0](x)
+        first[:, 1:].add_(1.0)
+        first = torch.relu(first)
+        second = self.layers[1](first)
+        second[:, 1:].add_(first[:, :-1])
+        return self.layers[2](second)
+
+
 def images() -> tuple[Tensor, Tensor]:
     return torch.randn(6, 1, 8, 8, dtype=torch.float64), torch.randint(0, 5, (6,))
 
@@ -89,6 +122,8 @@ def networks() -> dict[str, tuple[nn.Module, Tensor, Tensor]]:
         "convolutions": (nn.Sequential(*conv, nn.Linear(128, 5)), *images()),
         "batch norm": (nn.Sequential(*norm), *images()),
         "attention": (Attention(), torch.randint(0, 7, (6, 9)), torch.randint(0, 5, (6,))),
+        "counted": (Counted(), x, t),
+        "written": (Written(), x, t),
         "recurrent": (Recurrent(), torch.randn(6, 4, 5, dtype=torch.float64), torch.randint(0, 5, (6,))),
     }
     for mask in ("", "causal", "padding"):  # few queries: plain operations in the graph
@@ -117,6 +152,8 @@ def trained(model: nn.Module, method, x, t, steps: int = 4, **options) -> dict[s
 
 
 PAIRS = [("chain", method) for method in METHODS if method != "students"]
+PAIRS += [("counted", method) for method in ("weight", "chained")]
+PAIRS += [("written", method) for method in ("wperp", "direct", "chained", "corrected")]
 PAIRS += [("recurrent", method) for method in ("wperp", "backprop", "students")]
 PAIRS += [
     (network, method)
@@ -129,49 +166,14 @@ PAIRS += [(f"attention, {mask}", method) for mask in ("", "causal", "padding") f
 @pytest.mark.parametrize(("network", "method"), PAIRS)
 def test_the_graph_makes_the_same_steps(network, method, graphs_alone):
     model, x, t = networks()[network]
-    options = {"coupling": "batch"} if network == "batch norm" else {"sites": 2} if method == "students" else {}
+    options = (
+        {"coupling": "batch"} if network in ("batch norm", "counted") else {"sites": 2} if method == "students" else {}
+    )
     plain = trained(model, METHODS[method], x, t, **options)
     graph = trained(model, METHODS[method], x, t, compile=True, **options)
     assert plain.keys() == graph.keys()
     for name, value in plain.items():
         torch.testing.assert_close(graph[name], value, rtol=1e-9, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}")
-
-
-class Counted(nn.Module):
-    """A batch norm that is called twice, and buffers of whole numbers and of bools that the model writes itself."""
-
-    def __init__(self, momentum: float | None = 0.1) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 5)
-        self.norm = nn.BatchNorm1d(8, momentum=momentum)
-        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
-        self.register_buffer("seen", torch.zeros(8, dtype=torch.bool))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(self.a(x)).relu()
-        self.calls += 1
-        self.seen |= (h > 1).any(0)
-        return self.c(self.norm(self.b(h)).relu())
-
-
-@pytest.mark.parametrize("method", ["weight", "chained"])
-def test_what_a_model_counts_is_counted_in_the_graph(method, graphs_alone):
-    torch.manual_seed(0)
-    model, (_, x, t) = Counted().double(), networks()["chain"]
-    plain, graph = (trained(model, METHODS[method], x, t, coupling="batch", compile=on) for on in (False, True))
-    assert plain["norm.num_batches_tracked"] == 8
-    assert plain["calls"] == 4
-    for name, value in plain.items():
-        torch.testing.assert_close(graph[name], value, rtol=1e-9, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}")
-
-
-def test_a_cumulative_average_depends_on_a_count_and_runs_uncompiled(graphs_alone):
-    _, x, t = networks()["chain"]
-    forward = gg.ForwardGradient(Counted(None).double(), gg.WTranspose(), coupling="batch", compile=True)
-    forward(LOSS, x, t)
-    with pytest.warns(UserWarning, match="it looks at numbers"):
-        forward(LOSS, x, t)
-    assert forward.model.norm.num_batches_tracked == 4
 
 
 def test_recurrent_layers_for_which_the_cpu_has_a_kernel_are_compiled(graphs_alone):
@@ -247,82 +249,6 @@ def test_the_zoo(name, graphs_alone):
         torch.testing.assert_close(found[1][parameter], grad, rtol=1e-8, atol=1e-10)
 
 
-def test_a_model_that_looks_at_numbers_runs_uncompiled(graphs_alone):
-    class Looks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            s = self.a(x)
-            return self.b(s.relu() if s.sum() > 0 else s.tanh())
-
-    torch.manual_seed(0)
-    x, t = torch.randn(8, 4), torch.randint(0, 3, (8,))
-    forward = gg.ForwardGradient(Looks(), gg.WTranspose(), compile=True)
-    forward(LOSS, x, t)
-    with pytest.warns(UserWarning, match="compile=True has no effect"):
-        forward(LOSS, x, t)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        forward(LOSS, -x, t)
-
-
-def test_another_shape_is_another_graph(graphs_alone):
-    model, x, t = networks()["chain"]
-    forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
-    for rows in (16, 16, 7, 7, 16, 7):
-        forward(LOSS, x[:rows], t[:rows])
-    assert len(forward.plan.runner._graphs) == 2
-    model.eval()  # another layout
-    forward(LOSS, x, t)
-    forward(LOSS, x, t)
-    assert len(forward.plan.runner._graphs) == 3
-
-
-def test_a_loss_with_tensors_of_its_own_runs_uncompiled(graphs_alone):
-    model, x, t = networks()["chain"]
-    loss_fn = nn.CrossEntropyLoss(weight=torch.rand(5, dtype=torch.float64), reduction="none")
-    forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
-    forward(loss_fn, x, t)
-    with pytest.warns(UserWarning, match="does the loss have its own"):
-        forward(loss_fn, x, t)
-
-
-@pytest.mark.parametrize("layer", [nn.RReLU(), "bernoulli"], ids=str)
-def test_random_numbers_that_depend_on_tensors_run_uncompiled(layer, graphs_alone):
-    class Drops(nn.Module):
-        def forward(self, h: Tensor) -> Tensor:
-            return h * torch.bernoulli(torch.full_like(h, 0.5))
-
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 16), Drops() if layer == "bernoulli" else layer, nn.Linear(16, 4))
-    x, t = torch.randn(8, 6), torch.randint(0, 4, (8,))
-    forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
-    with pytest.warns(UserWarning, match="random numbers by aten"):
-        forward(LOSS, x, t)
-
-
-def test_dropout_in_a_checkpoint_runs_uncompiled(graphs_alone):
-    """Its masks are drawn twice: in the pass, and where the block is computed again."""
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.drop = nn.Linear(6, 6), nn.Linear(6, 4), nn.Dropout(0.4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.drop(self.a(x))
-            h = torch.utils.checkpoint.checkpoint(lambda s: self.drop(s.tanh()), h, use_reentrant=False)
-            return self.b(self.drop(h))
-
-    torch.manual_seed(0)
-    x, t = torch.randn(8, 6), torch.randint(0, 4, (8,))
-    forward = gg.ForwardGradient(Block(), gg.Backprop(), compile=True)
-    with pytest.warns(UserWarning, match="a second time"):
-        forward(LOSS, x, t)
-
-
 def test_a_first_step_that_fails_is_forgotten(graphs_alone):
     class Fails(nn.Module):
         broken = True
@@ -369,17 +295,21 @@ def test_autocast(graphs_alone):
     torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-7)
 
 
-def test_strides_and_dtypes_are_looked_at(graphs_alone):
+def test_shapes_strides_dtypes_and_modes_are_looked_at(graphs_alone):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))
     x, t = torch.randn(8, 3, 4), torch.randint(0, 4, (8,))
     forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
-    for batch in (x, x, x, torch.randn(8, 4, 3).mT, torch.randn(8, 4, 3).mT):
-        forward(LOSS, batch, t)
+    for batch in (x, x, x, torch.randn(8, 4, 3).mT, torch.randn(8, 4, 3).mT, x[:5], x[:5], x):
+        forward(LOSS, batch, t[: len(batch)])
     model[1].weight.data = model[1].weight.data.t().contiguous().t()
     for _ in range(3):
         forward(LOSS, x, t)
-    assert len(forward.plan.runner._graphs) == 3
+    assert len(forward.plan.runner._graphs) == 4
+    model.eval()
+    for _ in range(2):
+        forward(LOSS, x, t)
+    assert len(forward.plan.runner._graphs) == 5
     model.double()
     for _ in range(3):
         loss = forward(LOSS, x.double(), t)
@@ -435,49 +365,6 @@ def test_a_second_pass_costs_only_what_differs(monkeypatch):
     assert names.count("aten.addmm.default") == 7  # each linear layer once
 
 
-def test_batch_norm_in_a_second_pass_is_that_of_the_first(monkeypatch):
-    """Though its kernel writes the running statistics."""
-    graphs = []
-    monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: graphs.append(graph) or graph)
-    model, x, t = networks()["batch norm"]
-    forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=2)), coupling="batch", compile=True)
-    for _ in range(3):
-        forward(LOSS, x, t)
-    names = [str(node.target) for node in graphs[0].graph.nodes]
-    assert names.count("aten.native_batch_norm.default") == 2
-
-
-class Positions(nn.Module):
-    """Looks at numbers that no batch changes, and writes to some of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        positions = torch.arange(4, dtype=x.dtype)
-        if (positions.diff() == 1).all():
-            x = x + positions
-        return self.b(self.a(x).relu())
-
-
-class Written(Positions):
-    def forward(self, x: Tensor) -> Tensor:
-        found = torch.zeros(1, dtype=x.dtype)
-        found.add_(x.sum())
-        return super().forward(x if found.item() > 0 else -x)
-
-
-@pytest.mark.parametrize(("model", "refused"), [(Positions(), 0), (Written(), 1)], ids=["positions", "written"])
-def test_a_model_may_look_at_what_no_batch_changes(model, refused, graphs_alone):
-    forward = gg.ForwardGradient(model, gg.WTranspose(), compile=True)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            forward(LOSS, torch.randn(8, 4), torch.randint(0, 3, (8,)))
-    assert len([w for w in said if "compile=True" in str(w.message)]) == refused
-
-
 def test_a_model_of_transformers(graphs_alone):
     """Tied weights, masks from positions, dropout, a dictionary of outputs: the model is used as it is."""
     transformers = pytest.importorskip("transformers")
@@ -509,6 +396,7 @@ class Block(nn.Module):
         super().__init__()
         self.a, self.n, self.b, self.c = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 4)
         self.between, self.numbers, self.flag = between, [1.0], torch.tensor(True)
+        self.average = nn.BatchNorm1d(6, momentum=None)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.c(self.between(self, self.b(self.n(self.a(x))), x))
@@ -548,6 +436,33 @@ def drop(model: Block, h: Tensor, x: Tensor) -> Tensor:
     return torch.nn.functional.dropout(h, 0.4)
 
 
+def drop_in_a_checkpoint(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    """Masks are drawn twice: in the pass, and where the block is computed again."""
+    h = torch.utils.checkpoint.checkpoint(lambda s: drop(model, s.tanh(), x), drop(model, h, x), use_reentrant=False)
+    return drop(model, h, x)
+
+
+def look_at_the_batch(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    return h.tanh() if torch.zeros(1, dtype=x.dtype).add_(x.sum()).item() > 0 else h
+
+
+def look_at_positions(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    positions = torch.arange(6, dtype=x.dtype)
+    return h + positions if (positions.diff() == 1).all() else h
+
+
+def average_of_all_steps(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    return model.average(h)
+
+
+def randomly_leaky(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    return torch.nn.functional.rrelu(h, training=True)
+
+
+def coins(model: Block, h: Tensor, x: Tensor) -> Tensor:
+    return h * torch.bernoulli(torch.full_like(h, 0.5))
+
+
 @pytest.mark.parametrize(
     ("between", "method", "refused"),
     [
@@ -560,6 +475,12 @@ def drop(model: Block, h: Tensor, x: Tensor) -> Tensor:
         (look_at_a_draw, gg.WPerp(k=3), "looks at numbers"),
         (drawn_by_its_own, gg.WPerp(k=3), "tensors are not"),
         (drop, gg.Feedback(gg.WPerp(k=3), fraction=0.5), "a pass aside"),
+        (drop_in_a_checkpoint, gg.Backprop(), "a second time"),
+        (look_at_the_batch, gg.WPerp(k=3), "looks at numbers"),
+        (look_at_positions, gg.WPerp(k=3), None),
+        (average_of_all_steps, gg.WPerp(k=3), "looks at numbers"),
+        (randomly_leaky, gg.WPerp(k=3), "random numbers by aten"),
+        (coins, gg.WPerp(k=3), "random numbers by aten"),
     ],
 )
 def test_what_changes_from_step_to_step(between, method, refused, graphs_alone):
@@ -618,32 +539,6 @@ def test_a_trace_keeps_nothing_of_the_step_that_it_followed(graphs_alone):
         sizes.append(alive())
     assert forward.plan.runner._graphs
     assert sizes[2] <= sizes[0] + 2**10
-
-
-class Written(nn.Module):
-    """Writes to a part of what a layer gave."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 5)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = self.layers[0](x)
-        first[:, 1:].add_(1.0)
-        first = torch.relu(first)
-        second = self.layers[1](first)
-        second[:, 1:].add_(first[:, :-1])
-        return self.layers[2](second)
-
-
-@pytest.mark.parametrize("method", ["wperp", "direct", "chained", "corrected"])
-def test_parts_that_are_written_in_place(method, graphs_alone):
-    _, x, t = networks()["chain"]
-    torch.manual_seed(0)
-    model = Written().double()
-    plain, graph = (trained(model, METHODS[method], x, t, compile=on) for on in (False, True))
-    for name, value in plain.items():
-        torch.testing.assert_close(graph[name], value, rtol=1e-9, atol=1e-12)
 
 
 class Pair(nn.Module):
