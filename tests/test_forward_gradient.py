@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
 import pytest
 import torch
@@ -90,22 +89,7 @@ def test_frozen_parameters_get_no_grad(guess):
         assert (p.grad is not None) == p.requires_grad, name
 
 
-PER_SAMPLE = ("svd", "subspace", "svd-bottom", "ns", "ns-nearest")  # a matrix for each sample: slow on a transformer
-
 # --- state ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("guess", METHODS)
-def test_same_seed_same_result(guess):
-    runs = []
-    for seed in (3, 3, 4):
-        case = make("gelu-bias" if guess in PER_SAMPLE else "transformer")
-        torch.manual_seed(seed * 17)  # the global generator has no say
-        runs.append((train(case, gg.ForwardGradient(case.model, METHODS[guess], seed=seed)), grads(case.model)))
-    assert runs[0][0] == runs[1][0]
-    assert_same(runs[0][1], runs[1][1])
-    if guess != "backprop":
-        assert runs[0][0] != runs[2][0]
 
 
 @pytest.mark.parametrize(
@@ -130,17 +114,6 @@ def test_a_restored_run_continues_bit_for_bit(name, guess, tmp_path):
     found = train(other, restored, 3), grads(other.model)
     assert found[0] == expected[0]
     assert_same(found[1], expected[1])
-
-
-def test_a_basis_is_kept_between_refreshes():
-    case = make("relu-bias")
-    forward = gg.ForwardGradient(case.model, gg.WPerp(k=3, refresh=3))
-    bases = []
-    for _ in range(5):
-        train(case, forward, 1)
-        bases.append(forward.state_dict()["cache/0/basis"])
-    same = [torch.equal(a, b) for a, b in itertools.pairwise(bases)]
-    assert same == [True, True, False, True]
 
 
 # --- store and replay ----------------------------------------------------------------------------------------
@@ -198,40 +171,26 @@ def test_replay_is_store_bit_for_bit(guess, name):
 
 def test_an_input_changed_in_place_is_noticed_and_replay_copes():
     class InPlace(nn.Module):
-        def __init__(self):
+        def __init__(self, in_place: bool):
             super().__init__()
-            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 4)
+            self.a, self.b, self.in_place = nn.Linear(6, 6), nn.Linear(6, 4), in_place
 
         def forward(self, x):
             x = torch.tanh(self.a(x))
             y = self.b(x)
-            x += 1
+            x = x.add_(1) if self.in_place else x + 1
             return y + x[:, :4]
 
     torch.manual_seed(0)
-    case = Case(InPlace().double(), torch.randn(BATCH, 6).double(), torch.randint(4, (BATCH,)))
-    sites = ["a", "b"]
+    case = Case(InPlace(True).double(), torch.randn(BATCH, 6).double(), torch.randint(4, (BATCH,)))
     with pytest.raises(gg.InputError, match=r"input of 'b' was changed in place.*memory='replay'"):
-        gg.ForwardGradient(case.model, gg.ActivationPerturbation(), sites=sites)(*case.args)
+        gg.ForwardGradient(case.model, gg.ActivationPerturbation(), sites=["a", "b"])(*case.args)
     assert all(p.grad is None for p in case.model.parameters())
-    gg.ForwardGradient(case.model, gg.ActivationPerturbation(), sites=sites, memory="replay")(*case.args)
-    replayed = grads(case.model)
-    est = gg.estimate(
-        UnBroken(case.model), gg.ActivationPerturbation(), *case.args, sites=["m.a", "m.b"], generator=generator()
-    )
-    assert_close(replayed, {name.removeprefix("m."): g for name, g in est.grads.items()}, atol=1e-13)
-
-
-class UnBroken(nn.Module):
-    """The same function without the in-place addition."""
-
-    def __init__(self, m):
-        super().__init__()
-        self.m = m
-
-    def forward(self, x):
-        x = torch.tanh(self.m.a(x))
-        return self.m.b(x) + (x + 1)[:, :4]
+    gg.ForwardGradient(case.model, gg.ActivationPerturbation(), sites=["a", "b"], memory="replay")(*case.args)
+    twin = InPlace(False).double()
+    twin.load_state_dict(case.model.state_dict())
+    est = gg.estimate(twin, gg.ActivationPerturbation(), *case.args, sites=["a", "b"], generator=generator())
+    assert_close(grads(case.model), est.grads, atol=1e-13)
 
 
 # --- no reverse graph ----------------------------------------------------------------------------------------
@@ -252,25 +211,6 @@ def test_no_reverse_graph_in_closed_form(name, guess, memory):
     with torch.autograd.graph.saved_tensors_hooks(forbidden, lambda packed: packed):
         forward(*case.args)
     assert all(not p.grad.requires_grad for p in case.model.parameters())
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name in ZOO
-        if name not in ("bare", "lstm", "gru", "gru-time-first", "transformer", "residual", "branching")
-    ],
-)
-@pytest.mark.filterwarnings("ignore:Samples mix")
-def test_no_reverse_graph_wherever_the_chain_rule_is_closed(name):
-    """Activation perturbation needs no Jacobian: without a general pull-back, nothing is recorded on any model."""
-    case = make(name)
-    forward = gg.ForwardGradient(case.model, gg.ActivationPerturbation())
-    forward(*case.args)
-    assert not forward.layout.needs_graph
-    with torch.autograd.graph.saved_tensors_hooks(forbidden, lambda packed: packed):
-        forward(*case.args)
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -314,35 +254,7 @@ def test_statistics_are_updated_once_when_the_calls_change():
         assert model.norm.num_batches_tracked == i + 1
 
 
-@pytest.mark.parametrize(("guess", "name"), each(METHODS, ["transformer", "lstm", "tied"]))
-def test_sequences_of_other_lengths_and_batches_of_other_sizes(name, guess):
-    case = make(name)
-    forward = gg.ForwardGradient(case.model, METHODS[guess], seed=3)
-    for rows, length in ((5, 4), (5, 3), (2, 3), (1, 4), (4, 2)):
-        case.model.zero_grad()
-        targets = case.targets[:rows, :length] if case.targets.dim() > 1 else case.targets[:rows]
-        forward(case.loss_fn, case.inputs[:rows, :length], targets)
-        assert all(p.grad.isfinite().all() for p in case.model.parameters() if p.grad is not None)
-
-
-def test_stochastic_depth():
-    """Layers that PyTorch's generator drops: the layout and all passes of a step see the same choice."""
-
-    class Drops(Repeats):
-        def forward(self, x):
-            return super().forward(x, int(torch.randint(4, ())))
-
-    torch.manual_seed(0)
-    model, x, t = Drops(), torch.randn(BATCH, 6), torch.randint(4, (BATCH,))
-    forward = gg.ForwardGradient(model, gg.WPerp(k=2), tangents=2)
-    counts = set()
-    for _ in range(12):
-        forward(nn.CrossEntropyLoss(reduction="none"), x, t)
-        counts.add(len(forward.layout.sites))
-    assert len(counts) > 2
-
-
-# --- numbers that are not finite -----------------------------------------------------------------------------
+# --- memory --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("guess", SITE_GUESSES)

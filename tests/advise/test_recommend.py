@@ -39,13 +39,6 @@ def test_the_first_that_fits_is_chosen(limit: float | None, row: Row | None, wor
     assert words in why
 
 
-def test_what_does_not_work_is_passed_over():
-    assert recommend([failed(BACK), CHECK, STUDENTS])[0] is CHECK
-    assert recommend([failed(row) for row in ROWS]) == (None, "Nothing works here; the table says why.")
-    _, why = recommend([failed(BACK), failed(CHECK), replace(STUDENTS, cosine=None)])
-    assert "approximation: compare" in why  # without a truth to compare with
-
-
 def test_where_memory_is_not_counted_nothing_is_said_to_fit():
     unknown = [replace(row, memory=None, memory_mb=None) for row in ROWS]
     assert recommend(unknown)[0] is unknown[0]

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from gradguess.linalg import gram_root, orthonormal_columns, solve_columns, sure_eigh
-from gradguess.linalg.factors import orthonormal_rows, positive
 from matrices import F64, assert_orthonormal_or_zero, degenerate_batch, noise, projector
 
 # --- the root of a gated basis -----------------------------------------------------------------------------
@@ -95,19 +94,6 @@ def test_orthonormal_columns_have_the_orientation_of_gram_schmidt() -> None:
     torch.testing.assert_close(T.tril(-1), torch.zeros_like(T), rtol=0, atol=1e-12)
 
 
-def test_orthonormal_rows_say_what_was_left() -> None:
-    """The norm of each row after the rows before it, as a share of the largest row."""
-    R = noise(2, 3, 9) * torch.tensor([[1.0], [5.0], [0.1]])
-    _, left = orthonormal_rows(R)
-    for a, found in zip(R, left[..., 0], strict=True):
-        residual = torch.stack([a[j] - a[j] @ torch.linalg.pinv(a[:j]) @ a[:j] for j in range(3)])
-        torch.testing.assert_close(found, residual.norm(dim=-1) / a.norm(dim=-1).max())
-
-
-def test_a_divisor_is_positive() -> None:
-    assert positive(torch.tensor([2.0, 0.0, -1.0])).tolist() == [2.0, 1.0, 1.0]
-
-
 # --- eigenvectors ------------------------------------------------------------------------------------------
 
 
@@ -127,10 +113,3 @@ def test_an_eigensolver_that_does_not_converge_is_replaced(monkeypatch) -> None:
     torch.testing.assert_close(Z @ torch.diag_embed(values) @ Z.mT, H)
     with pytest.raises(torch.linalg.LinAlgError, match="failed to converge"):
         sure_eigh(H * torch.nan)
-
-
-def test_the_lower_triangle_alone_is_read() -> None:
-    H = noise(3, 5, 5)
-    H = H + H.mT
-    spoiled = H.tril() + 7 * torch.ones_like(H).triu(1)
-    torch.testing.assert_close(sure_eigh(spoiled)[0], torch.linalg.eigvalsh(H))

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradguess.backends.cuda_graphs import CannotRecord
 from gradguess.linalg import (
     batched_top_subspace,
     followed_bases,
@@ -34,13 +33,6 @@ def test_directions_beyond_the_rank_are_zero(m: int, d: int, rank: int, k: int) 
     assert V.shape == (d, k)
     assert_orthonormal_or_zero(V, rank, 1e-9)
     torch.testing.assert_close(projector(V), top_projector(A, k), rtol=0, atol=1e-7)
-
-
-def test_float32_input_is_solved_in_float64() -> None:
-    A = (of_rank(6, 40, 30) * torch.logspace(0, -3, 40, dtype=F64)[:, None]).float()
-    V = top_right_singular_vectors(A, 6)
-    assert V.dtype == torch.float32
-    torch.testing.assert_close(projector(V.double()), top_projector(A.double(), 6), rtol=0, atol=1e-6)
 
 
 # --- a block of one column: the largest singular value -----------------------------------------------------
@@ -152,17 +144,6 @@ def test_a_basis_that_cannot_be_followed_is_found_anew(k: int) -> None:
     torch.testing.assert_close(projector(followed_basis(A, k, warm)), top_projector(A, k))
 
 
-@pytest.mark.parametrize(("k", "warm"), [(21, 21), (4, 3), (4, 0)], ids=["half as large", "of another size", "none"])
-def test_what_is_not_followed_cannot_be_recorded(k: int, warm: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    A = torch.randn(60, 40, generator=torch.Generator().manual_seed(4), dtype=F64)
-    monkeypatch.setattr(subspaces, "recording", lambda: True)
-    with pytest.raises(CannotRecord):
-        followed_basis(A, k, A[:warm].t() if warm else None)
-    found = followed_basis(A, 4, A[:4].t())  # this one can
-    monkeypatch.setattr(subspaces, "recording", lambda: False)
-    assert torch.equal(found, followed_basis(A, 4, A[:4].t()))
-
-
 @pytest.mark.parametrize("shape", [(60, 40), (40, 60)], ids=["tall", "wide"])
 @pytest.mark.parametrize("short", [0, subspaces.SHORT], ids=["by products", "by a Gram matrix"])
 def test_a_basis_is_followed_by_three_iterations(shape, short, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,17 +188,3 @@ def test_bases_that_are_found_together_are_those_found_one_by_one(short, monkeyp
     found = followed_bases(matrices, sizes, warm)
     for V, *one in zip(found, matrices, sizes, warm, strict=True):
         torch.testing.assert_close(V, followed_basis(*one), rtol=1e-10, atol=1e-11)
-
-
-def test_matrices_of_other_types_are_followed_apart() -> None:
-    A = torch.randn(60, 40, generator=torch.Generator().manual_seed(9), dtype=F64)
-    both = followed_bases([A, A.float()], [4, 4], [A[:4].t(), A[:4].t().float()])
-    assert [V.dtype for V in both] == [F64, torch.float32]
-    torch.testing.assert_close(both[0], followed_basis(A, 4, A[:4].t()), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("k", [1, 4])
-def test_bases_that_are_found_together_do_not_hold_each_other(k) -> None:
-    matrices = list(torch.randn(3, 60, 40, generator=torch.Generator().manual_seed(9), dtype=F64))
-    for V in followed_bases(matrices, [k] * 3, [A[:k].t() for A in matrices]):
-        assert V.untyped_storage().nbytes() == V.numel() * V.element_size()

@@ -74,33 +74,6 @@ def test_an_embedding_with_positions_is_one_site(use, first):
     assert_close(oracle(case), gradients(case))
 
 
-def test_an_embedding_is_one_site_where_branches_are_added_in_place():
-    class InPlace(Scaled):
-        def forward(self, x):
-            x += self.scale * self.inner(self.norm(x))
-            return x
-
-    torch.manual_seed(0)
-    model = nn.Sequential(Patches("add"), InPlace(), nn.Flatten(), nn.Linear(30, 3)).double()
-    case = Case(model, torch.randn(BATCH, 5, 4).double(), torch.randint(3, (BATCH,)))
-    assert names(case)[0] == "0"
-
-
-def test_an_embedding_of_two_layers_is_two_sites():
-    class Two(Patches):
-        def __init__(self):
-            super().__init__("add")
-            self.other = nn.Linear(4, 6)
-
-        def forward(self, x):
-            return super().forward(x) + self.other(x)
-
-    torch.manual_seed(0)
-    model = nn.Sequential(Two(), Scaled(), nn.Flatten(), nn.Linear(30, 3)).double()
-    case = Case(model, torch.randn(BATCH, 5, 4).double(), torch.randint(3, (BATCH,)))
-    assert names(case) == ["0.embed", "0.other", "1.inner", "3"]
-
-
 def test_a_model_with_a_temperature_has_its_top_at_the_last_layer():
     class Root(nn.Module):
         def __init__(self):
@@ -115,10 +88,6 @@ def test_a_model_with_a_temperature_has_its_top_at_the_last_layer():
     case = Case(Root().double(), torch.randn(BATCH, 6).double(), torch.randint(3, (BATCH,)))
     assert names(case) == ["body.0", "body.1.inner", "body.2"]
     assert layout_of(case).tail == ("temperature",)
-
-
-def test_every_tensor_that_a_call_returns_is_a_site():
-    assert names(make("lstm")) == ["rnn", "rnn[1]", "head"]
 
 
 def test_what_the_loss_does_not_need_is_no_site():

@@ -71,16 +71,3 @@ def test_a_gap_at_the_very_end():
     assert not any(site.is_output for site in lay_out(Task(model, *batch), beyond_graph=True).sites)
     torch.testing.assert_close(found.jvp, exact.jvp, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(found.grads["0.weight"], exact.grads["0.weight"], rtol=1e-6, atol=1e-8)
-
-
-def numpy_norm(x: Tensor) -> Tensor:
-    """It sees neither a constant nor a factor."""
-    y = x.detach().numpy()
-    return torch.from_numpy((y - y.mean(-1, keepdims=True)) / y.std(-1, keepdims=True))
-
-
-def test_a_norm_above_hides_nothing():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(INPUTS, 7), Calls(numpy_norm), nn.Linear(7, CLASSES)).double()
-    task = Task(model, cross_entropy, torch.randn(5, INPUTS).double(), torch.randint(CLASSES, (5,)))
-    assert [site.name for site in lay_out(task, beyond_graph=True).sites] == ["0", "2"]

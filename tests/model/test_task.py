@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-import gradguess as gg
 from gradguess.model.task import Task
 
 
@@ -23,10 +22,3 @@ def test_a_module_with_two_names_and_tied_tensors_are_replaced_and_put_back():
     after = [*model.parameters(), *model.buffers()]
     assert len(after) == len(before)
     assert all(a is b for a, b in zip(after, before, strict=True))
-
-
-def test_an_estimate_leaves_a_module_with_two_names_alone():
-    shared = nn.Linear(3, 3)
-    model, weight = nn.Sequential(shared, nn.Tanh(), shared), shared.weight
-    gg.estimate(model, gg.WeightPerturbation(), squares, torch.randn(4, 3), torch.zeros(4, 3))
-    assert shared.weight is weight

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import gradguess as gg
 from asserts import assert_close, assert_unbiased
 from combinations import each
-from gaps import GAPS, gap, quantised
+from gaps import GAPS, gap
 from gradguess.model.find_sites import lay_out
 from gradguess.model.site import Site
 from gradguess.passes import choose_pass, finite_pass
@@ -258,53 +258,7 @@ def test_a_tangent_that_is_lost_in_the_loss():
     assert_near(*both(case, other, gg.ActivationPerturbation()), 1e-6)
 
 
-def test_a_quantised_layer():
-    """Eight bits: the step is as coarse as they are. Measured 3 % in the median against the layer in float32."""
-    if not torch.backends.quantized.supported_engines:
-        pytest.skip("this PyTorch has no quantised kernels")
-    torch.manual_seed(0)
-    first, middle, last = nn.Linear(20, 64), nn.Linear(64, 64).requires_grad_(False), nn.Linear(64, 5)
-    plain = nn.Sequential(first, nn.GELU(), middle, nn.GELU(), last)
-    model = nn.Sequential(first, nn.GELU(), quantised(middle), nn.GELU(), last)
-    batch = cross_entropy, torch.randn(64, 20), torch.randint(5, (64,))
-    exact = gg.estimate(plain, gg.ActivationPerturbation(), *batch, generator=generator())
-    found = gg.estimate(model, gg.ActivationPerturbation(), *batch, generator=generator(), derivative="finite")
-    assert off(found.jvp, exact.jvp).median() < 0.06
-    with pytest.raises(gg.ForwardModeError, match="No tangent arrived at '4'"):
-        gg.estimate(model, gg.ActivationPerturbation(), *batch)
-    with pytest.raises(gg.InputError, match=r"Feedback needs the derivative above '0'.*Use a guess alone"):
-        gg.estimate(model, gg.Feedback(gg.WPerp()), *batch, derivative="finite")
-
-
 # --- how the model is run ------------------------------------------------------------------------------------
-
-
-class Counts(nn.Module):
-    """Notes the mode of every call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(INPUTS, 7), nn.Tanh(), nn.Linear(7, CLASSES)).double()
-        self.inference: list[bool] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.inference.append(torch.is_inference_mode_enabled())
-        return self.layers(x)
-
-
-@pytest.mark.parametrize(
-    ("options", "calls"),
-    [({}, 1 + 2), ({"tangents": 3}, 1 + 3 * 2), ({"tangents": 3, "memory": "replay"}, 3 * (1 + 2) + 1)],
-    ids=str,
-)
-def test_two_more_passes_in_inference_mode(options, calls):
-    model, case = Counts(), make("relu-bias")
-    forward = gg.ForwardGradient(model, gg.ActivationPerturbation(), derivative="finite", **options)
-    forward(*case.args)
-    model.inference.clear()
-    forward(*case.args)
-    assert len(model.inference) == calls
-    assert sum(model.inference) == 2 * options.get("tangents", 1)
 
 
 # --- what is refused -----------------------------------------------------------------------------------------

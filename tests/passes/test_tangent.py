@@ -8,13 +8,11 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gradguess as gg
 from asserts import assert_jvp_matches_autograd
 from combinations import each, pairwise
 from frames import slots_of
-from gradguess.passes.forward_mode import forward_mode
 from models import BATCH, GUESSES, SITE_GUESSES, ZOO, Case, cross_entropy, generator, make
 
 
@@ -68,20 +66,6 @@ def test_fused_kernels_make_way(kernel, training, guess):
     case = Case(model, x, torch.randint(4, (BATCH,)))
     est = gg.estimate(model, GUESSES[guess], *case.args, generator=generator(1))
     assert_jvp_matches_autograd(case, est, slots_of(case), tolerance=1e-4)
-
-
-def test_attention_runs_on_the_kernel_with_a_formula_and_on_no_other():
-    cuda = torch.backends.cuda
-    kernels = cuda.math_sdp_enabled, cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled
-    before = [is_on() for is_on in kernels]
-    with sdpa_kernel(SDPBackend.MATH):
-        wanted = [is_on() for is_on in kernels]
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
-        others = [is_on() for is_on in kernels]
-        with forward_mode(nn.Linear(1, 1)):
-            assert [is_on() for is_on in kernels] == wanted
-        assert [is_on() for is_on in kernels] == others
-    assert [is_on() for is_on in kernels] == before
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -85,13 +84,6 @@ class Experts(nn.Module):
 
 def _between(middle: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.GELU(), middle, nn.GELU(), nn.Linear(WIDTH, CLASSES))
-
-
-def quantised(layer: nn.Linear) -> nn.Module:
-    """The layer in eight bits."""
-    with warnings.catch_warnings(action="ignore"):  # PyTorch means to move it to another package
-        layer.qconfig = torch.ao.quantization.default_dynamic_qconfig
-        return torch.ao.nn.quantized.dynamic.Linear.from_float(layer)
 
 
 # name -> (the model, the same with dual numbers): the second is only made of what PyTorch can differentiate
