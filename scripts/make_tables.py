@@ -6,20 +6,16 @@ Run after new results: `python scripts/make_tables.py`. Text between `<!-- NAME 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
-import statistics
 import textwrap
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from gradguess_lab.compare.run import read_record
-from gradguess_lab.compare.tables import Compared, compared
-from gradguess_lab.config import TrainConfig
+from gradguess_lab.compare.tables import compared
 from gradguess_lab.methods import entry_of, method_label, settings_of
 from gradguess_lab.paper_numbers import (
     BIAS_VARIANCE,
@@ -30,36 +26,30 @@ from gradguess_lab.paper_numbers import (
     WIDTHS,
     Published,
 )
-from gradguess_lab.report.plot import draw
-from gradguess_lab.report.results import load_benchmarks, load_runs
-from gradguess_lab.store import files_of, find
-from gradguess_lab.streams.page import TITLES
+from gradguess_lab.report.sections import Section
+from gradguess_lab.store import find
 from gradguess_lab.streams.page import table as streams_table
 from gradguess_lab.streams.plan import GROUPS
-from gradguess_lab.tables import sentences
-from gradguess_lab.tables.averages import curve_of_means
+from gradguess_lab.tables.bench import (
+    compiled_matrix,
+    memory_table,
+    speed_claims_table,
+    students_table,
+    times_table,
+)
+from gradguess_lab.tables.beyond import deep_tables, exact_top_table, projector_table, real_matrix
 from gradguess_lab.tables.claims import claims_table
-from gradguess_lab.tables.compare import DIFFERS, HOLDS, NOT_COMPARED
-from gradguess_lab.tables.compiled import compiled_matrix
-from gradguess_lab.tables.costs import method_cell, ratio_cell, students_table
-from gradguess_lab.tables.curves import scaling_figure
-from gradguess_lab.tables.deep import deep_tables
-from gradguess_lab.tables.exact_top import exact_top_table
 from gradguess_lab.tables.feedback import feedback_tables
-from gradguess_lab.tables.feedback_results import results_of
-from gradguess_lab.tables.lines import compare, comparison_table
-from gradguess_lab.tables.paper import scaling_matrix
-from gradguess_lab.tables.projector import projector_table
-from gradguess_lab.tables.real import real_matrix
-from gradguess_lab.tables.runs import Run
-from gradguess_lab.tables.speed import speed_claims_table
-from gradguess_lab.tables.table import Cell, Curve, Figure, Table, mean_text
+from gradguess_lab.tables.figure import Figure, draw, with_bars
+from gradguess_lab.tables.paper import compare, over_width, papers_curve, scaling_figure, scaling_matrix
+from gradguess_lab.tables.runs import DEFAULTS, EXPERIMENT, Run, groups, load_benchmarks, load_runs
+from gradguess_lab.tables.table import Table, cell, matrix
+from gradguess_lab.tables.tally import explanations, tally
+from gradguess_lab.tables.verdicts import DIFFERS, HOLDS, LEVEL, NOT_COMPARED, Summary
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
 PAGES = ("README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))))
-# tables that may have no run
-OPTIONAL = ("exact-top", "real", "claims-cost")
-PROJECTED = ("Guess", "Layer", "First weights", "Trained weights", "Directions")
 ACCURACIES = ("Train accuracy", "Test accuracy", "Seeds")
 FEEDBACK = {  # the columns that are shown of a table on learned feedback, and the rows: what they say in a column
     "feedback-width": (("Method", "Width", *ACCURACIES), ("Width", "64", "512")),
@@ -68,7 +58,7 @@ FEEDBACK = {  # the columns that are shown of a table on learned feedback, and t
     "feedback-quality": (("Method", "Layer 1", "Layer 2", "Layer 3"), ("Epoch", "300")),
     "feedback-ablations": (("Method", *ACCURACIES), ("Width", "256")),
 }
-DEEP = {  # the tables that are shown on deep networks
+DEEP = (  # the tables that are shown on deep networks
     "deep-charformer-shakespeare-12-20",
     "deep-charformer-shakespeare-4-20",
     "deep-mlp-mnist1d-12-300",
@@ -76,133 +66,166 @@ DEEP = {  # the tables that are shown on deep networks
     "deep-resnet18-cifar10-3-50",
     "deep-resnet18-cifar10-3-10",
     "deep-vit-cifar10-8-20",
-}
+)
 REACHED = ("rule", "error: mean (least to most)", "MB kept")
-STREAMS = {  # the columns that are shown of a group of streams
-    "recall12": REACHED,
-    "recall40": REACHED,
-    "copy40": REACHED,
-    "tmaze40": REACHED,
-    "characters": REACHED,
-    "price": ("task", "rule", "ms a step", "MB kept"),
+STREAMS = dict.fromkeys(("recall12", "recall40", "copy40", "tmaze40", "characters"), REACHED) | {
+    "price": ("task", "rule", "ms a step", "MB kept")
 }
 GLANCE = ("backprop", "students", "students-chained", "feedback-chained", "wperp-exact", "wperp", "activation")
 
 
-def line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def markdown(table: Table, *columns: str) -> str:
-    """The columns that are shown, or those of them that are named; a cell's mark and note follow it."""
-    shown = [i for i in table.shown if not columns or table.columns[i] in columns]
-    head = [table.columns[i] for i in shown]
-    body = [[_shown(row[i]) for i in shown] for row in table.rows]
-    return "\n".join([line(head), line(["---"] * len(head)), *(line(cells) for cells in body)])
-
-
-def _shown(cell: Cell) -> str:
-    judged = cell.verdict is not None and cell.verdict != cell.text
-    mark = {HOLDS: " ✓", DIFFERS: " ✗"}.get(cell.verdict or "", "") if judged else ""
-    return cell.text + mark + (f" ({cell.note})" if cell.note else "")
-
-
-@cache
-def deep_networks() -> list[Table]:
-    return deep_tables(load_runs(ROOT / "results" / "deep"))
-
-
-def of_rows(table: Table | None, column: str, *kept: str) -> Table:
-    """The table with those rows alone that say one of these in a column."""
-    assert table is not None
-    place = table.columns.index(column)
-    return replace(table, rows=tuple(row for row in table.rows if row[place].text in kept))
-
-
-def published_table(runs: Sequence[Run], *entries: Published) -> str:
-    """Published numbers beside ours by the paper's definition; times are not compared."""
-    lines = [one for one in compare(entries, runs) if one.main and one.verdict != NOT_COMPARED]
-    table = comparison_table("published", "", lines, "")
-    return markdown(table, "Method", "Width", "Quantity", "Paper", "Ours", "± sd", "Verdict")
-
-
-def glance_table(runs: Sequence[Run]) -> str:
-    """Each way to train on a small, a deep and a language network, what it sends back, and how many seeds there are."""
-    deep = {table.slug: table for table in deep_networks()}
-    width = max(WIDTHS)
-    small = {one.entry.method: one.ours for one in compare(SCALING, runs) if one.main and one.entry.width == width}
-    for method in ("feedback-chained", "wperp-exact"):
-        (result,) = results_of([TrainConfig(width=width, **settings_of(method))], runs)
-        small[method] = result.ours("train_accuracy")
-    tables = [deep["deep-resnet18-cifar10-3-50"], deep["deep-charformer-shakespeare-4-20"]]
-    firsts = [{row[0].text: row for row in reversed(table.rows)} for table in tables]
-    titles = [f"MLP of the paper, width {width}, train", "ResNet-18, CIFAR-10, test", "transformer, text, test bits"]
-    seeds = [{str(ours.n) for method, ours in small.items() if ours and method in GLANCE}]
-    seeds += [{rows[label][7].text for label in map(method_label, GLANCE) if label in rows} for rows in firsts]
-    lines = [line(["", *titles, "sent back through the network"]), "|---" * (2 + len(titles)) + "|"]
-    for method in GLANCE:
-        label, ours = method_label(method), small.get(method)
-        found = [rows[label][4].text if label in rows else "–" for rows in firsts]
-        trained = mean_text(ours.mean, ours.sd) if ours else "–"
-        lines.append(line([label, trained, *found, entry_of(method).sends]))
-    counts = ", ".join(" or ".join(sorted(known, key=int)) for known in seeds)
-    return "\n".join([*lines, "", f"Mean ± standard deviation over seeds, by column: {counts}."])
-
-
-def overview_figure(runs: Sequence[Run]) -> Figure:
-    """Training accuracy over the width: ours filled, the paper's hollow; W⊥ by its definition."""
-    curves = []
-    for method in ("backprop", "feedback-chained", "wperp", "wt", "activation"):
-        entries = [entry for entry in SCALING if entry.method == method]
-        if entries:
-            x, y = [float(e.width) for e in entries], [e.value for e in entries]
-            curves.append(Curve("", x, y, method, dashed=True, markers=True))
-            points = [(one.entry.width, one.ours) for one in compare(entries, runs) if one.main and one.ours]
-        else:
-            results = results_of([TrainConfig(method=method, width=width) for width in WIDTHS], runs)
-            points = [(r.config.width, summary) for r in results if (summary := r.ours("train_accuracy"))]
-        label = "Learned feedback, chained" if method == "feedback-chained" else method_label(method)
-        if curve := curve_of_means(label, points, method):
-            curves.append(curve)
-    return Figure(
-        "overview",
-        "Training accuracy after 300 epochs",
-        "Layer width",
-        "Train accuracy",
-        tuple(curves),
-        x_ticks=tuple(float(width) for width in WIDTHS),
-        y_range=(0.0, 1.05),
-        log_x=True,
-    )
-
-
-def figures(runs: Sequence[Run]) -> list[Figure]:
-    """The figures of the docs."""
-    made = [overview_figure(runs), scaling_figure(runs)]
-    return [figure for figure in made if figure is not None] + [one.figures[0] for one in comparison()]
-
-
 def measured(key: str, study: str = "bench") -> dict[str, Any]:
-    found = find(ROOT / "results" / study, key)
+    found = find(RESULTS / study, key)
     assert found is not None, f"nothing is stored under {key!r} in results/{study}"
     return found
 
 
-def times_table(device: str) -> str:
-    """Ratio of a step to backpropagation's, by method and width."""
-    rows = measured(f"time-{device}")["rows"]
-    widths = sorted({row["width"] for row in rows})
-    found = {(row["method"], row["width"]): row for row in rows}
-    lines = [line(["", *(f"width {width}" for width in widths)]), "|---" * (1 + len(widths)) + "|"]
-    base = [f"{found['backprop', width]['step_ms']:.3g} ms" for width in widths]
-    lines.append(line(["Backpropagation", *base]))
-    for method in dict.fromkeys(row["method"] for row in rows if row["method"] != "backprop"):
-        cells = [ratio_cell(row["ratio"]).text if (row := found.get((method, width))) else "–" for width in widths]
-        lines.append(line([_shown(method_cell(method, found.get((method, widths[0])))), *cells]))
-    return "\n".join(lines)
+@cache
+def deep_networks() -> dict[str, Table]:
+    return {table.slug: table for table in deep_tables(load_runs(RESULTS / "deep"))}
 
 
-def attention_table() -> str:
+@cache
+def comparison() -> list[Section]:
+    return compared(read_record(RESULTS / "compare"))
+
+
+def shared_basis(runs: Sequence[Run], quantity: str = "train_accuracy", **settings: Any) -> Summary | None:
+    """What the runs reached that have these settings, and all others at their default, on any device."""
+    wanted = {name: DEFAULTS[name] for name in EXPERIMENT} | settings
+    found = groups([run for run in runs if all(run[name] == value for name, value in wanted.items())], any_device=True)
+    return found[0].summary(quantity) if found else None
+
+
+# --- blocks: from the runs in results/paper to what stands between two marks ---
+
+
+def published(runs: Sequence[Run], entries: Sequence[Published]) -> str:
+    """Published numbers beside ours by the paper's definition; times are not compared."""
+    rows = [one.row for one in compare(entries, runs) if one.main and one.verdict != NOT_COMPARED]
+    names = ("Method", "Width", "Quantity", "Paper", "Ours", "± sd", "Verdict")
+    table = Table("published", "", [{name: row[name] for name in names} for row in rows], same=("Width", "Quantity"))
+    return table.markdown()
+
+
+def tally_sentence(runs: Sequence[Run]) -> str:
+    found, closing = tally(runs), [one for one in explanations(runs) if one.closing]
+    seeds = " or ".join(map(str, sorted({one.ways[way].n for one in closing for way in one.closing})))
+    return (
+        f"Of {found['judged']} published numbers that can be judged, {found[HOLDS]} hold and {found[DIFFERS]} differ; "
+        f"{LEVEL * found['judged']:.0f} would differ by chance alone. The paper has one run a number, so that a wide "
+        f"interval passes easily: with our means 5 % lower, {found['lower']} of the {found[HOLDS]} would hold as well. "
+        f"Of those that differ, {found['explained']} are met when we do as the authors' scripts do and the paper does "
+        f"not say ({seeds or 'no'} seeds); {found[DIFFERS] - found['explained']} remain unexplained."
+    )
+
+
+def differing(runs: Sequence[Run]) -> str:
+    """A point for every published number whose main line differs."""
+    points = []
+    for one in explanations(runs):
+        line, closed = one.line, f"closed by: {', '.join(one.closing).lower()}" if one.closing else "unexplained"
+        ours, paper = cell(line.ours, line.form).text, cell(line.entry.value, line.form).text
+        by = f" ({line.way})" if line.way else ""
+        said = f"{line.method}, width {line.entry.width}, {line.quantity.lower()}: {ours}{by}, the paper has {paper}"
+        points.append(f"- {said}; {closed}.")
+    return "\n".join(points) or "Nothing differs."
+
+
+def tangents(runs: Sequence[Run]) -> str:
+    """What more tangents bring W⊥ with the shared basis at width 256."""
+    ways: dict[str, dict[str, Any]] = {
+        "with one tangent": {},
+        "balanced": {"balance": True},
+        "with one tangent per site": {"isolate": True},
+        "with ten tangents": {"tangents": 10},
+    }
+    found = {way: shared_basis(runs, width=256, **settings) for way, settings in ways.items()}
+    parts = [f"{cell(ours).text} {way} ({ours.n} seeds)" for way, ours in found.items() if ours]
+    return "On the training data W⊥ with the shared basis at width 256 reaches " + ", ".join(parts) + "."
+
+
+def students_sentence(runs: Sequence[Run]) -> str:
+    """Where students end on ResNet-18 after 50 epochs, of the rows with several seeds."""
+    rows = [row for row in deep_networks()["deep-resnet18-cifar10-3-50"].cells if row["Seeds"].text != "1"]
+    mine = [row for row in rows if row["Method"].text == method_label("students")]
+    parts = " and ".join(f"{row['Test'].text} in {row['Pieces'].text} pieces" for row in mine)
+    return (
+        f"- ResNet-18 on CIFAR-10, 50 epochs, {rows[0]['Seeds'].text} seeds: students end at {parts}, backpropagation "
+        f"at {rows[0]['Test'].text}."
+    )
+
+
+def glance(runs: Sequence[Run]) -> str:
+    """Each way to train on a small, a deep and a language network, what it sends back, and how many seeds there are."""
+    width = max(WIDTHS)
+    small = {one.entry.method: one.ours for one in compare(SCALING, runs) if one.main and one.entry.width == width}
+    for method in ("feedback-chained", "wperp-exact"):
+        small[method] = shared_basis(runs, width=width, **settings_of(method))
+    titles = {"deep-resnet18-cifar10-3-50": "ResNet-18, CIFAR-10, test"}
+    titles["deep-charformer-shakespeare-4-20"] = "transformer, text, test bits"
+    best = {
+        title: {row["Method"].text: row for row in reversed(deep_networks()[slug].cells)}
+        for slug, title in titles.items()
+    }
+    rows, seeds = [], [{str(ours.n) for method, ours in small.items() if ours and method in GLANCE}]
+    seeds += [
+        {row["Seeds"].text for label, row in found.items() if label in map(method_label, GLANCE)}
+        for found in best.values()
+    ]
+    for method in GLANCE:
+        label = method_label(method)
+        deep = {title: found[label]["Test"] if label in found else None for title, found in best.items()}
+        mlp = {f"MLP of the paper, width {width}, train": small.get(method)}
+        rows.append({"": label, **mlp, **deep, "sent back through the network": entry_of(method).sends})
+    counts = ", ".join(" or ".join(sorted(known, key=int)) for known in seeds)
+    table = Table("glance", "", rows).markdown()
+    return f"{table}\n\nMean ± standard deviation over seeds, by column: {counts}."
+
+
+def ends(runs: Sequence[Run]) -> str:
+    """The exact top at the smallest and at the largest width."""
+    return exact_top_table(runs).where("Width", str(min(WIDTHS)), str(max(WIDTHS))).markdown()
+
+
+def feedback(runs: Sequence[Run], slug: str) -> str:
+    columns, rows = FEEDBACK[slug]
+    return next(table for table in feedback_tables(runs) if table.slug == slug).where(*rows).markdown(*columns)
+
+
+def projector(runs: Sequence[Run]) -> str:
+    table = projector_table(load_benchmarks(RESULTS / "paper")).where("Width", "512")
+    return table.markdown("Guess", "Layer", "First weights", "Trained weights", "Directions")
+
+
+def compared_tasks(runs: Sequence[Run]) -> str:
+    """Every task with its table, its setting and a figure."""
+    parts = []
+    for one in comparison():
+        drawn = f"![{one.figures[0].title}](figures/{one.figures[0].slug}.png)"
+        table = one.tables[0].markdown("Method", "Test", "Time", "Memory", "Sent back")
+        parts.append("\n\n".join([f"### {one.title}", one.intro, table, drawn]))
+    return "\n\n".join(parts)
+
+
+def titled(tables: Sequence[Table], *columns: str) -> str:
+    return "\n\n".join(f"### {table.title}\n\n{table.markdown(*columns)}" for table in tables)
+
+
+def deep(runs: Sequence[Run]) -> str:
+    tables = [table for slug, table in deep_networks().items() if slug in DEEP]
+    return titled(tables, "Method", "Pieces", "Rate", "Test", "Best epoch", "Seeds")
+
+
+def streams(runs: Sequence[Run]) -> str:
+    made = {name: streams_table(RESULTS / "streams", name, GROUPS[name]) for name in STREAMS}
+    return "\n\n".join(titled([made[name]], *columns) for name, columns in STREAMS.items())
+
+
+# --- blocks from other measurements ---
+
+
+def attention(runs: Sequence[Run]) -> str:
     """Attention with its tangent: time and peak memory of each way."""
     names = {
         "gradguess": "this library",
@@ -211,189 +234,147 @@ def attention_table() -> str:
         "math kernel": "PyTorch's math kernel",
         "jvp_flash_attention": "jvp_flash_attention",
     }
-    record = measured("attention-cuda")
-    found = {(row["way"], row["dtype"], tuple(row["shape"])): row for row in record["rows"]}
-    settings = list(dict.fromkeys((dtype, shape) for _, dtype, shape in found))
-    heads = [f"{dtype}, {b} × {h} heads of {size}, {length} positions" for dtype, (b, h, length, size) in settings]
-    lines = [line(["", *heads]), "|---" * (1 + len(heads)) + "|"]
-    for way, name in names.items():
-        mine = [found[way, *setting] for setting in settings]
-        lines.append(line([name, *(f"{row['ms']:.2f} ms, {row['peak_mb']:,.0f} MB" for row in mine)]))
-    return "\n".join(lines)
+    order, rows = list(names), [row for row in measured("attention-cuda")["rows"] if row["way"] in names]
+    cells = []
+    for row in sorted(rows, key=lambda row: order.index(row["way"])):
+        b, h, length, size = row["shape"]
+        head = f"{row['dtype']}, {b} × {h} heads of {size}, {length} positions"
+        cells.append((names[row["way"]], head, f"{row['ms']:.2f} ms, {row['peak_mb']:,.0f} MB"))
+    return Table("attention", "", matrix("", cells)).markdown()
 
 
-def gpt2_table() -> str:
+def gpt2(runs: Sequence[Run]) -> str:
     """A network of GPT-2's shape: each way to train it, of 400 steps that learn and of 60 whose memory is measured."""
-    head = ("", "steps", "step", "median", "peak", "loss, first and last")
-    lines = [line(head), "|---" * len(head) + "|"]
-    for row in measured("gpt2-cuda")["rows"]:
-        if row["steps"] in (60, 400):
-            times = [f"{row[key]:.1f} ms" for key in ("step_ms", "median_ms")]
-            losses = f"{row['losses'][0]:.2f}, {row['losses'][-1]:.2f}"
-            peak = "–" if row["peak_mb"] is None else f"{row['peak_mb'] / 1024:.1f} GiB"
-            lines.append(line([row["way"], str(row["steps"]), *times, peak, losses]))
-    return "\n".join(lines)
-
-
-def comparison() -> list[Compared]:
-    """The tasks that were compared; none before there are results."""
-    stored = ROOT / "results" / "compare"
-    return compared(read_record(stored)) if files_of(stored)[0].exists() else []
-
-
-def feedback_blocks(runs: Sequence[Run]) -> dict[str, str]:
-    """Of the tables on learned feedback, what `FEEDBACK` names."""
-    made = {table.slug: table for table in feedback_tables(runs)}
-    return {slug: markdown(of_rows(made[slug], *rows), *columns) for slug, (columns, rows) in FEEDBACK.items()}
-
-
-def comparison_block() -> str:
-    """Every task with its table, its setting and a figure."""
-    parts = []
-    for one in comparison():
-        drawn = f"![{one.figures[0].title}](figures/{one.figures[0].slug}.png)"
-        table = markdown(one.table, "Method", "Test", "Time", "Memory", "Sent back")
-        parts.append("\n\n".join([f"### {one.title}", one.setting, table, drawn]))
-    return "\n\n".join(parts) or "Not run yet: there are no results in `results/compare`."
-
-
-def deep_block() -> str:
-    """Deep networks: the tables of `DEEP` under their titles."""
-    columns = ("Method", "Pieces", "Rate", "Test", "Best epoch", "Seeds")
-    shown = [table for table in deep_networks() if table.slug in DEEP]
-    return "\n\n".join(f"### {table.title}\n\n{markdown(table, *columns)}" for table in shown)
-
-
-def streams_block() -> str:
-    """The tables of the groups of streams that were run."""
-    stored = ROOT / "results" / "streams"
-    made = {name: streams_table(stored, GROUPS[name], *columns) for name, columns in STREAMS.items()}
-    parts = ["\n".join([f"### {TITLES[name]}", "", *lines]) for name, lines in made.items() if lines]
-    return "\n\n".join(parts) or "Not run yet: there are no results in `results/streams`."
-
-
-def memory_table() -> str:
-    """Peak memory without the parameters' gradients, and time over backpropagation's, by method and depth."""
-    rows = measured("memory-cpu")["rows"]
-    depths = sorted({row["depth"] for row in rows})
-    found = {(row["method"], row["depth"]): row for row in rows}
-    lines = [
-        line(["", *(f"depth {depth}" for depth in depths), *(f"time, {depth}" for depth in depths)]),
-        "|---" * (1 + 2 * len(depths)) + "|",
+    rows = [
+        {
+            "": row["way"],
+            "steps": row["steps"],
+            "step": f"{row['step_ms']:.1f} ms",
+            "median": f"{row['median_ms']:.1f} ms",
+            "peak": None if row["peak_mb"] is None else f"{row['peak_mb'] / 1024:.1f} GiB",
+            "loss, first and last": f"{row['losses'][0]:.2f}, {row['losses'][-1]:.2f}",
+        }
+        for row in measured("gpt2-cuda")["rows"]
+        if row["steps"] in (60, 400)
     ]
-    for method in dict.fromkeys(row["method"] for row in rows):
-        mine = [found[method, depth] for depth in depths]
-        memory = [f"{row['peak_mb'] - row['gradients_mb']:.0f} MB" for row in mine]
-        times = [f"{row['step_ms'] / found['backprop', row['depth']]['step_ms']:.2f}" for row in mine]
-        lines.append(line([method_label(method), *memory, *times]))
-    return "\n".join(lines)
+    return Table("gpt2", "", rows).markdown()
 
 
-def trainer_table() -> str:
+def trainer(runs: Sequence[Run]) -> str:
     """The loss of Hugging Face's Trainer and of the bridge, early and late in a run."""
-    rows = measured("trainer", "bridges")["rows"]
-    steps = [1, 50, 100, rows[0]["steps"]]
-    head = ["", *(f"step {step}" for step in steps), "mean of the last 20"]
-    lines = [line(head), "|---" * len(head) + "|"]
-    for row in rows:
-        losses = [f"{row['losses'][step - 1]:.3f}" for step in steps]
-        lines.append(line([row["way"], *losses, f"{row['last']:.3f}"]))
-    gap = next(row["gap"] for row in rows if row["way"] == "backprop")
-    return "\n".join([*lines, "", f"Over all steps, `gg.Backprop()` and Trainer differ by at most {gap:.0e}."])
-
-
-def narrow_and_wide(table: Table | None) -> Table | None:
-    """The rows of the smallest and of the largest width."""
-    if table is None:
-        return None
-    ends, column = (min(WIDTHS), max(WIDTHS)), table.columns.index("Width")
-    return dataclasses.replace(table, rows=tuple(row for row in table.rows if row[column].value in ends))
-
-
-def finite_table() -> str:
-    """Errors of the derivative along W⊥'s directions on trained networks, finite and dual, by network and dtype."""
-    rows = measured("accuracy", "finite")["derivatives"]
-    rows = [row for row in rows if row["guess"] == "wperp" and row["epochs"]]
-    dtypes = dict.fromkeys(row["dtype"] for row in rows)
-    found = {(row["network"], row["dtype"]): row for row in rows}
-    head = [f"{kind}, {dtype}" for dtype in dtypes for kind in ("finite", "dual")]
-    lines = [line(["network", *head]), "|---" * (1 + len(head)) + "|"]
-    for network in dict.fromkeys(row["network"] for row in rows):
-        records = [found[network, dtype] for dtype in dtypes]
-        cells = [" / ".join(f"{v:.0e}" for v in one[kind]) for one in records for kind in ("finite", "dual")]
-        lines.append(line([network, *cells]))
-    return "\n".join(lines)
-
-
-def finite_runs_table() -> str:
-    """Accuracies after training with finite differences and with dual numbers."""
-    groups: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
-    for row in measured("accuracy", "finite")["runs"]:
-        groups.setdefault((row["method"], row["dtype"]), {}).setdefault(row["derivative"], []).append(row)
-    lines = [line(["method", "dtype", "derivative", "train", "test"]), "|---" * 5 + "|"]
-    for (method, dtype), kinds in groups.items():
-        for kind, rows in kinds.items():
-            scores = [
-                mean_text(statistics.mean(values), statistics.stdev(values))
-                for values in ([row[key] for row in rows] for key in ("train_accuracy", "test_accuracy"))
-            ]
-            lines.append(line([method_label(method), dtype, kind, *scores]))
-    return "\n".join(lines)
-
-
-def tables(runs: Sequence[Run]) -> dict[str, str]:
-    """Every table and every sentence with numbers, by the name of its mark."""
-    benchmarks = load_benchmarks(ROOT / "results" / "paper")
-    made = [
-        narrow_and_wide(exact_top_table(runs)),
-        real_matrix(runs),
-        speed_claims_table(benchmarks),
-        students_table(measured("steps", "deep")),
+    found = measured("trainer", "bridges")["rows"]
+    rows = [
+        {"": row["way"]}
+        | {f"step {step}": row["losses"][step - 1] for step in (1, 50, 100, row["steps"])}
+        | {"mean of the last 20": row["last"]}
+        for row in found
     ]
-    found = {
-        "bench-times": times_table("cpu"),
-        "bench-times-gpu": times_table("cuda"),
-        "bench-memory": memory_table(),
-        "attention": attention_table(),
-        "gpt": gpt2_table(),
-        "compare": comparison_block(),
-        "deep": deep_block(),
-        "streams": streams_block(),
-        **{f"bench-compiled-{d}": markdown(compiled_matrix(measured(f"compiled-{d}"))) for d in ("cpu", "cuda")},
-        "trainer": trainer_table(),
-        "finite": finite_table(),
-        "finite-runs": finite_runs_table(),
-        "glance": glance_table(runs),
-        "students-sentence": sentences.students_sentence(deep_networks()),
-        "scaling": markdown(scaling_matrix(runs)),
-        "tally-sentence": sentences.tally_sentence(runs),
-        "differing": sentences.differing_list(runs),
-        "tangents": sentences.tangents_sentence(runs),
-        "claims": markdown(claims_table(runs), "The paper says", "Verdict"),
-        "choice-of-k": published_table(runs, *CHOICE_OF_K),
-        "bias-variance": published_table(runs, *BIAS_VARIANCE),
-        "newton-schulz": published_table(runs, *NEWTON_SCHULZ),
-        "preconditioning": published_table(runs, *PRECONDITIONING),
-        "projector": markdown(of_rows(projector_table(benchmarks), "Width", "512"), *PROJECTED),
-        **feedback_blocks(runs),
-    }
-    absent = dict.fromkeys(OPTIONAL, "Nothing of this table was run.")
-    return absent | found | {table.slug: markdown(table) for table in made if table is not None}
+    gap = next(row["gap"] for row in found if row["way"] == "backprop")
+    table = Table("trainer", "", rows).markdown()
+    return f"{table}\n\nOver all steps, `gg.Backprop()` and Trainer differ by at most {gap:.0e}."
+
+
+def finite(runs: Sequence[Run]) -> str:
+    """Errors of the derivative along W⊥'s directions on trained networks, finite and dual, by network and dtype."""
+    rows = [row for row in measured("accuracy", "finite")["derivatives"] if row["guess"] == "wperp" and row["epochs"]]
+    cells = [
+        (row["network"], f"{kind}, {row['dtype']}", " / ".join(f"{v:.0e}" for v in row[kind]))
+        for row in rows
+        for kind in ("finite", "dual")
+    ]
+    return Table("finite", "", matrix("network", cells)).markdown()
+
+
+def finite_runs(runs: Sequence[Run]) -> str:
+    """Accuracies after training with finite differences and with dual numbers."""
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in sorted(
+        measured("accuracy", "finite")["runs"], key=lambda row: (row["method"] != "wperp", row["dtype"] != "float32")
+    ):
+        found.setdefault((method_label(row["method"]), row["dtype"], row["derivative"]), []).append(row)
+    rows = [
+        dict(zip(("method", "dtype", "derivative"), names, strict=True))
+        | {kind: Summary.of([row[f"{kind}_accuracy"] for row in seeds]) for kind in ("train", "test")}
+        for names, seeds in found.items()
+    ]
+    return Table("finite-runs", "", rows).markdown()
+
+
+def of_record(make: Callable[[dict[str, Any]], Table], *key: str) -> Callable[[Sequence[Run]], str]:
+    """The table of a record."""
+    return lambda runs: make(measured(*key)).markdown()
+
+
+BLOCKS: dict[str, Callable[[Sequence[Run]], str]] = {
+    "glance": glance,
+    "tally-sentence": tally_sentence,
+    "differing": differing,
+    "claims": lambda runs: claims_table(runs).markdown("The paper says", "Verdict"),
+    "claims-cost": lambda runs: speed_claims_table(load_benchmarks(RESULTS / "paper")).markdown(),
+    "scaling": lambda runs: scaling_matrix(runs).markdown(),
+    "choice-of-k": partial(published, entries=CHOICE_OF_K),
+    "bias-variance": partial(published, entries=BIAS_VARIANCE),
+    "newton-schulz": partial(published, entries=NEWTON_SCHULZ),
+    "preconditioning": partial(published, entries=PRECONDITIONING),
+    "projector": projector,
+    "exact-top": ends,
+    "tangents": tangents,
+    **{slug: partial(feedback, slug=slug) for slug in FEEDBACK},
+    "real": lambda runs: real_matrix(runs).markdown(),
+    "students-sentence": students_sentence,
+    "deep": deep,
+    "cost-students": of_record(students_table, "steps", "deep"),
+    "compare": compared_tasks,
+    "streams": streams,
+    "bench-times": of_record(times_table, "time-cpu"),
+    "bench-times-gpu": of_record(times_table, "time-cuda"),
+    "bench-memory": of_record(memory_table, "memory-cpu"),
+    "bench-compiled-cpu": of_record(compiled_matrix, "compiled-cpu"),
+    "bench-compiled-cuda": of_record(compiled_matrix, "compiled-cuda"),
+    "attention": attention,
+    "gpt": gpt2,
+    "trainer": trainer,
+    "finite": finite,
+    "finite-runs": finite_runs,
+}
+
+
+# --- figures ---
+
+
+def overview_figure(runs: Sequence[Run]) -> Figure:
+    """Training accuracy over the width: ours filled, the paper's hollow; W⊥ by its definition."""
+    lines = [one for one in compare(SCALING, runs) if one.main and one.ours]
+    curves = []
+    for method in ("backprop", "feedback-chained", "wperp", "wt", "activation"):
+        points: dict[int, Any] = {one.entry.width: one.ours for one in lines if one.entry.method == method}
+        if points:
+            curves.append(papers_curve(method))
+        else:
+            found = {width: shared_basis(runs, method=method, width=width) for width in WIDTHS}
+            points = {width: ours for width, ours in found.items() if ours}
+        label = "Learned feedback, chained" if method == "feedback-chained" else method_label(method)
+        curves.append(with_bars(label, method, points))
+    return over_width("overview", curves, x_scale="log")
+
+
+def figures(runs: Sequence[Run]) -> list[Figure]:
+    """The figures of the docs."""
+    made = [overview_figure(runs), scaling_figure(runs), *(one.figures[0] for one in comparison())]
+    return [figure for figure in made if figure is not None]
+
+
+# --- pages ---
 
 
 def filled(page: str, made: dict[str, str]) -> str:
-    """The page with every marked block replaced."""
+    """The page with every marked block replaced: prose in lines of the pages' length, tables as they are."""
 
     def put(match: re.Match[str]) -> str:
-        return f"<!-- {match[1]} -->\n{_wrapped(made[match[1]])}\n<!-- end -->"
+        lines = [line if line.startswith("|") else _fill(line) for line in made[match[1]].split("\n")]
+        return "\n".join([f"<!-- {match[1]} -->", *lines, "<!-- end -->"])
 
     return re.sub(r"<!-- ([a-z-]+) -->\n.*?<!-- end -->", put, page, flags=re.DOTALL)
-
-
-def _wrapped(block: str) -> str:
-    """Prose in lines of the pages' length; tables as they are."""
-    kept = (block_line if block_line.startswith("|") else _fill(block_line) for block_line in block.split("\n"))
-    return "\n".join(kept)
 
 
 def _fill(prose: str) -> str:
@@ -402,8 +383,8 @@ def _fill(prose: str) -> str:
 
 
 def main() -> None:
-    runs = load_runs(ROOT / "results" / "paper")
-    made = tables(runs)
+    runs = load_runs(RESULTS / "paper")
+    made = {name: block(runs) for name, block in BLOCKS.items()}
     for name in PAGES:
         page = ROOT / name
         page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")

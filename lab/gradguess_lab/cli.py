@@ -123,7 +123,7 @@ def reproduce(
     from gradguess_lab import plans
     from gradguess_lab.files import write_json
     from gradguess_lab.jobs import at_once, run_plans
-    from gradguess_lab.tables.beside_stored import said
+    from gradguess_lab.tables.stored import said
 
     if check:  # the results of the repository, unless others are named
         from gradguess_lab import check as checks
@@ -169,10 +169,10 @@ def write_pages(directory: Path) -> list[str]:
     """Write what there is to say of a directory: the page of a comparison or else the report, and that of streams."""
     from gradguess_lab import store
     from gradguess_lab.files import write_atomic
-    from gradguess_lab.report import write_comparison, write_report
-    from gradguess_lab.report.plot import save_figures
+    from gradguess_lab.report.write import write_comparison, write_report
     from gradguess_lab.streams.page import figures, page
     from gradguess_lab.streams.plan import GROUPS
+    from gradguess_lab.tables.figure import save_figures
 
     rows = store.rows(directory).values()
     names = {name for row in rows for name in row.get("experiments", ())}
@@ -243,8 +243,8 @@ def bench(
     from gradguess_lab.bench import bench_memory, bench_starts, bench_tasks, bench_time
     from gradguess_lab.bench.run import grid
     from gradguess_lab.environment import check_device, use_threads
-    from gradguess_lab.report.plot import save_figures
     from gradguess_lab.tables.bench import bench_figures, bench_tables
+    from gradguess_lab.tables.figure import save_figures
 
     check_device(device)
     if (compile or starts) and not task:
@@ -374,5 +374,5 @@ def compare(
         record = run(asked, out, seconds, say, workers=jobs, on_progress=show, backend=backend, address=address)
     pages = write_pages(out)
     if not json:
-        print_tables([one.table for one in compared(record)])
+        print_tables([table for one in compared(record) for table in one.tables])
     emit({"page": pages[0], **record}, json, pages)

@@ -40,7 +40,7 @@ class MethodEntry:
         control: not a way to train, but what a method must beat.
         slow: devices on which its step works on a matrix for every sample, which is too slow for the whole batch.
         method, changes: of a variant: whose it is, and the fields of `TrainConfig` in which it differs.
-        style: of a variant: the name of its style in `gradguess_lab.report.palette`, if that is not its method's.
+        style: of a variant: the name of its style in `gradguess_lab.tables.figure`, if that is not its method's.
         dashed: how its curves are drawn.
     """
 

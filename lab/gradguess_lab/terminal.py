@@ -143,9 +143,9 @@ def runs_bar() -> Iterator[Callable[[RunsProgress], None]]:
 def print_tables(tables: Sequence[Table]) -> None:
     """The columns that are shown of each table."""
     for table in tables:
-        shown = RichTable(*(table.columns[i] for i in table.shown), title=table.title, caption=table.caption)
-        for row in table.rows:
-            shown.add_row(*(row[i].text for i in table.shown))
+        shown = RichTable(*table.columns, title=table.title, caption=table.caption)
+        for row in table.cells:
+            shown.add_row(*(row[name].text for name in table.columns))
         Console().print(shown)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradguess_lab.methods import METHODS
-from gradguess_lab.report.palette import INK, Style, style_of
+from gradguess_lab.tables.figure import INK, Style, style_of
 
 Point = tuple[float, float]
 BRIGHTNESS = 0.21  # luminance with the same contrast, about 4, to white and to the dark pages of the site

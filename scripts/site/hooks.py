@@ -105,7 +105,7 @@ def report() -> list[Path]:
     """The files of the report of `results/paper`, made again where they are older than the results or the lab."""
     made_of = [*(ROOT / "results").glob("*.gz"), *(ROOT / "lab").rglob("*.py")]
     if not REPORT.exists() or REPORT.stat().st_mtime < max(path.stat().st_mtime for path in made_of):
-        from gradguess_lab.report import write_report
+        from gradguess_lab.report.write import write_report
 
         write_report(ROOT / "results" / "paper", REPORT)
     return [path for path in REPORT.parent.rglob("*") if path.is_file()]

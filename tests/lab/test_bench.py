@@ -101,7 +101,7 @@ def test_an_unknown_method_is_refused_before_anything_is_timed():
 
 
 def test_a_damaged_benchmark_is_refused_by_name(tmp_path):
-    from gradguess_lab.report.results import load_benchmarks
+    from gradguess_lab.tables.runs import load_benchmarks
 
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "time-cpu.json").write_text('{"schema": 1}')

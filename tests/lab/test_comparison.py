@@ -136,4 +136,4 @@ def test_a_method_that_refuses_a_task_says_why(tmp_path: Path, untimed: None, mo
     assert rows["backprop"]["test"][0] > 1
     assert rows["local-predsim"]["failed"].startswith("PredSim compares the classes of samples")
     (one,) = tables.compared(record)
-    assert one.table.rows[1][0].note.startswith("PredSim compares the classes of samples")
+    assert one.tables[0].cells[1]["Method"].note.startswith("PredSim compares the classes of samples")

@@ -11,7 +11,7 @@ from gradguess_lab.bench.loops import make_loop
 from gradguess_lab.config import TrainConfig, differences
 from gradguess_lab.methods import METHODS, MethodEntry, guess_for, tried_by
 from gradguess_lab.streams import plan as streams
-from gradguess_lab.tables.runs import Run, command
+from gradguess_lab.tables.runs import Group, flat
 from gradguess_lab.tasks import used_in
 
 
@@ -80,9 +80,9 @@ def test_a_method_takes_one_line(monkeypatch: pytest.MonkeyPatch):
     config = TrainConfig(method="mine", k=3)
     assert guess_for(config) == gg.WPerp(3)
     assert make_loop("mine", TrainConfig(width=8, depth=2, batch=6, k=2)).forward.guess == gg.WPerp(2)
-    run = Run("a", config.as_dict(), {})
-    assert run.label == "My own, k = 3"
-    assert command(run.config).startswith("gradguess train --data mnist1d --method mine")
+    group = Group([flat({"key": "a", "config": config.as_dict(), "metrics": {}})])
+    assert group.label == "My own, k = 3"
+    assert group.command.startswith("gradguess train --data mnist1d --method mine")
 
 
 def unique(*arguments, **options) -> dict[str, plans.Job]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gradguess_lab.report import write_report
+from gradguess_lab.report.write import write_report
 from report.synthetic import paper_records, write
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gradguess_lab.paper_numbers import ENTRIES, SETTING
-from gradguess_lab.tables.runs import Run
+from gradguess_lab.tables.runs import Run, flat
 
 Record = dict[str, Any]
 
@@ -42,7 +42,9 @@ def record(method: str = "wperp", width: int = 128, seed: int = 0, key: str | No
     }
     if "train_accuracy" in config:
         config.setdefault("train_accuracy_before_last", config["train_accuracy"])
-    metrics |= {name: config.pop(name) for name in list(config) if name in metrics and name != "epochs"}
+    more = config.pop("more", {})  # further metrics
+    metrics |= more | {name: config.pop(name) for name in list(config) if name in metrics and name != "epochs"}
+    experiments = config.pop("experiments", ())
     solver = "subspace" if method in {"wperp", "wperp-bottom"} else "shared"
     full = {**SETTING, "k": 10, "solver": solver, "refresh": 50, "device": "cpu"}
     full |= {"script": "", "threshold": "nearest"}
@@ -51,6 +53,7 @@ def record(method: str = "wperp", width: int = 128, seed: int = 0, key: str | No
     return {
         "schema": 1,
         "key": name,
+        "experiments": experiments,
         "config": full,
         "metrics": metrics,
         "history": history(metrics),
@@ -125,4 +128,4 @@ def write(directory: Path, records: Iterable[Record]) -> Path:
 
 def runs(*records: Record) -> list[Run]:
     """As `load_runs` reads them."""
-    return [Run(**{name: value for name, value in r.items() if name != "schema"}) for r in records]
+    return [flat(record) for record in records]

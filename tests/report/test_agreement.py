@@ -13,10 +13,8 @@ import pytest
 
 from gradguess_lab.compare.run import read_record
 from gradguess_lab.paper_numbers import ENTRIES
-from gradguess_lab.report.results import load_benchmarks, load_runs
-from gradguess_lab.report.sections import build_sections
 from gradguess_lab.store import find
-from gradguess_lab.tables.listing import environments_table
+from gradguess_lab.tables.runs import load_runs
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "paper"
@@ -41,16 +39,7 @@ def runs() -> list:
 
 @cache
 def made() -> dict[str, str]:
-    return script().tables(runs())
-
-
-@cache
-def sections() -> list:
-    return build_sections({"runs": runs(), "benchmarks": load_benchmarks(RESULTS)})
-
-
-def all_tables() -> list:
-    return [environments_table(runs()), *(table for section in sections() for table in section.tables)]
+    return {name: block(runs()) for name, block in script().BLOCKS.items()}
 
 
 def test_the_pages_are_those_of_the_results():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradguess.errors import GradguessError, InputError
-from gradguess_lab.report.results import load_runs
+from gradguess_lab.tables.runs import load_runs
 from report.synthetic import record, write
 
 
@@ -17,7 +17,7 @@ def test_folders_and_lines_are_both_read(tmp_path: Path):
     write(tmp_path, [record("wt", key="a")])
     lines = [json.dumps(record("wt", seed=s, key=f"line {s}")) for s in range(2)]
     (tmp_path / "sweep.jsonl").write_text("\n".join(lines) + "\n\n")
-    assert [run.key for run in load_runs(tmp_path)] == ["a", "line 0", "line 1"]
+    assert [run["key"] for run in load_runs(tmp_path)] == ["a", "line 0", "line 1"]
 
 
 def test_the_same_key_counts_once(tmp_path: Path):
@@ -28,7 +28,7 @@ def test_the_same_key_counts_once(tmp_path: Path):
 def test_a_runs_own_file_counts_before_a_collection(tmp_path: Path):
     write(tmp_path, [record("wt", key="a", width=64)])
     (tmp_path / "a-collection.jsonl").write_text(json.dumps(record("wt", key="a", width=128)) + "\n")
-    assert [run.config["width"] for run in load_runs(tmp_path)] == [64]
+    assert [run["width"] for run in load_runs(tmp_path)] == [64]
 
 
 def damaged(**changes: Any) -> str:

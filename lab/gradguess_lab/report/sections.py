@@ -7,57 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any
 
-from gradguess_lab.tables.bench import bench_figures, bench_tables
-from gradguess_lab.tables.beside_stored import beside_stored_figure, beside_stored_table
-from gradguess_lab.tables.claims import claims_table
-from gradguess_lab.tables.curves import overlap_figures, scaling_figure, training_figures
-from gradguess_lab.tables.exact_top import exact_top_table
-from gradguess_lab.tables.feedback import feedback_tables
-from gradguess_lab.tables.feedback_figures import feedback_figures
-from gradguess_lab.tables.layers import layers_table
-from gradguess_lab.tables.listing import runs_table
-from gradguess_lab.tables.networks import networks_table
-from gradguess_lab.tables.over_training import over_training_figures, over_training_table
-from gradguess_lab.tables.paper import (
-    bias_variance_table,
-    choice_of_k_table,
-    newton_schulz_table,
-    preconditioning_table,
-    rank_table,
-    scaling_matrix,
-    scaling_table,
-)
-from gradguess_lab.tables.projector import projector_table
-from gradguess_lab.tables.real import real_table
-from gradguess_lab.tables.runs import Run, in_paper_setting, toggles
-from gradguess_lab.tables.solvers import solvers_table
-from gradguess_lab.tables.speed import speed_claims_table
-from gradguess_lab.tables.table import Figure, Table
-from gradguess_lab.tables.tally import tally_table
-from gradguess_lab.tables.variants import overlap_table, variants_table
+from gradguess_lab.paper_numbers import BIAS_VARIANCE, CHOICE_OF_K, NEWTON_SCHULZ, PRECONDITIONING, RANKS, SCALING
+from gradguess_lab.tables import bench, beyond, claims, feedback, listing, paper, stored, tally
+from gradguess_lab.tables.figure import Figure
+from gradguess_lab.tables.paper import published
+from gradguess_lab.tables.runs import in_paper_setting
+from gradguess_lab.tables.table import Table
 
-Shown = TypeVar("Shown", Table, Figure)
-Maker = Callable[[Sequence[Any]], Shown | Iterable[Shown] | None]  # from the results to what is shown of them
-
-
-@dataclass(frozen=True)
-class SectionEntry:
-    """What a section is called, and what it is made of.
-
-    `source` says what its makers read: finished runs, or the records of benchmarks. A section without anything to show
-    is left out of the page, unless it is one of the paper's: those stay and say what was not run. Where no run is in
-    the paper's setting, the paper's sections are left out.
-    """
-
-    slug: str
-    title: str
-    intro: str = ""
-    tables: tuple[Maker[Table], ...] = ()
-    figures: tuple[Maker[Figure], ...] = ()
-    of_the_paper: bool = False
-    source: Literal["runs", "benchmarks"] = "runs"
+Shown = Table | Figure
+Maker = Callable[[Sequence[Any]], Shown | Iterable[Shown] | None]  # from results to what is shown of them
 
 
 @dataclass(frozen=True)
@@ -67,158 +27,205 @@ class Section:
     slug: str
     title: str
     intro: str
-    tables: tuple[Table, ...]
-    figures: tuple[Figure, ...]
-
-    @property
-    def has_data(self) -> bool:
-        return bool(self.figures) or any(table.ran for table in self.tables)
+    tables: Sequence[Table]
+    figures: Sequence[Figure] = ()
 
 
-SECTIONS: tuple[SectionEntry, ...] = (
-    SectionEntry(
+@dataclass(frozen=True)
+class Entry:
+    """What a section is called, and what it is made of: of finished runs, or of the records of benchmarks.
+
+    A section without anything to show is left out of the page, unless it is one of the paper's: those stay and say what
+    was not run. Where no run is in the paper's setting, the paper's sections are left out.
+    """
+
+    slug: str
+    title: str
+    intro: str
+    makers: Sequence[Maker]
+    of_the_paper: bool = False
+    source: str = "runs"
+
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
         "beside-stored",
         "This run beside the paper and our seeds",
-        tables=(beside_stored_table,),
-        figures=(beside_stored_figure,),
+        "",
+        (stored.beside_stored_figure, stored.beside_stored_table),
     ),
-    SectionEntry(
+    Entry(
         "scaling",
         "Scaling with the width",
-        "Training accuracy over the width of the hidden layers. The paper prints some of these numbers twice, "
-        "from two runs: Wᵀ at width 512 is 0.494 here and 0.486 in its Newton–Schulz table, so a single run is "
-        "good to about a point.",
-        tables=(scaling_matrix, scaling_table, solvers_table),
-        figures=(scaling_figure,),
+        "Training accuracy over the width of the hidden layers. The paper prints some of these numbers twice, from two "
+        "runs: Wᵀ at width 512 is 0.494 here and 0.486 in its Newton–Schulz table, so a single run is good to about a "
+        "point.",
+        (
+            paper.scaling_figure,
+            paper.scaling_matrix,
+            published(
+                "scaling",
+                "Entry by entry",
+                SCALING,
+                "Training accuracy after 300 epochs; three hidden layers of the given width.",
+            ),
+            paper.solvers_table,
+        ),
         of_the_paper=True,
     ),
-    SectionEntry(
+    Entry(
         "claims",
         "What the paper concludes",
         "How many of the paper's numbers hold, and its sentences, each put to our numbers by a stated test.",
-        tables=(tally_table, claims_table),
+        (tally.tally_table, claims.claims_table),
         of_the_paper=True,
     ),
-    SectionEntry(
+    Entry(
         "variants",
         "The paper, and the authors' scripts",
         "The authors' scripts do some things that the paper does not say. Each was run alone, and all together.",
-        tables=(variants_table, overlap_table),
+        (tally.variants_table,),
     ),
-    SectionEntry(
-        "claims-cost",
-        "What the paper says about cost",
-        tables=(speed_claims_table,),
-        source="benchmarks",
-    ),
-    SectionEntry(
+    Entry("claims-cost", "What the paper says about cost", "", (bench.speed_claims_table,), source="benchmarks"),
+    Entry(
         "choice-of-k",
         "Choice of k",
         "How many of the leading directions to guess in. Fewer mean less variance and more bias.",
-        tables=(choice_of_k_table,),
+        (
+            published(
+                "choice-of-k",
+                "Training accuracy by k",
+                CHOICE_OF_K,
+                "Width 128, 300 epochs; k = rank keeps the whole image of the Jacobian.",
+            ),
+        ),
         of_the_paper=True,
     ),
-    SectionEntry(
+    Entry(
         "overlap",
         "Where the gradient lies",
-        "How much of the true gradient lies in the span of the k leading right singular vectors of the Jacobian "
-        "above a layer: 1 means all of it.",
-        tables=(rank_table,),
-        figures=(overlap_figures,),
+        "How much of the true gradient lies in the span of the k leading right singular vectors of the Jacobian above "
+        "a layer: 1 means all of it.",
+        (
+            paper.overlap_figures,
+            published(
+                "ranks",
+                "Ranks of the upstream Jacobian",
+                RANKS,
+                "The ranks in the legends of the overlap figure: of W M with M the ReLU mask, which counts active "
+                "units, and varies with the sample and the initial weights. Ours: mean over a batch, trained with W⊥, "
+                "k = 10; the paper does not say of what its one number is.",
+            ),
+        ),
         of_the_paper=True,
     ),
-    SectionEntry(
+    Entry(
         "bias-variance",
         "Variance, bias and covariance norm",
         "What a guess costs: how far its mean lies from the gradient, and how far it scatters.",
-        tables=(bias_variance_table, over_training_table, networks_table, layers_table),
-        figures=(over_training_figures,),
+        (
+            paper.over_training_figures,
+            published(
+                "bias-variance",
+                "Three guesses at width 128",
+                BIAS_VARIANCE,
+                "At the last diagnosed epoch. The paper names no layer: its numbers stand beside our layer 1. "
+                + paper.MEASURED,
+            ),
+            paper.diagnostics_table,
+        ),
         of_the_paper=True,
     ),
-    SectionEntry(
+    Entry(
         "newton-schulz",
         "Newton–Schulz",
         "W⊥ by matrix products instead of a singular value decomposition.",
-        tables=(newton_schulz_table,),
+        (
+            published(
+                "newton-schulz",
+                "Time and accuracy",
+                NEWTON_SCHULZ,
+                "300 epochs. The paper's times are those of a laptop, with the SVD on its CPU.",
+            ),
+        ),
         of_the_paper=True,
     ),
-    SectionEntry(
+    Entry(
         "projector",
         "How far from the definition",
-        "How far the covariance of each guess lies from the projector on the sample's own top-k subspace, "
-        "which defines W⊥.",
-        tables=(projector_table,),
+        "How far the covariance of each guess lies from the projector on the sample's own top-k subspace, which "
+        "defines W⊥.",
+        (beyond.projector_table,),
         source="benchmarks",
     ),
-    SectionEntry(
+    Entry(
         "preconditioning",
         "Preconditioning",
         "Wᴾ removes the bias and pays with variance.",
-        tables=(preconditioning_table,),
+        (
+            published(
+                "preconditioning",
+                "Three guesses at width 256",
+                PRECONDITIONING,
+                "Variance and bias at layer 1 at the last diagnosed epoch; accuracy after 300 epochs. "
+                + paper.MEASURED,
+            ),
+        ),
         of_the_paper=True,
     ),
-    SectionEntry(
+    Entry(
         "exact-top",
         "The exact top",
         "Beyond the paper: after the forward pass the derivative of the loss with respect to the outputs is known. The "
         'paper draws N(0, I) there; top="exact" takes what is known.',
-        tables=(exact_top_table,),
+        (beyond.exact_top_table,),
     ),
-    SectionEntry(
+    Entry(
         "feedback",
         "Learned feedback",
         "Beyond the paper: directional derivatives teach a matrix per layer to predict the gradient from the output "
         "error, instead of being spent as updates. Direct uses the prediction; chained pulls it through one layer by "
         "the chain rule; corrected adds what was measured and not predicted. All three use the exact gradient at the "
         "outputs. Where the method falls short of backpropagation is listed at the end.",
-        tables=(feedback_tables,),
-        figures=(feedback_figures,),
+        (feedback.feedback_figures, feedback.feedback_tables),
     ),
-    SectionEntry(
+    Entry(
         "real",
         "Real networks, real data",
         "Beyond the paper: convolutional, residual and attention networks on images and text. Sites are found by the "
         "library itself: the modules that feed the additions of a residual network, every layer elsewhere.",
-        tables=(real_table,),
+        (beyond.real_table,),
     ),
-    SectionEntry("training", "Training curves", figures=(training_figures,)),
-    SectionEntry("runs", "Every run", tables=(runs_table,)),
-    SectionEntry(
+    Entry("training", "Training curves", "", (listing.training_figures,)),
+    Entry("runs", "Every run", "", (listing.runs_table,)),
+    Entry(
         "bench",
         "What a step costs",
         "Time and memory of a training step against backpropagation written as a plain loop, AdamW fused on both "
         "sides. Loops take turns in one process; memory is measured in processes of their own.",
-        tables=(bench_tables,),
-        figures=(bench_figures,),
+        (bench.bench_figures, bench.bench_tables),
         source="benchmarks",
     ),
 )
 
 
-def is_of_the_paper(runs: Sequence[Run]) -> bool:
+def is_of_the_paper(runs: Sequence[Any]) -> bool:
     """Whether the paper's numbers have a counterpart among the runs; benchmarks alone may answer to its claims."""
-    return not runs or any(in_paper_setting(run, ",".join(toggles(run))) for run in runs)
+    return not runs or any(map(in_paper_setting, runs))
 
 
 def build_sections(results: Mapping[str, Sequence[Any]]) -> list[Section]:
     """The sections that have something to show, and the paper's; `results` holds each source under its name."""
-    built, paper = [], is_of_the_paper(results["runs"])
-    for entry in SECTIONS:
-        if entry.of_the_paper and not paper:
+    built, paper_too = [], is_of_the_paper(results["runs"])
+    for entry in ENTRIES:
+        if entry.of_the_paper and not paper_too:
             continue
-        found = results[entry.source]
-        section = Section(entry.slug, entry.title, entry.intro, _make(entry.tables, found), _make(entry.figures, found))
-        if section.has_data or entry.of_the_paper:
-            built.append(section)
+        made: list[Shown] = []
+        for maker in entry.makers:
+            found = maker(results[entry.source])
+            made += [found] if isinstance(found, Shown) else found or ()
+        tables = [one for one in made if isinstance(one, Table) and one.rows]
+        figures = [one for one in made if isinstance(one, Figure)]
+        if figures or entry.of_the_paper or any(table.ran for table in tables):
+            built.append(Section(entry.slug, entry.title, entry.intro, tables, figures))
     return built
-
-
-def _make(makers: Iterable[Maker[Shown]], results: Sequence[Any]) -> tuple[Shown, ...]:
-    made: list[Shown] = []
-    for maker in makers:
-        found = maker(results)
-        if isinstance(found, (Table, Figure)):
-            made.append(found)
-        elif found is not None:
-            made.extend(found)
-    return tuple(made)

@@ -1,15 +1,17 @@
-"""From results on streams to a page of tables in Markdown, and to figures of error and memory over time."""
+"""From results on streams to tables, a page in Markdown, and figures of error and memory over time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from gradguess_lab.streams.config import StreamConfig
 from gradguess_lab.streams.plan import Group, reported
 from gradguess_lab.streams.tasks import UNITS
-from gradguess_lab.tables.table import Curve, Figure, slugify
+from gradguess_lab.tables.figure import Curve, Figure
+from gradguess_lab.tables.table import Table, slugify
 
 SOLVED = 0.01
 STYLES = {  # colours of the report, by rule
@@ -38,53 +40,40 @@ TITLES = {
 
 def page(out: Path, groups: Mapping[str, Group]) -> str:
     """All tables for which there are results, one below the other."""
-    parts = ["# Streams: results", ""]
-    for name, group in groups.items():
-        lines = table(out, group)
-        if lines:
-            parts += [f"## {TITLES[name]}", "", *lines, ""]
-    return "\n".join(parts)
+    tables = [table(out, name, group) for name, group in groups.items()]
+    parts = [f"## {one.title}\n\n{one.markdown()}" for one in tables if one.rows]
+    return "\n\n".join(["# Streams: results", *parts]) + "\n"
 
 
-def table(out: Path, group: Group, *columns: str) -> list[str]:
-    """A Markdown table of a group: a line for each entry that has been run, with all columns or those named."""
-    lines = []
-    for entry in group.entries:
-        if found := reported(out, group, entry):
-            lines.append(_line(entry, found[0]["config"]["lr"], found))
-    head = columns or tuple(lines[0]) if lines else ()
-    rows = [_row(line[name] for name in head) for line in lines]
-    return [_row(head), _row(["---"] * len(head)), *rows] if lines else []
+def table(out: Path, name: str, group: Group) -> Table:
+    """A line for each entry of a group that has been run."""
+    found = [(entry, rows) for entry in group.entries if (rows := reported(out, group, entry))]
+    return Table(f"streams-{name}", TITLES[name], [_row(entry, rows) for entry, rows in found])
 
 
 def named(entry: StreamConfig) -> str:
     """The rule of an entry in words."""
-    if entry.rule in ("wperp", "wperp-snap"):
-        return f"{entry.rule}, {entry.basis}, k = {entry.k}"
-    if entry.rule == "wperp-blocks":
-        return f"wperp-blocks({entry.refresh}), {entry.basis}, k = {entry.k}"
-    return f"tbptt({entry.truncation})" if entry.rule == "tbptt" else entry.rule
+    lengths = {"tbptt": f"({entry.truncation})", "wperp-blocks": f"({entry.refresh})"}
+    basis = f", {entry.basis}, k = {entry.k}" if entry.rule.startswith("wperp") else ""
+    return entry.rule + lengths.get(entry.rule, "") + basis
 
 
-def _line(entry: StreamConfig, rate: float | None, found: list[dict[str, Any]]) -> dict[str, str]:
+def _row(entry: StreamConfig, found: list[dict[str, Any]]) -> dict[str, Any]:
     errors, kept = [record["error"] for record in found if record["error"] is not None], found[0]["memory_mb"]
-    spread = f"{_mean(errors):.4f} ({min(errors):.4f} to {max(errors):.4f})" if errors else "none"
-    if len(errors) < len(found):
-        spread += f"; {len(found) - len(errors)} diverged"
-    below = sum(error < SOLVED for error in errors)
-    network = f"{UNITS} linear units" if entry.task == "balancing" else f"{entry.cell} {entry.width}"
-    parts = [entry.task, network, entry.device]
-    parts += [f"{entry.streams} streams"] if entry.streams != StreamConfig.streams else []
-    parts += [f"stopped at {entry.stop}"] if entry.stop else []
+    spread = f"{fmean(errors):.4f} ({min(errors):.4f} to {max(errors):.4f})" if errors else "none"
+    spread += f"; {len(found) - len(errors)} diverged" if len(errors) < len(found) else ""
+    parts = [entry.task, f"{UNITS} linear units" if entry.task == "balancing" else f"{entry.cell} {entry.width}"]
+    parts += [entry.device, f"{entry.streams} streams" if entry.streams != StreamConfig.streams else ""]
+    parts += [f"stopped at {entry.stop}" if entry.stop else ""]
     process = [point["process_mb"] for point in (found[0]["curve"][:1] + found[0]["curve"][-1:])]
     times = [record["step_ms"] for record in found if record["step_ms"] is not None]
     return {
-        "task": ", ".join(parts),
+        "task": ", ".join(filter(None, parts)),
         "rule": named(entry),
-        "rate": f"{rate:g}",
+        "rate": f"{found[0]['config']['lr']:g}",
         "error: mean (least to most)": spread,
-        f"below {SOLVED}": f"{below} of {len(found)}",
-        "ms a step": f"{_mean(times):.2f}" if times else "",
+        f"below {SOLVED}": f"{sum(error < SOLVED for error in errors)} of {len(found)}",
+        "ms a step": f"{fmean(times):.2f}" if times else "",
         "MB kept": f"{kept:.3g}" if kept < 1000 else f"{kept:,.0f}",
         "MB, process": " → ".join(f"{value:.0f}" for value in process if value is not None),
     }
@@ -92,32 +81,15 @@ def _line(entry: StreamConfig, rate: float | None, found: list[dict[str, Any]]) 
 
 def figures(out: Path, name: str, group: Group) -> list[Figure]:
     """Error over time and memory over time of the first seed of each entry, other bases of W⊥ left out."""
-    first = []
-    for entry in (entry for entry in group.entries if entry.basis == StreamConfig.basis):
-        first += [(entry, row) for row in reported(out, group, entry)[:1]]
-    return [
-        Figure(
-            slug=slugify(f"streams {name} {what}"),
-            title=f"{TITLES[name]}: {label}",
-            x_label="step",
-            y_label=label,
-            log_y=what == "error",
-            curves=tuple(_curve(entry, record, what) for entry, record in first),
-        )
-        for what, label in (("error", "error"), ("process_mb", "memory of the process, MB"))
-        if first
-    ]
-
-
-def _curve(entry: StreamConfig, record: dict[str, Any], what: str) -> Curve:
-    points = [(point["step"], point[what]) for point in record["curve"] if point[what] is not None]
-    style = STYLES.get(entry.rule, entry.rule)
-    return Curve(named(entry), tuple(x for x, _ in points), tuple(y for _, y in points), style)
-
-
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+    entries = [entry for entry in group.entries if entry.basis == StreamConfig.basis]
+    first = [(entry, rows[0]) for entry in entries if (rows := reported(out, group, entry))]
+    made = []
+    for what, label in (("error", "error"), ("process_mb", "memory of the process, MB")):
+        curves = []
+        for entry, record in first:
+            points = [(point["step"], point[what]) for point in record["curve"] if point[what] is not None]
+            style = STYLES.get(entry.rule, entry.rule)
+            curves.append(Curve(named(entry), style, [x for x, _ in points], [y for _, y in points]))
+        title, scale = f"{TITLES[name]}: {label}", "log" if what == "error" else "linear"
+        made.append(Figure(slugify(f"streams {name} {what}"), title, "step", label, curves, y_scale=scale))
+    return [figure for figure in made if figure.curves]

@@ -2,106 +2,264 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
-from gradguess_lab.tables.compare import DIFFERS, HOLDS, NOT_RUN, SINGLE, Summary, within
-from gradguess_lab.tables.runs import Run, overlap_of, select
-from gradguess_lab.tables.sides import (
-    Check,
-    Outcome,
-    Side,
-    fewest,
-    gaps,
-    named,
-    show,
-    show_interval,
-    shown_number,
-    weakest,
+from gradguess_lab.paper_numbers import WIDTHS
+from gradguess_lab.tables.runs import Group, Run, measure, select
+from gradguess_lab.tables.verdicts import (
+    DIFFERS,
+    HOLDS,
+    NOT_RUN,
+    SINGLE,
+    UNCLEAR,
+    Estimate,
+    Summary,
+    difference,
+    mean_of,
+    slope,
+    within,
 )
-from gradguess_lab.tables.welch import difference, mean_of
 
 
-def ascending(*sides: Side, name: str = "") -> Check:
+class NotRun(Exception):
+    """What a comparison needs is not among the runs."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A verdict, the numbers it rests on, and the seeds of the side that has fewest."""
+
+    verdict: str
+    ours: str = ""
+    seeds: int | None = None
+
+
+Check = Callable[[Sequence[Run]], Outcome]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One quantity of one experiment in the paper's setting, by the method's definition where that was run."""
+
+    method: str
+    width: int
+    quantity: str = "train_accuracy"
+    k: int | str | None = None
+    threshold: str | None = None  # of W⊥-NS
+
+    def by_seed(self, runs: Sequence[Run]) -> dict[int, float]:
+        """The quantity under its seed, computed in the main way of those that measured it.
+
+        Bias and the like are those of layer 1, the one layer that the paper names.
+        """
+        layer = 1 if self.quantity in {"variance", "bias", "covariance_norm", "gradient_norm"} else None
+        settings = {} if self.threshold is None else {"threshold": self.threshold}
+        for group in select(runs, self.method, self.width, self.k, **settings):
+            found = {run["seed"]: measure(run, self.quantity, layer) for run in group.runs}
+            if found := {seed: value for seed, value in found.items() if value is not None}:
+                return found
+        raise NotRun
+
+    def values(self, runs: Sequence[Run]) -> list[float]:
+        return list(self.by_seed(runs).values())
+
+    def summary(self, runs: Sequence[Run]) -> Summary:
+        return summed(self.values(runs))
+
+
+def summed(values: Sequence[float]) -> Summary:
+    found = Summary.of(values)
+    assert found is not None
+    return found
+
+
+# --- checks: functions from runs to an outcome ---
+
+
+def weakest(verdicts: Iterable[str]) -> str:
+    return min(verdicts, key=(DIFFERS, SINGLE, UNCLEAR, HOLDS).index)
+
+
+def ascending(*sides: Side) -> Check:
     """Each side is larger than the one before it, by a one-sided Welch test."""
 
     def check(runs: Sequence[Run]) -> Outcome:
-        known = [summary for side in sides if (summary := side.summary(runs)) is not None]
-        if len(known) < 2:
-            return Outcome(NOT_RUN)
-        verdicts = [_exceeds(a, b) for a, b in pairwise(known)]
-        shown = named(name, " < ".join(show(summary) for summary in known))
-        left_out = f" ({len(sides) - len(known)} not run)" if len(known) < len(sides) else ""
-        return Outcome(weakest(verdicts), shown + left_out, fewest(known))
+        known = [side.summary(runs) for side in sides]
+        verdicts = [difference(a, b).exceeds() for a, b in pairwise(known)]
+        return Outcome(weakest(verdicts), " < ".join(map(show, known)), min(one.n for one in known))
 
     return check
 
 
-def _exceeds(a: Summary, b: Summary) -> str:
-    found = difference(a, b)
-    return SINGLE if found is None else found.exceeds()
-
-
-def agree(one: Side, other: Side, margin: float, name: str = "") -> Check:
+def agree(one: Side, other: Side, margin: float) -> Check:
     """The two do not differ by a two-sided Welch test, and are equivalent within the margin."""
 
     def check(runs: Sequence[Run]) -> Outcome:
         a, b = one.summary(runs), other.summary(runs)
-        if a is None or b is None:
-            return Outcome(NOT_RUN)
-        found, sides = difference(b, a), f"{show(a)}, {show(b)}"
-        if found is None:
-            return Outcome(SINGLE, named(name, sides), fewest([a, b]))
-        shown = f"{sides}, difference {show_interval(found)}"
-        return Outcome(found.is_zero(margin), named(name, shown), fewest([a, b]))
+        found = difference(b, a)
+        shown = f"{show(a)}, {show(b)}, difference {show_interval(found)}"
+        return Outcome(found.is_zero(margin), shown, min(a.n, b.n))
 
     return check
 
 
 def gap_near(low: Side, high: Side, expected: float, rounding: float) -> Check:
-    """The paper's gap lies in the prediction interval of ours."""
+    """The paper's gap lies in the prediction interval of ours, seed by seed where both sides have the same seeds."""
 
     def check(runs: Sequence[Run]) -> Outcome:
-        a, b = low.summary(runs), high.summary(runs)
-        if a is None or b is None:
-            return Outcome(NOT_RUN)
-        ours = _gap(low, high, runs)
-        if ours is None:
-            return Outcome(SINGLE, f"gap {shown_number(b.mean - a.mean, signed=True, scale=1.0)}", fewest([a, b]))
-        gap, reach = shown_number(ours.mean, signed=True, scale=1.0), shown_number(ours.reach or 0, scale=1.0)
-        shown = f"gap {gap}, a single one lies within ± {reach}"
-        return Outcome(HOLDS if within(expected, rounding, ours) else DIFFERS, shown, ours.n)
+        a, b = low.by_seed(runs), high.by_seed(runs)
+        if a.keys() == b.keys():
+            ours = summed(_gaps(a, b))
+        else:
+            one, two = summed(list(a.values())), summed(list(b.values()))
+            sd = None if one.sd is None or two.sd is None else math.hypot(one.sd, two.sd)
+            ours = Summary(two.mean - one.mean, sd, min(one.n, two.n))
+        holds = within(expected, rounding, ours)
+        shown = f"gap {shown_number(ours.mean, '+', 1.0)}"
+        shown += f", a single one lies within ± {shown_number(ours.reach, scale=1.0)}" if ours.reach is not None else ""
+        return Outcome(SINGLE if holds is None else HOLDS if holds else DIFFERS, shown, ours.n)
 
     return check
 
 
-def _gap(low: Side, high: Side, runs: Sequence[Run]) -> Summary | None:
-    """The gap of single runs: seed by seed where both have the same seeds, else as of independent runs."""
-    paired = gaps(low, high, runs)
-    if paired is not None:
-        return Summary.of(paired)
-    a, b = low.summary(runs), high.summary(runs)
-    if a is None or b is None or a.sd is None or b.sd is None:
-        return None
-    return Summary(b.mean - a.mean, (a.sd**2 + b.sd**2) ** 0.5, min(a.n, b.n))
+def gap_grows(low: Callable[[int], Side], high: Callable[[int], Side], widths: Sequence[int] = WIDTHS) -> Check:
+    """The gap grows from each width to the next, and with the logarithm of the width: one-sided tests."""
+
+    def check(runs: Sequence[Run]) -> Outcome:
+        found = _by_width(lambda width: (low(width).by_seed(runs), high(width).by_seed(runs)), widths)
+        gaps = {width: _gaps(a, b) for width, (a, b) in found.items() if a.keys() == b.keys() and len(a) > 1}
+        if len(gaps) < 2:
+            return Outcome(SINGLE)
+        rise = slope([(math.log2(width), gap) for width, seeds in gaps.items() for gap in seeds])
+        means = {width: summed(seeds) for width, seeds in gaps.items()}
+        steps = {(a, b): difference(means[a], means[b]).exceeds() for a, b in pairwise(means)}
+        words = {HOLDS: "grows", UNCLEAR: "unclear", DIFFERS: "shrinks"}
+        shown = ", ".join(f"{width}: {shown_number(gap.mean, '+', 1.0)}" for width, gap in means.items())
+        shown += "; " + ", ".join(f"{a} → {b} {words[verdict]}" for (a, b), verdict in steps.items())
+        shown += f"; per doubling {show_interval(rise)}"
+        return Outcome(weakest([*steps.values(), rise.exceeds()]), shown, min(one.n for one in means.values()))
+
+    return check
 
 
-def at_least(layers: Sequence[int], width: int, k: int, share: float, name: str = "") -> Check:
+def flat(side: Callable[[int], Side], margin: float, widths: Sequence[int] = WIDTHS) -> Check:
+    """The exponent of the width in a quantity is zero within the margin: `quantity ~ width^a`, |a| < margin."""
+
+    def check(runs: Sequence[Run]) -> Outcome:
+        found = _by_width(lambda width: side(width).values(runs), widths)
+        return _exponent(found, lambda a: a.is_small(margin))
+
+    return check
+
+
+def slower_than_width(layer: int, share: float, below: float, widths: Sequence[int] = WIDTHS) -> Check:
+    """The number of directions that hold this share of the gradient grows as `width^a` with `a < below`."""
+    opposite = {HOLDS: DIFFERS, DIFFERS: HOLDS, UNCLEAR: UNCLEAR}
+
+    def needed(runs: Sequence[Run], width: int) -> list[float]:
+        curves = _diagnosed(runs, width, (layer,)).overlaps(layer)
+        return [next((k for k, part in enumerate(curve, 1) if part >= share), len(curve)) for curve in curves]
+
+    def check(runs: Sequence[Run]) -> Outcome:
+        return _exponent(_by_width(lambda width: needed(runs, width), widths), lambda a: opposite[a.exceeds(below)])
+
+    return check
+
+
+def at_least(layers: Sequence[int], width: int, share: float, k: int = 10) -> Check:
     """The k leading directions hold more than this share of the gradient's norm in every layer, by one-sided tests."""
 
     def check(runs: Sequence[Run]) -> Outcome:
-        for variant in select(runs, "wperp", width, k=10):
-            curves = [[overlap_of(run, layer) for run in variant.runs] for layer in layers]
-            values = [[curve[k - 1] for curve in layer if len(curve) >= k] for layer in curves]
-            means = [summary for found in values if (summary := Summary.of(found))]
-            if len(means) == len(layers):
-                shown = ", ".join(f"layer {n}: {show(mean)}" for n, mean in zip(layers, means, strict=True))
-                return Outcome(weakest(_above(mean, share) for mean in means), named(name, shown), fewest(means))
-        return Outcome(NOT_RUN)
+        group = _diagnosed(runs, width, layers)
+        means = {layer: summed([curve[k - 1] for curve in group.overlaps(layer)]) for layer in layers}
+        shown = ", ".join(f"layer {layer}: {show(mean)}" for layer, mean in means.items())
+        verdicts = [mean_of(mean).exceeds(share) for mean in means.values()]
+        return Outcome(weakest(verdicts), shown, min(mean.n for mean in means.values()))
 
     return check
 
 
-def _above(ours: Summary, share: float) -> str:
-    found = mean_of(ours)
-    return SINGLE if found is None else found.exceeds(share)
+def every(checks: dict[Any, Check]) -> Check:
+    """Several named comparisons at once: as strong as the weakest of those that were run."""
+
+    def check(runs: Sequence[Run]) -> Outcome:
+        found = {name: outcome(one, runs) for name, one in checks.items()}
+        known = {name: one for name, one in found.items() if one.verdict != NOT_RUN}
+        if not known:
+            raise NotRun
+        shown = "; ".join(f"{name}: {one.ours}" for name, one in known.items())
+        return Outcome(weakest(one.verdict for one in known.values()), shown, min(o.seeds or 0 for o in known.values()))
+
+    return check
+
+
+def outcome(check: Check, runs: Sequence[Run]) -> Outcome:
+    """What a check finds, also where nothing was run."""
+    try:
+        return check(runs)
+    except NotRun:
+        return Outcome(NOT_RUN)
+
+
+def _diagnosed(runs: Sequence[Run], width: int, layers: Sequence[int]) -> Group:
+    """The runs of W⊥, k = 10, of which there are overlaps in all of these layers."""
+    for group in select(runs, "wperp", width, k=10):
+        if all(group.overlaps(layer) for layer in layers):
+            return group
+    raise NotRun
+
+
+def _by_width(measured: Callable[[int], Any], widths: Sequence[int]) -> dict[int, Any]:
+    """What was measured at each width, of which there must be two."""
+    found: dict[int, Any] = {}
+    for width in widths:
+        try:
+            found[width] = measured(width)
+        except NotRun:
+            continue
+    if len(found) < 2:
+        raise NotRun
+    return found
+
+
+def _gaps(low: dict[int, float], high: dict[int, float]) -> list[float]:
+    return [high[seed] - low[seed] for seed in sorted(low)]
+
+
+def _exponent(found: dict[int, list[float]], judge: Callable[[Estimate], str]) -> Outcome:
+    """The exponent of the width by least squares over all runs, and what is said of it."""
+    shown = ", ".join(f"{width}: {shown_number(sum(values) / len(values))}" for width, values in found.items())
+    seeds = min(map(len, found.values()))
+    if seeds < 2:
+        return Outcome(SINGLE, shown, seeds)
+    rise = slope([(math.log2(width), math.log2(value)) for width, values in found.items() for value in values])
+    return Outcome(judge(rise), f"{shown}; exponent {show_interval(rise)}", seeds)
+
+
+# --- numbers in words ---
+
+
+def show(ours: Summary) -> str:
+    return shown_number(ours.mean) + ("" if ours.sd is None else f" ± {shown_number(ours.sd, scale=ours.mean)}")
+
+
+def shown_number(value: float, sign: str = "", scale: float | None = None) -> str:
+    """Three decimals, or three digits where a number of this scale needs them.
+
+    >>> shown_number(0.3), shown_number(-2.5e-5), shown_number(4e-3, scale=0.3), shown_number(4e-3, "+")
+    ('0.300', '−2.50e−5', '0.004', '+4.00e−3')
+    """
+    size = abs(value if scale is None else scale)
+    text = format(value, ".3f" if not size or 1e-2 <= size < 1000 else ".2e")
+    sign = sign if float(text) > 0 else ""
+    return sign + text.replace("e-0", "e-").replace("e+0", "e").replace("-", "−")
+
+
+def show_interval(found: Estimate) -> str:
+    """A difference of accuracies, or an exponent, with its 95 % interval where there is one."""
+    value, low, high = (shown_number(part, "+", 1.0) for part in (found.value, *found.interval()))
+    return value if math.isnan(found.error) else f"{value} [{low}, {high}]"

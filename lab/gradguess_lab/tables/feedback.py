@@ -1,155 +1,281 @@
-"""Learned feedback against backpropagation: the tables of the study that goes beyond the paper."""
+"""The study of learned feedback, which goes beyond the paper: its tables and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from gradguess_lab.tables.compare import Summary
-from gradguess_lab.tables.feedback_quality import quality_table
-from gradguess_lab.tables.feedback_results import (
-    QUANTITIES,
-    RULE,
-    Result,
-    ablation_results,
-    depth_results,
-    residual_results,
-    tuned_results,
-    width_results,
-)
-from gradguess_lab.tables.runs import Run, Variant, command
-from gradguess_lab.tables.table import Cell, Table, constant, mean_text, number, text
+from gradguess_lab.methods import method_label, options_of
+from gradguess_lab.paper_numbers import LAYER_SITES
+from gradguess_lab.tables.figure import Curve, Figure, means, with_bars
+from gradguess_lab.tables.runs import DEFAULTS, EXPERIMENT, Group, Run, groups, like
+from gradguess_lab.tables.table import Cell, Table, cell, number
+from gradguess_lab.tables.verdicts import Summary, difference
 
+QUANTITIES = {"train_accuracy": "Train", "test_accuracy": "Test"}
 CHANCE = 0.15  # ten classes: nothing has been learned below this
 WIDE = 0.05  # from this standard deviation on, the seeds are listed one by one
-_SETTING = {"Model": "model", "Width": "width", "Depth": "depth", "Learning rate": "lr", "Schedule": "schedule"}
+ROUNDING = 0.0005  # half a unit of the last digit that is shown
+RULE = (
+    "Against backpropagation: the difference of the means over the seeds. It is called within if a two-sided Welch "
+    "test at 5 % does not reject that the means are equal, or if it rounds to 0.000; else below or above. With a "
+    "single seed it is not judged."
+)
+# How `B` comes about where it is not learned from weighted output tangents: the first that fits.
+_PREDICTORS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"learn": "never", "start": "random", "method": "feedback-direct"}, "fixed random B (direct feedback alignment)"),
+    ({"learn": "never", "start": "random"}, "fixed random B"),
+    ({"learn": "never", "bootstrap": 0.0}, "B = 0"),
+    ({"learn": "never"}, "B by bootstrap alone, no tangents (synthetic gradients)"),
+    ({"learn": "truth"}, "B from true gradients (ceiling of the form)"),
+    ({"learn": "outputs"}, "taught by output tangents, unweighted"),
+    ({"learn": "loss"}, "taught by the loss's derivative alone"),
+    ({"learn": "momentum"}, "running mean of raw estimates (FDFA)"),
+    ({"bootstrap": 0.0}, ""),
+    ({}, "bootstrap anchored by tangents"),
+)
+_WORDS = {
+    "every": "tangents every {} steps",
+    "fraction": "on {:g} of the batch",
+    "sweeps": "{} sweeps",
+    "sites": "{} pieces",
+    "tangents": "{} tangents",
+    "isolate": "one tangent per site",
+    "balance": "balanced sites",
+    "teacher": "directions of {}",
+}
+_SAME = ("data", "model", "width", "depth", "activation", "bias", "epochs", "lr", "schedule", "batch")
+_USUAL = {name: DEFAULTS[name] for name in EXPERIMENT if name not in _SAME} | {"method": "backprop"}
 
 
-def feedback_tables(runs: Sequence[Run]) -> tuple[Table, ...]:
-    """Every table that has a run of learned feedback in it."""
-    width, tuned, depth = width_results(runs), tuned_results(runs), depth_results(runs)
-    residual, ablations = residual_results(runs), ablation_results(runs)
-    tables = [
-        _table(
-            "feedback-width",
-            "Learned feedback as the width grows",
-            width,
-            "Three hidden layers, 300 epochs, learning rate 1e-4, one tangent per step unless said. " + RULE,
-        ),
-        _table(
-            "feedback-tuned",
-            "The same with a cosine schedule, three learning rates",
-            tuned,
-            "Every rate that was tried is shown: none was chosen by its test accuracy. All methods fit the training "
-            "data, so the test column is where they differ.",
-        ),
-        _table(
-            "feedback-depth",
-            "Learned feedback as the depth grows",
-            depth,
-            "300 epochs, constant learning rate, no residual connections, no norm. A second sweep applies the chain "
-            "rule once more, which is one step further towards backpropagation.",
-        ),
-        _table(
-            "feedback-residual",
-            "Residual networks",
-            residual,
-            "Pre-norm blocks of width 128, 20 epochs, batch 128. Lines with B = 0 show what the chain rule over one "
-            "(two) hops does by itself at equal sweeps: the gradient along the skip path is exact without learning.",
-        ),
-        _table(
-            "feedback-ablations",
-            "Ablations",
-            ablations,
-            "Three hidden layers, 300 epochs, learning rate 1e-4. The lines without an addition are the methods as "
-            "they are used elsewhere.",
-        ),
-        quality_table(runs),
-        _shortfalls([*width, *tuned, *depth, *residual]),
-    ]
-    return tuple(table for table in tables if table is not None)
+def label(run: Run | Group) -> str:
+    """The method, and in words what is not as usual."""
+    words = [method_label(run["method"])]
+    words += ["shared basis"] if run["method"] == "wperp" and run["solver"] == "shared" else []
+    if "learn" in options_of(run["method"]):
+        words.append(next(said for what, said in _PREDICTORS if all(run[n] == value for n, value in what.items())))
+    for name, form in _WORDS.items():
+        if run[name] != DEFAULTS[name]:
+            words.append(form.format(method_label(run[name]) if name == "teacher" else run[name]))
+    return ", ".join(filter(None, words))
 
 
-def _table(slug: str, title: str, results: list[Result], caption: str) -> Table | None:
-    if not any(result.is_taught for result in results):
-        return None
-    accuracies = [part for name in QUANTITIES.values() for part in (f"{name} accuracy", f"{name} sd")]
-    columns = ("Method", *_SETTING, *accuracies, *(f"{name} against backprop" for name in QUANTITIES.values()), "Seeds")
-    rows = tuple(_row(result) for result in results)
-    hidden = constant(columns, rows, set(_SETTING))
-    hidden |= {i for i, name in enumerate(columns) if name.endswith(" sd")}  # shown beside the mean
-    commands = {f"{r.label}, {r.setting}": command(r.config.as_dict()) for r in results}
-    return Table(slug, title, columns, rows, caption, tuple(commands.items()), hidden)
+@dataclass(frozen=True)
+class Result:
+    """One line: runs over the seeds, and backpropagation's in the same setting."""
+
+    group: Group
+    reference: Group | None
+
+    @property
+    def setting(self) -> str:
+        one = self.group
+        kind, cosine = "residual, " * (one["model"] == "residual"), ", cosine" * (one["schedule"] == "cosine")
+        return f"{kind}depth {one['depth']}, width {one['width']}, learning rate {one['lr']:g}{cosine}"
+
+    def against(self, quantity: str) -> tuple[float, str] | None:
+        """The difference to backpropagation and what `RULE` calls it; None where either was not run."""
+        ours = self.group.summary(quantity)
+        theirs = self.reference.summary(quantity) if self.reference else None
+        if ours is None or theirs is None or self.group["method"] == "backprop":
+            return None
+        gap = difference(theirs, ours)
+        low, high = gap.interval()
+        if math.isnan(gap.error):
+            return gap.value, "one seed"
+        same = low <= 0 <= high or abs(gap.value) <= ROUNDING
+        return gap.value, "within" if same else "above" if gap.value > 0 else "below"
+
+    @property
+    def row(self) -> dict[str, Any]:
+        one = self.group
+        row: dict[str, Any] = {"Method": label(one)}
+        row |= {"Model": one["model"], "Width": one["width"], "Depth": one["depth"], "Learning rate": one["lr"]}
+        row |= {"Schedule": one["schedule"]}
+        row |= {f"{name} accuracy": accuracy(one, quantity) for quantity, name in QUANTITIES.items()}
+        for quantity, name in QUANTITIES.items():
+            found = self.against(quantity)
+            row[f"{name} against backprop"] = found and Cell(f"{number(found[0], '+.3f')} {found[1]}", found[0])
+        return row | {"Seeds": len(one.values("train_accuracy"))}
 
 
-def _row(result: Result) -> tuple[Cell, ...]:
-    summaries = {quantity: result.ours(quantity) for quantity in QUANTITIES}
-    accuracies = []
-    for quantity, summary in summaries.items():
-        accuracies += [_accuracy(result.variant, quantity), number(summary.sd if summary else None)]
-    train = summaries["train_accuracy"]
-    return (
-        text(result.label),
-        *(_cell(getattr(result.config, name)) for name in _SETTING.values()),
-        *accuracies,
-        *(_against(result, quantity) for quantity in QUANTITIES),
-        number(train.n if train else None, "d"),
-    )
-
-
-def _cell(value: object) -> Cell:
-    return number(value, "g") if isinstance(value, (int, float)) else text(value)
-
-
-def _accuracy(variant: Variant | None, quantity: str) -> Cell:
+def accuracy(group: Group, quantity: str) -> Cell:
     """Mean ± standard deviation, with a note on what a mean would hide."""
-    values = variant.values(quantity) if variant else []
-    summary = Summary.of(values)
-    if summary is None:
-        return Cell("not run")
-    shown = mean_text(summary.mean, summary.sd)
-    note = ""
-    if max(values) < CHANCE:
-        note = "chance level in every seed" if len(values) > 1 else "chance level"
-    elif summary.sd is not None and summary.sd > WIDE:
+    values = group.values(quantity)
+    ours, note = Summary.of(values), ""
+    if values and max(values) < CHANCE:
+        note = "chance level" + " in every seed" * (len(values) > 1)
+    elif ours and ours.sd is not None and ours.sd > WIDE:
         note = "seeds: " + ", ".join(f"{value:.3f}" for value in values)
-    return Cell(shown, summary.mean, note=note)
+    return cell(ours, note=note)
 
 
-def _against(result: Result, quantity: str) -> Cell:
-    found = result.difference(quantity)
-    if found is None:
-        return Cell("–")
-    gap, word = found
-    return Cell(f"{number(gap, '.3f', signed=True).text} {word}", gap)
+def results(runs: Sequence[Run], chosen: Callable[[Run], bool]) -> list[Result]:
+    """A line for every experiment, whatever the device; none without learned feedback."""
+    every = groups(runs, any_device=True)
+
+    def order(group: Group) -> tuple[Any, ...]:
+        where = (group[name] for name in ("schedule", "depth", "width", "lr"))
+        unusual = [name for name in EXPERIMENT if name not in (*_SAME, "method") and group[name] != DEFAULTS[name]]
+        return *where, bool(unusual), group.rank, unusual, label(group)
+
+    found = sorted((group for group in every if chosen(group.first)), key=order)
+    if not any(group["method"].startswith("feedback") for group in found):
+        return []
+    return [Result(group, like(group, every, _SAME, **_USUAL)) for group in found]
 
 
-def _shortfalls(results: list[Result]) -> Table | None:
-    """All lines that stay below backpropagation, the widest gap first; controls (B = 0) are left out."""
-    results = [result for result in results if result.config.learn != "never"]
-    lines = [
-        (found[0], result, quantity)
-        for result in results
-        for quantity in QUANTITIES
-        if (found := result.difference(quantity)) and found[1] == "below"
-    ]
-    if not any(result.is_taught for result in results):
-        return None
-    rows = tuple(
-        (
-            text(result.label),
-            text(result.setting),
-            text(QUANTITIES[quantity]),
-            _accuracy(result.reference, quantity),
-            _accuracy(result.variant, quantity),
-            number(gap, ".3f", signed=True),
-        )
-        for gap, result, quantity in sorted(lines, key=lambda line: line[0])
-    )
-    return Table(
-        "feedback-shortfalls",
-        "Where it falls short",
-        ("Method", "Setting", "Split", "Backpropagation", "Ours", "Difference"),
-        rows,
+def within(experiment: str, **settings: Any) -> Callable[[Run], bool]:
+    """Whether a run is of an experiment and has these settings."""
+    return lambda run: experiment in run["experiments"] and all(run[n] == value for n, value in settings.items())
+
+
+def ablations(runs: Sequence[Run]) -> list[Result]:
+    """The ablations, and the methods that they are ablations of."""
+    widths = {run["width"] for run in runs if "feedback-ablations" in run["experiments"]}
+    alike = [name for name in EXPERIMENT if name not in ("method", "width")]
+
+    def whole(run: Run) -> bool:
+        known = run["method"] in ("backprop", "wperp") or run["method"].startswith("feedback")
+        return known and run["width"] in widths and all(run[name] == DEFAULTS[name] for name in alike)
+
+    return results(runs, lambda run: "feedback-ablations" in run["experiments"] or whole(run))
+
+
+# Of each table: its slug, its title, its lines, and what it says.
+TABLES: tuple[tuple[str, str, Callable[[Sequence[Run]], list[Result]], str], ...] = (
+    (
+        "feedback-width",
+        "Learned feedback as the width grows",
+        lambda runs: results(runs, within("feedback-width", schedule="constant")),
+        "Three hidden layers, 300 epochs, learning rate 1e-4, one tangent per step unless said. " + RULE,
+    ),
+    (
+        "feedback-tuned",
+        "The same with a cosine schedule, three learning rates",
+        lambda runs: results(runs, within("feedback-width", schedule="cosine")),
+        "Every rate that was tried is shown: none was chosen by its test accuracy. All methods fit the training data, "
+        "so the test column is where they differ.",
+    ),
+    (
+        "feedback-depth",
+        "Learned feedback as the depth grows",
+        lambda runs: results(runs, within("feedback-depth")),
+        "300 epochs, constant learning rate, no residual connections, no norm. A second sweep applies the chain rule "
+        "once more, which is one step further towards backpropagation.",
+    ),
+    (
+        "feedback-residual",
+        "Residual networks",
+        lambda runs: results(runs, within("feedback-residual")),
+        "Pre-norm blocks of width 128, 20 epochs, batch 128. Lines with B = 0 show what the chain rule over one (two) "
+        "hops does by itself at equal sweeps: the gradient along the skip path is exact without learning.",
+    ),
+    (
+        "feedback-ablations",
+        "Ablations",
+        ablations,
+        "Three hidden layers, 300 epochs, learning rate 1e-4. The lines without an addition are the methods as they "
+        "are used elsewhere.",
+    ),
+)
+
+
+def feedback_tables(runs: Sequence[Run]) -> list[Table]:
+    """Every table that has a run of learned feedback in it, and all lines that stay below backpropagation."""
+    tables, short = [], []
+    for slug, title, lines, caption in TABLES:
+        found = lines(runs)
+        commands = {f"{label(one.group)}, {one.setting}": one.group.command for one in found}
+        hidden = ("Model", "Width", "Depth", "Learning rate", "Schedule")
+        tables.append(Table(slug, title, [one.row for one in found], caption, hidden, commands))
+        short += [] if lines is ablations else list(shortfalls(found))
+    caption = (
         "Every line of the tables above whose accuracy is below backpropagation's by the rule given there; ablations "
-        "and controls (B = 0) are left out. Where backpropagation's own seeds lie far apart, within says little.",
+        "and controls (B = 0) are left out. Where backpropagation's own seeds lie far apart, within says little."
     )
+    short.sort(key=lambda row: row["Difference"])
+    tables += [quality_table(runs), Table("feedback-shortfalls", "Where it falls short", short, caption)]
+    return [table for table in tables if table.rows]
+
+
+def shortfalls(found: Sequence[Result]) -> Iterable[dict[str, Any]]:
+    """The lines that stay below backpropagation; controls (B = 0) are left out."""
+    for one in found:
+        for quantity, name in QUANTITIES.items():
+            gap, word = one.against(quantity) or (0.0, "")
+            if word == "below" and one.group["learn"] != "never" and one.reference:
+                yield {
+                    "Method": label(one.group),
+                    "Setting": one.setting,
+                    "Split": name,
+                    "Backpropagation": accuracy(one.reference, quantity),
+                    "Ours": accuracy(one.group, quantity),
+                    "Difference": gap,
+                }
+
+
+def quality_table(runs: Sequence[Run]) -> Table:
+    """The cosine of one step's estimate with the true gradient, at every hidden layer, early in training and late."""
+    rows = []
+    for one in results([run for run in runs if run["diagnostics"]], within("feedback-quality")):
+        after = [epoch for epoch in one.group.epochs if epoch]
+        for epoch in dict.fromkeys((after[0], after[-1])):
+            layers = {f"Layer {n}": one.group.summary("cosine", n, epoch=epoch) for n in LAYER_SITES}
+            shown = {name: ours and ours.mean for name, ours in layers.items()}
+            rows.append({"Method": label(one.group), "Epoch": epoch, **shown, "Seeds": len(one.group.runs)})
+    return Table(
+        "feedback-quality",
+        "Cosine of one step's estimate with the true gradient",
+        rows,
+        "Means over the seeds, at the first diagnosed epoch after the start and at the last.",
+        forms={f"Layer {n}": ".2f" for n in LAYER_SITES},
+    )
+
+
+def feedback_figures(runs: Sequence[Run]) -> list[Figure]:
+    """Accuracy over the width and, on the deepest network, over the epochs; the cosine over training."""
+    figures = []
+    plain = [one.group for one in results(runs, lambda run: all(
+        run[name] == DEFAULTS[name] for name in EXPERIMENT if name not in ("method", "width")))]  # fmt: skip
+    shown = ("backprop", "feedback-direct", "feedback-chained", "wperp", "wt")
+    for quantity, name in QUANTITIES.items():
+        curves = []
+        for method in shown:
+            points = {group["width"]: group.summary(quantity) for group in plain if group["method"] == method}
+            curves += [with_bars(method_label(method), method, points)] if points else []
+        ticks = sorted({x for curve in curves for x in curve.x})
+        caption = "Three hidden layers, 300 epochs, learning rate 1e-4, one tangent per step. Bars: one sd."
+        words = (f"feedback-width-{name.lower()}", f"{name} accuracy over the width", "Layer width", f"{name} accuracy")
+        figures.append(Figure(*words, curves, caption, ticks, (0.0, 1.05), x_scale="log"))
+    depths = results(runs, within("feedback-depth"))
+    deepest = max((one.group["depth"] for one in depths), default=0)
+    for rate in sorted({one.group["lr"] for one in depths if one.group["depth"] == deepest}):
+        title = f"Depth {deepest}, learning rate {rate:g}"
+        chosen = [one.group for one in depths if (one.group["depth"], one.group["lr"]) == (deepest, rate)]
+        curves = [_over_epochs(group, group.history("train_accuracy")) for group in chosen]
+        slug = f"feedback-depth-{deepest}-lr-{rate:g}".replace(".", "-")
+        caption = "Mean over the seeds, and their range. Dips inside the band are single seeds."
+        figures.append(Figure(slug, title, "Epoch", "Train accuracy", curves, caption, y_range=(0.0, 1.05)))
+    looked = results([run for run in runs if run["diagnostics"]], within("feedback-quality"))
+    caption = "Of one step's estimate with the true gradient, mean over the hidden layers, range over the seeds."
+    curves = [_over_epochs(one.group, _cosines(one.group)) for one in looked]
+    figures.append(Figure("feedback-cosine", "Cosine over training", "Epoch", "Cosine", curves, caption))
+    return [figure for figure in figures if any(len(curve.x) for curve in figure.curves)]
+
+
+def _over_epochs(group: Group, values: dict[float, list[float]]) -> Curve:
+    curve = means(label(group), group["method"], values)
+    return Curve(curve.label, curve.style, curve.x, curve.y, curve.low, curve.high, hollow=group["sweeps"] > 1)
+
+
+def _cosines(group: Group) -> dict[float, list[float]]:
+    """The mean over the hidden layers after each epoch, over the seeds."""
+    found: dict[float, list[float]] = {}
+    for epoch in group.epochs:
+        layers = [group.values("cosine", layer, epoch=epoch) for layer in LAYER_SITES]
+        found[epoch] = [statistics.fmean(seed) for seed in zip(*layers, strict=False)]
+    return {epoch: values for epoch, values in found.items() if values}

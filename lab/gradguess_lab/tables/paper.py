@@ -1,114 +1,313 @@
-"""The paper's tables, each entry beside ours."""
+"""The paper's tables and figures, each published number beside ours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from gradguess_lab.methods import method_label
 from gradguess_lab.paper_numbers import (
     BIAS_VARIANCE,
-    CHOICE_OF_K,
-    NEWTON_SCHULZ,
-    PRECONDITIONING,
-    RANKS,
+    LAYER_SITES,
     SCALING,
+    SETTING,
     WIDTHS,
     Published,
 )
-from gradguess_lab.tables.lines import Line, compare, comparison_table
-from gradguess_lab.tables.runs import Run
-from gradguess_lab.tables.table import Cell, Table, mean_text, number
+from gradguess_lab.tables.figure import Curve, Figure, means, with_bars
+from gradguess_lab.tables.runs import Group, Run, command, groups, in_paper_setting, select
+from gradguess_lab.tables.table import Cell, Table, cell, number
+from gradguess_lab.tables.verdicts import Summary, difference, rounding_floor, verdict
 
 SHARED = "W⊥, shared basis, k = 10"
+DIAGNOSED = "0,1,3,10,30,100,200,300"  # the epochs at which a run of this repository is diagnosed
+# What a quantity is called, and how its numbers are set.
+KINDS = {
+    "train_accuracy": ("Train accuracy", ".3f"),
+    "test_accuracy": ("Test accuracy", ".3f"),
+    "variance": ("Variance", ".2e"),
+    "bias": ("Bias", ".2e"),
+    "covariance_norm": ("Covariance norm", ".3f"),
+    "cosine": ("Cosine", ".3f"),
+    "gradient_norm": ("Gradient norm", ".2e"),
+    "rank": ("Rank", ".0f"),
+    "seconds": ("Training time", "duration"),
+}
+MEASURED = (
+    "The paper does not state the step or the batch at which it measured bias and variance: the figure over training "
+    "shows ours at every diagnosed epoch, with its values as lines. It takes the variance from one draw per sample, "
+    "and ours is the exact expectation: the noise of that draw is not in our intervals."
+)
 
 
-def _published(slug: str, title: str, entries: Sequence[Published], caption: str) -> Callable[[Sequence[Run]], Table]:
-    """A function from runs to the table of these published numbers."""
-    return lambda runs: comparison_table(slug, title, compare(entries, runs), caption)
+@dataclass(frozen=True)
+class Line:
+    """A published number, and ours computed in one way (or not at all).
+
+    An entry has one main line: the method by the paper's definition where that was run.
+    """
+
+    entry: Published
+    group: Group | None
+    ours: Summary | None
+    main: bool = True
+
+    @property
+    def verdict(self) -> str:
+        floor = None
+        if self.group is not None and (self.entry.method, self.entry.quantity) == ("wp", "bias"):
+            norms = self.group.summary("gradient_norm", self.entry.layer)
+            floor = rounding_floor(self.entry.width, norms.mean, self.group["batch"]) if norms else None
+        return verdict(self.entry, self.ours, floor)
+
+    @property
+    def method(self) -> str:
+        named = method_label(self.entry.method)
+        return named if self.entry.k is None else f"{named}, k = {self.entry.k}"
+
+    @property
+    def quantity(self) -> str:
+        name = KINDS[self.entry.quantity][0]
+        return name if self.entry.layer is None else f"{name}, layer {self.entry.layer}"
+
+    @property
+    def form(self) -> str:
+        return KINDS[self.entry.quantity][1]
+
+    @property
+    def way(self) -> str:
+        return self.group.way if self.group else ""
+
+    @property
+    def command(self) -> str:
+        """How to get this line: the run itself, or what it would have been."""
+        if self.group is not None:
+            return self.group.command
+        entry = self.entry
+        wanted = {**SETTING, "method": entry.method, "width": entry.width, "seed": 0, "k": entry.k}
+        wanted |= {"solver": "subspace"} if entry.method in {"wperp", "wperp-bottom"} else {}
+        return command(wanted | ({"diagnose": DIAGNOSED} if entry.layer is not None else {}))
+
+    def set(self, value: float | None, sign: str = "") -> Cell:
+        """A number of this quantity."""
+        form = self.form if self.form == "duration" else sign + self.form
+        return Cell(number(value, form), value)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        ours = self.ours
+        return {
+            "Method": self.method,
+            "Width": self.entry.width,
+            "Quantity": self.quantity,
+            "Paper": self.set(self.entry.value),
+            "Ours": self.set(ours.mean if ours else None),
+            "± sd": self.set(ours.sd if ours else None),
+            "Difference": self.set(ours.mean - self.entry.value if ours else None, "+"),
+            "Verdict": self.verdict,
+            "Seeds": ours.n if ours else None,
+            "Computed by": self.way,
+        }
 
 
-choice_of_k_table = _published(
-    "choice-of-k",
-    "Training accuracy by k",
-    CHOICE_OF_K,
-    "Width 128, 300 epochs; k = rank keeps the whole image of the Jacobian.",
-)
-rank_table = _published(
-    "ranks",
-    "Ranks of the upstream Jacobian",
-    RANKS,
-    "The ranks in the legends of the overlap figure. Ours: mean over a batch, trained with W⊥, k = 10.",
-)
-bias_variance_table = _published(
-    "bias-variance",
-    "Three guesses at width 128",
-    BIAS_VARIANCE,
-    "At the last diagnosed epoch. The paper names no layer: its numbers stand beside our layer 1.",
-)
-scaling_table = _published(
-    "scaling",
-    "Entry by entry",
-    SCALING,
-    "Training accuracy after 300 epochs; three hidden layers of the given width.",
-)
-newton_schulz_table = _published(
-    "newton-schulz",
-    "Time and accuracy",
-    NEWTON_SCHULZ,
-    "300 epochs. The paper's times are those of a laptop, with the SVD on its CPU.",
-)
-preconditioning_table = _published(
-    "preconditioning",
-    "Three guesses at width 256",
-    PRECONDITIONING,
-    "Variance and bias at layer 1 at the last diagnosed epoch; accuracy after 300 epochs.",
-)
+def compare(entries: Iterable[Published], runs: Sequence[Run]) -> Iterator[Line]:
+    """Each entry once for every way it was computed; once without numbers if it was not run."""
+    for entry in entries:
+        lines: list[Line] = []
+        for group in select(runs, entry.method, entry.width, entry.k):
+            ours = group.summary(entry.quantity, entry.layer)
+            lines += [Line(entry, group, ours, main=not lines)] if ours else []
+        yield from lines or [Line(entry, None, None)]
+
+
+def published(slug: str, title: str, entries: Sequence[Published], caption: str) -> Callable[[Sequence[Run]], Table]:
+    """A function from runs to the table of these published numbers: a row per line."""
+
+    def made(runs: Sequence[Run]) -> Table:
+        lines = list(compare(entries, runs))
+        commands = {
+            f"{one.method}, width {one.entry.width}" + f" ({one.way})" * bool(one.way): one.command for one in lines
+        }
+        return Table(slug, title, [one.row for one in lines], caption, ("Width", "Quantity", "Computed by"), commands)
+
+    return made
+
+
+# --- scaling ---
+
+
+def scaling_columns(runs: Sequence[Run]) -> dict[str, dict[int, Line]]:
+    """Lines by the method's title and the width; W⊥ with the shared basis under a title of its own."""
+    columns: dict[str, dict[int, Line]] = {}
+    for line in compare(SCALING, runs):
+        title, method = method_label(line.entry.method), line.entry.method
+        if method == "wperp":
+            columns.setdefault(f"{title}, k = 10", {})
+            title = SHARED if line.group and not line.group.by_definition else f"{title}, k = 10"
+        columns.setdefault(title, {}).setdefault(line.entry.width, line)
+    return columns
 
 
 def scaling_matrix(runs: Sequence[Run]) -> Table:
     """The scaling table in the paper's form: a row per width, a column per method, its number below ours."""
+
+    def shown(line: Line | None) -> Cell:
+        if line is None:
+            return Cell("–")
+        return cell(line.ours, verdict=line.verdict, note=f"paper {line.entry.value:.3f}")
+
     columns = scaling_columns(runs)
-    rows = [
-        (number(width, "d"), *(_matrix_cell(lines.get(width), title) for title, lines in columns.items()))
-        for width in WIDTHS
-    ]
     return Table(
         "scaling-matrix",
         "Training accuracy by width and method",
-        ("Width", *columns),
-        tuple(rows),
+        [{"Width": width} | {title: shown(lines.get(width)) for title, lines in columns.items()} for width in WIDTHS],
         "300 epochs. Ours, mean ± standard deviation, above the paper's number. W⊥ has each sample's own subspace, as "
         "the paper defines it; the shared basis is this library's default.",
     )
 
 
-def scaling_columns(runs: Sequence[Run]) -> dict[str, dict[int, Line]]:
-    """The main line of each entry by the method's title and the width; W⊥ with the shared basis under its own title."""
-    columns: dict[str, dict[int, Line]] = {scaling_title(entry.method): {} for entry in SCALING}
-    shared: dict[int, Line] = {}
-    for line in compare(SCALING, runs):
-        if line.main:
-            columns[scaling_title(line.entry.method)][line.entry.width] = line
-        elif line.variant and line.entry.method == "wperp" and not line.variant.by_definition:
-            shared.setdefault(line.entry.width, line)
-    if shared:  # beside the other W⊥
-        titles = list(columns)
-        place = titles.index(scaling_title("wperp")) + 1
-        order = [*titles[:place], SHARED, *titles[place:]]
-        columns = {title: shared if title == SHARED else columns[title] for title in order}
-    return columns
+def papers_curve(method: str) -> Curve:
+    """What the paper has of a method in its table of scaling."""
+    entries = [entry for entry in SCALING if entry.method == method]
+    return Curve("", method, [float(e.width) for e in entries], [e.value for e in entries], kind="paper")
 
 
-def scaling_title(method: str) -> str:
-    return method_label(method) + (", k = 10" if method == "wperp" else "")
+def over_width(slug: str, curves: Sequence[Curve], caption: str = "", x_scale: str = "linear") -> Figure:
+    """Training accuracy over the width."""
+    ticks = tuple(float(width) for width in WIDTHS)
+    title = "Training accuracy after 300 epochs"
+    return Figure(slug, title, "Layer width", "Train accuracy", curves, caption, ticks, (0.0, 1.05), x_scale=x_scale)
 
 
-def _matrix_cell(line: Line | None, title: str) -> Cell:
-    if line is None:
-        return Cell("–")
-    paper = f"paper {line.entry.value:.3f}"
-    if line.ours is None:
-        return Cell("–", None, line.verdict, paper)
-    substitute = title != SHARED and line.variant and not line.variant.by_definition
-    note = f"shared basis; {paper}" if substitute else paper
-    return Cell(mean_text(line.ours.mean, line.ours.sd), line.ours.mean, line.verdict, note)
+def scaling_figure(runs: Sequence[Run]) -> Figure | None:
+    """Training accuracy over the width: ours solid with the spread of the seeds, the paper's dashed."""
+    curves = []
+    for title, lines in scaling_columns(runs).items():
+        method = next((line.entry.method for line in lines.values()), "")
+        if points := {width: line.ours for width, line in lines.items() if line.ours}:
+            curves.append(with_bars(title, "wperp-shared" if title == SHARED else method, points))
+    if not curves:
+        return None
+    paper = [papers_curve(method) for method in dict.fromkeys(entry.method for entry in SCALING)]
+    caption = "Solid: ours, mean over the seeds, bars of one standard deviation. Dashed with open markers: the paper's."
+    return over_width("scaling", [*paper, *curves], caption)
+
+
+def solvers_table(runs: Sequence[Run]) -> Table:
+    """W⊥ with each sample's own subspace beside W⊥ with one basis for the batch, wherever both were run."""
+    rows = []
+    for width in WIDTHS:
+        for k in (1, 10, 25, "rank"):
+            found = {group.by_definition: group for group in reversed(select(runs, "wperp", width, k))}
+            for quantity in ("train_accuracy", "test_accuracy") if len(found) == 2 else ():
+                own, shared = (found[kind].summary(quantity) for kind in (True, False))
+                if own and shared:
+                    gap = difference(own, shared)
+                    low, high = gap.interval()
+                    rows.append({
+                        "Width": width,
+                        "k": k,
+                        "Quantity": KINDS[quantity][0],
+                        "Own subspace": own,
+                        "Shared basis": shared,
+                        "Difference": gap.value,
+                        "from": low,
+                        "to": high,
+                        "Seeds": f"{own.n}, {shared.n}",
+                    })  # fmt: skip
+    return Table(
+        "solvers",
+        "Each sample's own subspace, and the shared basis",
+        rows,
+        "Difference: shared less own, with its 95 % interval by Welch. Seeds: of own and of shared.",
+        forms={"from": "+.3f", "to": "+.3f"},
+    )
+
+
+# --- diagnostics ---
+
+
+def diagnosed(runs: Sequence[Run], method: str, width: int, k: int | None = None) -> Group | None:
+    """The main way the method was computed, of those that were diagnosed."""
+    return next((group for group in select(runs, method, width, k) if group.epochs), None)
+
+
+def diagnostics_table(runs: Sequence[Run]) -> Table:
+    """Every diagnosed experiment in the paper's setting, epoch and layer."""
+    names = ("variance", "bias", "covariance_norm", "cosine", "gradient_norm", "rank")
+    found = groups(run for run in runs if run["diagnostics"] and in_paper_setting(run) and not run["script"])
+    rows = []
+    for group in sorted(found, key=lambda group: (group["width"], group.label, group.way)):
+        for epoch in group.epochs:
+            for layer in LAYER_SITES:
+                means = {name: group.summary(name, layer, epoch=epoch) for name in names}
+                if any(means.values()):
+                    where = {"Method": group.label, "Width": group["width"], "Computed by": group.way}
+                    rows.append(
+                        {**where, "Epoch": epoch, "Layer": layer}
+                        | {KINDS[name][0]: one.mean if one else None for name, one in means.items()}
+                        | {"Seeds": len(group.runs)}
+                    )
+    caption = (
+        "Means over the seeds, on the first 512 training samples, for every diagnosed run in the paper's setting. The "
+        "cosine is that of the estimate with the true gradient."
+    )
+    return Table("diagnostics", "Every layer, over training", rows, caption, folded=True, forms={"Rank": ".0f"})
+
+
+def over_training_figures(runs: Sequence[Run]) -> list[Figure]:
+    """Variance, bias and gradient norm of layer 1 over training, with the paper's values as lines."""
+    known = {
+        method: diagnosed(runs, method, 128, k) for method, k in (("wt", None), ("wperp-bottom", 10), ("wperp", 10))
+    }
+    figures = []
+    for quantity in ("variance", "bias", "gradient_norm"):
+        curves = []
+        for method, group in known.items():
+            epochs = group.epochs if group else []
+            found = {epoch: [v for v in group.values(quantity, 1, epoch=epoch) if v] for epoch in epochs if group}
+            entry = next((e for e in BIAS_VARIANCE if (e.method, e.quantity) == (method, quantity)), None)
+            if len(epochs) > 1 and entry:
+                curves.append(Curve("", method, [epochs[0], epochs[-1]], [entry.value] * 2, kind="paper"))
+            if len(epochs) > 1 and any(found.values()):
+                curves.append(means(method_label(method), method, {e: values for e, values in found.items() if values}))
+        title = KINDS[quantity][0]
+        caption = (
+            "Mean over the seeds with their range, on the first 512 training samples. Dashed: the paper's values, of "
+            "which it does not say the epoch; it has none of the gradient norm."
+        )
+        slug = f"over-training-{quantity.replace('_', '-')}"
+        figures.append(
+            Figure(slug, f"{title} of layer 1, width 128", "Epoch", title, curves, caption, (0, 1, 10, 100, 300),
+                   x_scale="symlog", y_scale="log")
+        )  # fmt: skip
+    return [figure for figure in figures if figure.curves]
+
+
+def overlap_figures(runs: Sequence[Run]) -> list[Figure]:
+    """How much of the true gradient lies in the span of the k leading right singular vectors, per layer."""
+    figures = []
+    for width in (128, 512):
+        group, curves = diagnosed(runs, "wperp", width, 10), []
+        for layer in LAYER_SITES if group else ():
+            assert group is not None
+            if found := group.overlaps(layer):
+                rank = statistics.fmean(group.values("rank", layer))
+                by_k = dict(enumerate(zip(*found, strict=False), 1))
+                curves.append(means(f"Layer {layer}, rank = {rank:.0f}", f"layer-{layer}", by_k))
+        figures.append(
+            Figure(
+                f"overlap-{width}",
+                f"Layer width = {width}",
+                "Number of singular values k",
+                "Overlap",
+                curves,
+                "Norm of the true gradient's projection on the k leading right singular vectors over its own norm, "
+                "trained with W⊥, k = 10, at the last diagnosed epoch. The authors' scripts plot its square.",
+                y_range=(0.0, 1.02),
+                mark=(10.0, "k = 10"),
+            )
+        )
+    return [figure for figure in figures if figure.curves]

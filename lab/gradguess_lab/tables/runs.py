@@ -1,28 +1,29 @@
-"""Finished runs as the tables see them: which runs belong together, and what was measured in them."""
+"""Finished runs as flat rows: settings, metrics and what is known of them; which belong together; what was measured."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from gradguess.errors import GradguessError, InputError
+from gradguess_lab import store
+from gradguess_lab.bench.run import SCHEMA as BENCH_SCHEMA
 from gradguess_lab.config import TrainConfig
-from gradguess_lab.methods import OPTIONS, method_label, options_of
+from gradguess_lab.methods import ENTRIES, METHODS, OPTIONS, method_label, options_of, read_settings
 from gradguess_lab.paper_numbers import LAYER_SITES, SETTING
+from gradguess_lab.tables.verdicts import Summary
 
-# The parts of a configuration that say which experiment a run is. Runs that agree in all of these are repetitions
-# of each other, whatever their seed. `device` is among them, since times and memory depend on it.
-_DEFAULTS = {option.name: option.default for option in dataclasses.fields(TrainConfig)}
-IDENTITY = tuple(name for name in _DEFAULTS if name not in {"seed", "eval_every", "diagnose"})
-
-_NAMING = ("data", "method", "width", "depth", "epochs", "lr", "batch", "seed")
-
-# These stand in a column of their own, or belong to the paper's setting.
-_NAMED = {"data", "model", "method", "width", "depth", "epochs", "k", "script"}
+Run = dict[str, Any]
+SCHEMA = 1
+DEFAULTS = TrainConfig().as_dict()
+# Runs that agree in all of these are repetitions of each other. `device` is among them: times and memory depend on it.
+IDENTITY = tuple(name for name in DEFAULTS if name not in {"seed", "eval_every", "diagnose"})
+EXPERIMENT = tuple(name for name in IDENTITY if name != "device")
+_NAMED = {"data", "model", "method", "width", "depth", "epochs", "k", "script"}  # they stand in a column of their own
+_NAMING = ("data", "method", "width", "depth", "epochs", "lr", "batch", "seed")  # said in every command
 SOLVERS = {
     "svd": "each sample's own subspace, by SVD",
     "subspace": "each sample's own subspace",
@@ -31,173 +32,148 @@ SOLVERS = {
 _THRESHOLDS = {"nearest": "nearest set", "placed": "threshold placed"}
 
 
-@dataclass(frozen=True)
-class Run:
-    """One finished run: what was asked for, what came out, and where it ran."""
+class Group:
+    """Repetitions of one experiment: runs that differ in their seed, each seed once."""
 
-    key: str
-    config: Mapping[str, Any]
-    metrics: Mapping[str, float]
-    history: Sequence[Mapping[str, float]] = ()
-    diagnostics: Sequence[Mapping[str, Any]] = ()
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    experiments: Sequence[str] = ()
-    task: str = ""
-    variant: str = ""
+    def __init__(self, runs: Iterable[Run]) -> None:
+        by_seed: dict[Any, Run] = {}
+        for run in runs:
+            by_seed.setdefault(run["seed"], run)
+        self.runs = [by_seed[seed] for seed in sorted(by_seed)]
+        self.first = self.runs[0]
 
-    @property
-    def method(self) -> str:
-        return str(self.config.get("method", "unknown"))
-
-    @property
-    def label(self) -> str:
-        """The method, with `k` where it has one."""
-        k = self.config.get("k")
-        named = method_label(self.method)
-        return f"{named}, k = {k}" if k is not None and "k" in options_of(self.method) else named
+    def __getitem__(self, name: str) -> Any:
+        """A setting, which all of the runs share."""
+        return self.first[name]
 
     @cached_property
-    def identity(self) -> tuple[tuple[str, Any], ...]:
-        return tuple((name, self._part(name)) for name in IDENTITY if self._part(name) is not None)
-
-    def _part(self, name: str) -> Any:
-        if name in OPTIONS and name not in options_of(self.method):
-            return None
-        if name == "script":
-            return ",".join(toggles(self))
-        value = setting(self, name)
-        if name == "device" and isinstance(value, str):
-            return value.partition(":")[0]  # cuda:0 and cuda:1 are the same kind
-        return value if isinstance(value, (str, int, float, type(None))) else repr(value)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Repetitions of one experiment, one run per seed."""
-
-    runs: tuple[Run, ...]
-
-    @property
-    def first(self) -> Run:
-        return self.runs[0]
-
-    @property
-    def device(self) -> str:
-        return str(dict(self.first.identity).get("device", "cpu"))
-
-    @property
     def label(self) -> str:
-        """How this experiment was computed, where that is a choice: the solver, and what is not as usual."""
-        parts = dict(self.first.identity)
-        solver, threshold = str(parts.pop("solver", "")), str(parts.pop("threshold", ""))
-        if self.first.method == "wperp-bottom" and solver != "svd":
-            solver = "closed units"  # any k of them are a bottom-k subspace
-        words = [SOLVERS.get(solver, solver)] if solver else []
-        words += [_THRESHOLDS.get(threshold, threshold)] if self.first.method == "wperp-ns" else []
-        words += [f"as the scripts: {' and '.join(toggles(self.first))}"] if toggles(self.first) else []
-        unusual = {name: value for name, value in parts.items() if value != _DEFAULTS[name] and name not in _NAMED}
-        words += [str(value) if name in {"device", "dtype"} else f"{name} {value}" for name, value in unusual.items()]
-        return " · ".join(words)
+        """The method, with `k` where it has one."""
+        named = method_label(self["method"])
+        return f"{named}, k = {self['k']}" if "k" in options_of(self["method"]) else named
 
     @property
+    def rank(self) -> int:
+        """The place of the method in the registry; one that is not known comes last."""
+        return (*METHODS, self["method"]).index(self["method"])
+
+    @cached_property
+    def variant(self) -> str:
+        """The method, or the variant of it that these settings are."""
+        fitting = [name for name, entry in ENTRIES.items() if entry.settings.items() <= self.first.items()]
+        return max(fitting, key=lambda name: len(ENTRIES[name].settings), default=self["method"])
+
+    @cached_property
+    def way(self) -> str:
+        """How this experiment was computed, where that is a choice: the solver, and what is not as usual."""
+        method, read = self["method"], options_of(self["method"])
+        solver = SOLVERS.get(self["solver"], self["solver"]) if "solver" in read else ""
+        if method == "wperp-bottom" and self["solver"] != "svd":
+            solver = "closed units"  # any k of them are a bottom-k subspace
+        words = [solver, _THRESHOLDS.get(self["threshold"], self["threshold"]) if method == "wperp-ns" else ""]
+        words += [f"as the scripts: {self['script'].replace(',', ' and ')}"] if self["script"] else []
+        for name in IDENTITY:
+            value = self[name]
+            if value != DEFAULTS[name] and name not in {*_NAMED, "solver", "threshold"}:
+                words.append(str(value) if name in {"device", "dtype"} else f"{name} {value}")
+        return " · ".join(word for word in words if word)
+
+    @cached_property
     def by_definition(self) -> bool:
         """Whether W⊥ takes each sample's own subspace, and W⊥-NS the nearest set, as the paper has it."""
-        parts = dict(self.first.identity)
-        if self.first.method == "wperp":
-            return parts.get("solver") in {"svd", "subspace"}
-        return self.first.method != "wperp-ns" or parts.get("threshold") == "nearest"
+        if self["method"] == "wperp":
+            return self["solver"] in {"svd", "subspace"}
+        return self["method"] != "wperp-ns" or self["threshold"] == "nearest"
+
+    @property
+    def epochs(self) -> list[int]:
+        """Those that were diagnosed."""
+        return sorted({row["epoch"] for run in self.runs for row in run["diagnostics"]})
+
+    @property
+    def command(self) -> str:
+        return command(self.first)
 
     def values(self, quantity: str, layer: int | None = None, **where: Any) -> list[float]:
         """The quantity in every run that measured it."""
-        found = (measure(run, quantity, layer, **where) for run in self.runs)
-        return [value for value in found if value is not None]
+        return [value for run in self.runs if (value := measure(run, quantity, layer, **where)) is not None]
+
+    def summary(self, quantity: str, layer: int | None = None, **where: Any) -> Summary | None:
+        return Summary.of(self.values(quantity, layer, **where))
+
+    def overlaps(self, layer: int) -> list[Sequence[float]]:
+        """How much of the gradient the k leading directions hold, for k = 1, 2, ...; of each diagnosed run."""
+        return [found for run in self.runs if (found := measure(run, "overlap", layer))]
+
+    def history(self, quantity: str) -> dict[float, list[float]]:
+        """The quantity after each epoch, over the seeds."""
+        found: dict[float, list[float]] = {}
+        for run in self.runs:
+            for row in run["history"]:
+                if row.get(quantity) is not None:
+                    found.setdefault(row["epoch"], []).append(row[quantity])
+        return dict(sorted(found.items()))
 
 
-def setting(run: Run, name: str) -> Any:
-    """A part of the configuration; an older record lacks the newest options."""
-    return run.config.get(name, _DEFAULTS[name])
-
-
-def toggles(run: Run) -> tuple[str, ...]:
-    """What the run does as the authors' scripts do it and the paper does not say, in alphabetical order."""
-    return tuple(sorted(word.strip() for word in str(run.config.get("script") or "").split(",") if word.strip()))
-
-
-def measure(
-    run: Run, quantity: str, layer: int | None = None, epoch: int | None = None, batch: str = "sites"
-) -> float | None:
+def measure(run: Run, quantity: str, layer: int | None = None, epoch: int | None = None, batch: str = "sites") -> Any:
     """A final metric, or with `layer` a diagnostic of that layer, at the last diagnosed epoch if none is given.
 
     `batch` is "sites" for the first samples of the training data, "last_batch" for the last batch of an epoch.
     """
     if layer is None:
-        return run.metrics.get(quantity)
-    return diagnosis(run, layer, epoch, batch).get(quantity)
-
-
-def diagnosis(run: Run, layer: int, epoch: int | None = None, batch: str = "sites") -> Mapping[str, Any]:
-    """What was measured at a layer; empty if nothing was."""
-    found = {entry["epoch"]: entry for entry in run.diagnostics if batch in entry}
+        return run.get(quantity)
+    found = {row["epoch"]: row[batch] for row in run["diagnostics"] if batch in row}
     if not found:
-        return {}
-    entry = found.get(max(found) if epoch is None else epoch, {})
-    return entry.get(batch, {}).get(LAYER_SITES[layer], {})
+        return None
+    return found.get(max(found) if epoch is None else epoch, {}).get(LAYER_SITES[layer], {}).get(quantity)
 
 
-def overlap_of(run: Run, layer: int) -> Sequence[float]:
-    """The overlap of the gradient with the k leading directions, for k = 1, 2, ...; empty if not diagnosed."""
-    return diagnosis(run, layer).get("overlap") or ()
-
-
-def select(
-    runs: Iterable[Run], method: str, width: int, k: int | str | None = None, script: str = "", **options: object
-) -> list[Variant]:
-    """The runs of one entry of the paper, in its setting; several variants if computed in several ways.
-
-    `script` names what is done as in the authors' scripts, in alphabetical order; `options` are further settings.
-    """
-    chosen = [
-        run
-        for run in runs
-        if run.method == method
-        and run.config.get("width") == width
-        and in_paper_setting(run, script)
-        and (k is None or _same_k(run, k))
-        and all(setting(run, name) == value for name, value in options.items())
-    ]
-    return variants(chosen)
-
-
-def variants(runs: Iterable[Run]) -> list[Variant]:
-    """Group runs that differ in their seed only; the same seed twice counts once.
+def groups(runs: Iterable[Run], any_device: bool = False) -> list[Group]:
+    """Runs by experiment; with `any_device`, of those that differ in the device alone the one that has most seeds.
 
     What the paper defines comes first, then what has most seeds: the first is the main row of every table.
     """
-    groups: dict[tuple[tuple[str, Any], ...], dict[Any, Run]] = {}
+    found: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(run.identity, {}).setdefault(run.config.get("seed"), run)
-    found = [Variant(tuple(group[seed] for seed in sorted(group, key=repr))) for group in groups.values()]
-    return sorted(found, key=lambda variant: (not variant.by_definition, -len(variant.runs), variant.label))
+        found.setdefault(tuple(run[name] for name in IDENTITY), []).append(run)
+    made = sorted(map(Group, found.values()), key=lambda group: (not group.by_definition, -len(group.runs), group.way))
+    if not any_device:
+        return made
+    first: dict[tuple[Any, ...], Group] = {}
+    for group in made:
+        first.setdefault(tuple(group[name] for name in EXPERIMENT), group)
+    return list(first.values())
 
 
-def in_paper_setting(run: Run, script: str = "") -> bool:
-    """Whether the run is one that the paper's numbers may be held against."""
-    return ",".join(toggles(run)) == script and all(
-        _equal(run.config.get(name, expected), expected) for name, expected in SETTING.items()
+def like(group: Group, among: Iterable[Group], names: Iterable[str], **other: Any) -> Group | None:
+    """The first of these that agrees with a group in the named settings, and has `other` ones."""
+    wanted = {name: group[name] for name in names} | other
+    return next((one for one in among if all(one[name] == value for name, value in wanted.items())), None)
+
+
+def select(
+    runs: Iterable[Run], method: str, width: int, k: int | str | None = None, script: str = "", **settings: object
+) -> list[Group]:
+    """The runs of one entry of the paper, in its setting; several groups if computed in several ways.
+
+    `script` names what is done as in the authors' scripts, in alphabetical order; `settings` are further ones.
+    """
+    chosen = (
+        run
+        for run in runs
+        if run["method"] == method
+        and run["width"] == width
+        and run["script"] == script
+        and in_paper_setting(run)
+        and (k is None or run["k"] == k or (k == "rank" and isinstance(run["k"], int) and run["k"] >= width))
+        and all(run[name] == value for name, value in settings.items())
     )
+    return groups(chosen)
 
 
-def _equal(found: object, expected: object) -> bool:
-    if isinstance(found, (int, float)) and isinstance(expected, (int, float)):
-        return math.isclose(found, expected, rel_tol=1e-9)
-    return found == expected
-
-
-def _same_k(run: Run, k: int | str) -> bool:
-    found, width = run.config.get("k"), run.config["width"]
-    if k == "rank":  # a k that no Jacobian of this width can exceed keeps its whole image
-        return found == "rank" or (isinstance(found, int) and found >= width)
-    return found == k
+def in_paper_setting(run: Run) -> bool:
+    """Whether the run is one that the paper's numbers may be held against, as the paper or the scripts have it."""
+    return all(run[name] == value for name, value in SETTING.items())
 
 
 def command(config: Mapping[str, Any]) -> str:
@@ -208,11 +184,103 @@ def command(config: Mapping[str, Any]) -> str:
     """
     read = options_of(str(config.get("method")))
     words = ["gradguess", "train"]
-    for name in (*_NAMING, *(name for name in config if name not in _NAMING)):
+    for name in dict.fromkeys((*_NAMING, *DEFAULTS)):
         value = config.get(name)
         unread = name in OPTIONS and name not in read
-        if value is None or unread or (name not in _NAMING and value == _DEFAULTS.get(name, value)):
+        if value is None or unread or (name not in _NAMING and value == DEFAULTS[name]):
             continue
         flag = "--" + name.replace("_", "-")
         words += [flag] if value is True else [flag, str(value)]
     return shlex.join(words)
+
+
+# --- from files ---
+
+
+def load_runs(directory: Path, may_be_empty: bool = False) -> list[Run]:
+    """Every run of a study, or under a directory, by key; a key that is found twice counts once.
+
+    The tables rely on what is checked here, so a damaged file is refused by name and never half read.
+    """
+    if not directory.is_dir() and not store.files_of(directory)[0].exists():
+        raise InputError(f"expected a directory with results, found no directory at {directory}.")
+    runs: dict[str, Run] = {}
+    for where, record in store.runs(directory):
+        _check(record, where)
+        runs.setdefault(record["key"], flat(record))
+    if not runs and not may_be_empty:
+        raise InputError(
+            f"no results under {directory}: expected result.json or *.jsonl files of finished runs. "
+            "Make some with `gradguess reproduce` or `gradguess train --out DIR`."
+        )
+    return [runs[key] for key in sorted(runs)]
+
+
+def flat(record: Mapping[str, Any]) -> Run:
+    """A stored row as the tables read it."""
+    measured = {name: value for name, value in record["metrics"].items() if value is not None}
+    config = read_settings(record["config"])
+    script = ",".join(sorted(word.strip() for word in config["script"].split(",") if word.strip()))
+    rest = {name: record.get(name) or empty for name, empty in _REST.items()}
+    device = config["device"].partition(":")[0]  # cuda:0 and cuda:1 are the same kind
+    return measured | config | rest | {"key": record["key"], "script": script, "device": device}
+
+
+_REST: dict[str, Any] = {
+    "experiments": (), "task": "", "variant": "", "history": [], "diagnostics": [], "environment": {}
+}  # fmt: skip
+
+
+def load_benchmarks(directory: Path) -> list[dict[str, Any]]:
+    """The records in the `bench/*.json` under `directory`, or else beside it, of the kinds that are shown."""
+    folders = {path.parent for path in directory.rglob("*.json") if path.parent.name == "bench"}
+    found = []
+    for folder in sorted(folders or {directory.resolve().parent / "bench"}):
+        for where, record in store.records(folder):
+            if record.get("kind") == "fast-paths":  # single switches, which the report leaves out
+                continue
+            missing = [name for name in ("kind", "environment", "rows", "growth") if name not in record]
+            if record.get("schema") != BENCH_SCHEMA or missing:
+                what = f"no {missing[0]!r}" if missing else f"schema {record.get('schema')!r}"
+                raise GradguessError(f"{where}: expected a benchmark of schema {BENCH_SCHEMA}, found {what}.")
+            found.append(record)
+    return found
+
+
+def _check(record: Any, where: str) -> None:
+    _expect(isinstance(record, dict), where, "a JSON object", record)
+    _expect(record.get("schema") == SCHEMA, where, f"schema {SCHEMA}", record.get("schema"))
+    _expect(isinstance(record.get("key"), str), where, "text under 'key'", record.get("key"))
+    for name in ("config", "metrics"):
+        _expect(isinstance(record.get(name), dict), where, f"an object under {name!r}", record.get(name))
+    config = record["config"]
+    _expect(isinstance(config.get("method"), str), where, "a method in 'config'", config.get("method"))
+    for name in ("width", "depth", "epochs", "seed", "batch"):
+        value = config.get(name, 0)
+        _expect(type(value) is int, where, f"a whole number under {name!r} in 'config'", value)
+    for name in ("history", "diagnostics"):
+        for row in record.get(name) or ():
+            _expect(isinstance(row, dict) and isinstance(row.get("epoch"), int), where, f"epochs in {name!r}", row)
+            _expect(name == "history" or isinstance(row.get("sites"), dict), where, "an object under 'sites'", row)
+        _numbers({name: record.get(name)}, where)
+    _numbers(record["metrics"], where)
+
+
+def _numbers(tree: Any, where: str, name: str = "") -> None:
+    """All that is in it is a number, or null, which means not measured; a list of numbers is an overlap."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            _expect(key != "overlap" or isinstance(value, list), where, "a list of numbers under 'overlap'", value)
+            _numbers(value, where, key)
+    elif isinstance(tree, list):
+        for value in tree:
+            _numbers(value, where, name)
+    else:
+        fine = tree is None or (isinstance(tree, int | float) and not isinstance(tree, bool))
+        _expect(fine, where, f"a number under {name!r}", tree)
+
+
+def _expect(true: bool, where: str, expected: str, found: object) -> None:
+    if not true:
+        shown = repr(found)
+        raise GradguessError(f"{where}: expected {expected}, found {shown[:57] + '...' * (len(shown) > 57)}.")

@@ -1,11 +1,28 @@
-"""A table and a figure as plain data: what the page, the CSV, the LaTeX and the plots are all made from."""
+"""A table as plain data: what the page, the docs, the CSV and the LaTeX are all made from."""
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from gradguess_lab.tables.verdicts import DIFFERS, HOLDS, NOT_RUN, Summary
+
+Row = Mapping[str, Any]
+# How numbers are set, by the name of their column; others have three decimals. Whole numbers stand as they are.
+FORMS = {
+    **dict.fromkeys(("Variance", "Bias", "Gradient norm"), ".2e"),
+    **dict.fromkeys(("Difference", "Test against backprop"), "+.3f"),
+    **dict.fromkeys(("Ratio", "Quiet ratio", "Time ratio", "Time", "Cosine of a step", "Exponent"), ".2f"),
+    **dict.fromkeys(("Learning rate", "Rate"), "g"),
+    **dict.fromkeys(("Step, ms", "Refresh, ms"), ".3g"),
+    **dict.fromkeys(("Memory, MB", "of it gradients", "First steps, s", "First start, s", "Second start, s"), ".1f"),
+}
+MARKS = {HOLDS: " ✓", DIFFERS: " ✗"}
 
 
 @dataclass(frozen=True)
@@ -18,99 +35,146 @@ class Cell:
     note: str = ""  # shown below, in small type
 
 
+def number(value: float | None, form: str = ".3f") -> str:
+    """A number with a true minus sign, and a dash if there is none; the form "duration" takes seconds.
+
+    >>> number(-2e-05, ".2e"), number(-0.0001), number(5400.0, "duration"), number(None)
+    ('−2.00e−5', '0.000', '1.5 h', '–')
+    """
+    if value is None:
+        return "–"
+    if form == "duration":
+        size, unit, digits = next(one for one in _UNITS if abs(value) >= one[0] or one[0] == 0)
+        return f"{value / (size or 1):.{digits}f} {unit}".replace("-", "−")
+    shown = format(value, form)
+    if not float(shown.replace(",", "")):
+        shown = shown.lstrip("+-")  # what rounds to nothing has no sign
+    digits_, e, exponent = shown.partition("e")
+    return (f"{digits_}e{int(exponent)}" if e else shown).replace("-", "−")
+
+
+_UNITS = ((3600, "h", 1), (60, "min", 0), (0, "s", 1))
+
+
+def cell(value: Any, form: str = ".3f", verdict: str | None = None, note: str = "") -> Cell:
+    """A value as it is shown; a mean has its standard deviation, if it has one.
+
+    >>> cell(Summary(0.5, 0.01, 3)).text, cell(Summary(0.5, None, 1)).text, cell(None).text, cell(12).text
+    ('0.500 ± 0.010', '0.500', '–', '12')
+    """
+    if isinstance(value, Cell):
+        return value
+    if isinstance(value, Summary):
+        spread = "" if value.sd is None else f" ± {number(value.sd, form.lstrip('+'))}"
+        return Cell(number(value.mean, form) + spread, value.mean, verdict, note)
+    if isinstance(value, bool):
+        value = "yes" if value else "no"
+    if isinstance(value, float):
+        return Cell(number(value, form), value, verdict, note)
+    if value is None:
+        return Cell("–", None, verdict, note)
+    return Cell(str(value), value, verdict, note)
+
+
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under titled columns; `commands` says how to get each line again."""
+    """Rows by column. Columns in `same` are not shown where they say the same in every row.
+
+    `commands` says how to get each line again; a table that is `folded` is shown on request.
+    """
 
     slug: str
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: Sequence[Row]
     caption: str = ""
-    commands: tuple[tuple[str, str], ...] = ()
-    hidden: frozenset[int] = frozenset()  # columns for programs only: they say the same in every row
-    folded: bool = False  # shown on request
+    same: Sequence[str] = ()
+    commands: Mapping[str, str] = field(default_factory=dict)
+    folded: bool = False
+    forms: Mapping[str, str] = field(default_factory=dict)  # beside `FORMS`
 
-    def __post_init__(self) -> None:
-        _check_slug(self.slug)
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(f"table {self.slug}: {len(row)} cells under {len(self.columns)} columns")
+    @cached_property
+    def cells(self) -> list[dict[str, Cell]]:
+        """A cell for every row and column. In the column "Verdict" a cell is judged by what it says."""
+        forms, columns = FORMS | dict(self.forms), list(dict.fromkeys(name for row in self.rows for name in row))
+        made = [{name: cell(row.get(name), forms.get(name, ".3f")) for name in columns} for row in self.rows]
+        for row in made:
+            if "Verdict" in row:
+                row["Verdict"] = replace(row["Verdict"], verdict=row["Verdict"].text)
+        return made
 
-    @property
-    def shown(self) -> tuple[int, ...]:
-        """The columns to show."""
-        return tuple(i for i in range(len(self.columns)) if i not in self.hidden)
+    @cached_property
+    def columns(self) -> list[str]:
+        """Those that are shown."""
+        names = list(self.cells[0]) if self.rows else []
+        return [name for name in names if name not in self.same or len({row[name].text for row in self.cells}) > 1]
 
     @property
     def ran(self) -> bool:
         """Whether any line has something of ours in it."""
-        verdicts = {cell.verdict for row in self.rows for cell in row if cell.verdict}
-        return bool(self.rows) and verdicts != {"not run"}
+        return bool(self.rows) and {c.verdict for row in self.cells for c in row.values() if c.verdict} != {NOT_RUN}
 
-    def is_numeric(self, column: int) -> bool:
-        values = [row[column].value for row in self.rows]
-        return any(isinstance(value, (int, float)) for value in values) and not any(
-            isinstance(value, str) for value in values
-        )
+    @cached_property
+    def numeric(self) -> set[str]:
+        """The columns that hold numbers alone."""
+        kinds = {name: {type(row[name].value) for row in self.cells} - {type(None)} for name in self.columns}
+        return {name for name, found in kinds.items() if found and found <= {int, float}}
 
-
-@dataclass(frozen=True)
-class Curve:
-    """One line of a figure. `style` names its colour and marker; `low` and `high` span the repetitions."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    style: str
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
-    dashed: bool = False
-    markers: bool = False
-    error_bars: bool = False
-    dots: bool = False  # no line; `low` and `high` span along x
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Curves over a pair of axes."""
-
-    slug: str
-    title: str
-    x_label: str
-    y_label: str
-    curves: tuple[Curve, ...]
-    caption: str = ""
-    x_ticks: tuple[float, ...] = ()
-    x_names: tuple[str, ...] = ()  # what stands at the ticks, if not their numbers
-    y_range: tuple[float, float] | None = None
-    mark: tuple[float, str] | None = None  # a dotted vertical line, and what it says
-    log_x: bool = False
-    log_y: bool = False
-    legend_columns: int = 2
-    y_names: tuple[str, ...] = ()  # names of the lines 0, 1, ... from top to bottom, in place of a scale
-
-    def __post_init__(self) -> None:
-        _check_slug(self.slug)
+    def where(self, column: str, *kept: str) -> Table:
+        """The table with those rows alone that say one of these in a column."""
+        return replace(self, rows=[row for row in self.cells if row[column].text in kept])
 
     @property
-    def fingerprint(self) -> str:
-        """What the figure shows, in short: drawings change with the version of matplotlib, this does not."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+    def frame(self) -> pd.DataFrame:
+        """The values, of hidden columns too; a mean has its standard deviation in a column of its own."""
+        spread = {name for row in self.rows for name, value in row.items() if isinstance(value, Summary)}
+        lines: list[dict[str, Any]] = []
+        for row, cells in zip(self.rows, self.cells, strict=True):
+            lines.append({})
+            for name, one in cells.items():
+                lines[-1][name] = one.value
+                if name in spread:
+                    lines[-1][f"{name}, sd"] = getattr(row.get(name), "sd", None)
+        return pd.DataFrame(lines, dtype=object)
+
+    def csv(self) -> str:
+        """One line per row, numbers as they were computed; a missing number is an empty field."""
+        return self.frame.map(_field).to_csv(index=False, lineterminator="\n")
+
+    def markdown(self, *columns: str) -> str:
+        """The columns that are shown, or those that are named; a cell's mark and note follow it."""
+        names = [name for name in (columns or self.columns) if self.rows and name in self.cells[0]]
+        body = [[_marked(row[name]) for name in names] for row in self.cells]
+        return "\n".join("| " + " | ".join(line) + " |" for line in (names, ["---"] * len(names), *body))
+
+    def latex(self) -> str:
+        """A `table` environment; the document needs `\\usepackage{booktabs}`."""
+        names = self.columns
+        heads = [rf"\textbf{{{latex_text(name)}}}" for name in names]
+        shown = [[row[name] for name in names] for row in self.cells]
+        body = [[latex_text(c.text + f" ({c.note})" * bool(c.note)) for c in row] for row in shown]
+        lines = [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{latex_text(self.caption or self.title)}}}",
+            rf"\label{{tab:{self.slug}}}",
+            rf"\begin{{tabular}}{{{''.join('r' if name in self.numeric else 'l' for name in names)}}}",
+            r"\toprule",
+            " & ".join(heads) + r" \\",
+            r"\midrule",
+            *(" & ".join(row) + r" \\" for row in body),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+        return "\n".join(lines) + "\n"
 
 
-def mean_text(mean: float, sd: float | None) -> str:
-    """A mean with its standard deviation, if it has one.
-
-    >>> mean_text(0.5, 0.01), mean_text(0.5, None)
-    ('0.500 ± 0.010', '0.500')
-    """
-    return number(mean).text + ("" if sd is None else f" ± {sd:.3f}")
-
-
-def constant(columns: Sequence[str], rows: Sequence[Sequence[Cell]], among: Collection[str]) -> frozenset[int]:
-    """The columns, of those named in `among`, that say the same in every row."""
-    return frozenset(i for i, name in enumerate(columns) if name in among and len({row[i].text for row in rows}) == 1)
+def matrix(corner: str, found: Iterable[tuple[Any, str, Any]], columns: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Rows of a table from (row, column, value), in this order of columns; what is missing is a dash."""
+    rows: dict[Any, dict[str, Any]] = {}
+    for row, column, value in found:
+        rows.setdefault(row, {corner: row, **dict.fromkeys(columns)})[column] = value
+    return list(rows.values())
 
 
 def slugify(words: str) -> str:
@@ -122,21 +186,33 @@ def slugify(words: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
-def _check_slug(slug: str) -> None:
-    if not re.fullmatch(r"[a-z0-9-]+", slug):
-        raise ValueError(f"a slug has lower-case letters, digits and hyphens only, found {slug!r}")
+def _field(value: Any) -> Any:
+    """Missing is not NaN; a spreadsheet would run a text that starts like a formula."""
+    if value is None or value != value:
+        return "" if value is None else "nan"
+    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
 
 
-def text(value: object, verdict: str | None = None) -> Cell:
-    return Cell(str(value), str(value), verdict)
+def _marked(one: Cell) -> str:
+    judged = one.verdict is not None and one.verdict != one.text
+    return one.text + (MARKS.get(one.verdict or "", "") if judged else "") + (f" ({one.note})" if one.note else "")
 
 
-def number(value: float | None, form: str = ".3f", signed: bool = False) -> Cell:
-    """A number set with a true minus sign; nothing at all if there is none."""
-    if value is None:
-        return Cell("–")
-    shown = format(value, ("+" if signed else "") + form)
-    if not float(shown):
-        shown = shown.lstrip("+-")  # what rounds to nothing has no sign
-    digits, e, exponent = shown.partition("e")
-    return Cell((f"{digits}e{int(exponent)}" if e else shown).replace("-", "−"), value)
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#",
+    "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}",
+    "Wᵀ": r"$\tilde{W}^\top$", "W⊥": r"$\tilde{W}^\perp$", "Wᴾ": r"$\tilde{W}^{\mathrm{P}}$",
+    "±": r"$\pm$", "−": r"$-$", "×": r"$\times$", "≥": r"$\geq$", "≤": r"$\leq$", "√": r"$\surd$",
+    "·": r"$\cdot$", "…": r"\dots{}", "–": "--", "σ": r"$\sigma$",
+}  # fmt: skip
+_TOKEN = re.compile("|".join([r"(?<=\d)e(−?\d+)", *map(re.escape, sorted(_LATEX, key=len, reverse=True))]))
+
+
+def latex_text(text: str) -> str:
+    r"""Text with every special character set for LaTeX.
+
+    >>> latex_text("W⊥ & 50 %: 2e−5")
+    '$\\tilde{W}^\\perp$ \\& 50 \\%: 2 $\\times 10^{-5}$'
+    """
+    return _TOKEN.sub(lambda m: rf" $\times 10^{{{m[1].replace('−', '-')}}}$" if m[1] else _LATEX[m[0]], text)

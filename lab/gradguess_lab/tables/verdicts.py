@@ -1,4 +1,4 @@
-"""Ours against the paper's: the statistics, and the one rule by which a number holds."""
+"""The statistics: means over seeds, the one rule by which a published number holds, and Welch's tests for claims."""
 
 from __future__ import annotations
 
@@ -79,35 +79,9 @@ class Summary:
         return float(stats.t.ppf(1 - LEVEL / 2, self.n - 1)) * self.sd * math.sqrt(1 + 1 / self.n)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """How a quantity is named and set in type, and whether it is compared at all."""
-
-    name: str
-    form: str
-    compared: bool = True
-
-
-_KINDS = {
-    "train_accuracy": Kind("Train accuracy", ".3f"),
-    "test_accuracy": Kind("Test accuracy", ".3f"),
-    "variance": Kind("Variance", ".2e"),
-    "bias": Kind("Bias", ".2e"),
-    "covariance_norm": Kind("Covariance norm", ".3f"),
-    "rank": Kind("Rank", ".0f"),
-    "seconds": Kind("Training time", "duration", compared=False),
-}
-
-
-def kind_of(quantity: str) -> Kind:
-    return _KINDS[quantity]
-
-
 def within(value: float, rounding: float, ours: Summary) -> bool | None:
     """Whether a published value lies in our prediction interval; None if there is no interval."""
-    if ours.reach is None:
-        return None
-    return abs(ours.mean - value) <= (ours.reach + rounding) * (1 + 1e-9)
+    return None if ours.reach is None else abs(ours.mean - value) <= (ours.reach + rounding) * (1 + 1e-9)
 
 
 def verdict(entry: Published, ours: Summary | None, noise_floor: float | None = None) -> str:
@@ -117,7 +91,7 @@ def verdict(entry: Published, ours: Summary | None, noise_floor: float | None = 
     """
     if ours is None:
         return NOT_RUN
-    if not kind_of(entry.quantity).compared:
+    if entry.quantity == "seconds":
         return NOT_COMPARED
     if math.isnan(ours.mean):
         return DIFFERS  # the paper's runs ended
@@ -134,3 +108,78 @@ def rounding_floor(width: int, gradient_norm: float, batch: int) -> float:
     '4.0e-08'
     """
     return width * EPSILON * gradient_norm / math.sqrt(batch)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its standard error and degrees of freedom.
+
+    An error of zero is taken at its word. An error of NaN is that of single runs, which are not judged; a value of NaN
+    is that of a run that diverged, which differs.
+    """
+
+    value: float
+    error: float
+    df: float
+
+    def chance_below(self, bound: float) -> float:
+        """How surprising this value is if the truth is at most `bound`: the p-value of a one-sided test."""
+        return float(stats.t.sf(self._t(bound), self.df))
+
+    def chance_above(self, bound: float) -> float:
+        return float(stats.t.cdf(self._t(bound), self.df))
+
+    def interval(self) -> tuple[float, float]:
+        """The one of 95 %."""
+        if not self.error:
+            return self.value, self.value
+        low, high = stats.t.interval(1 - LEVEL, self.df, self.value, self.error)
+        return float(low), float(high)
+
+    def exceeds(self, bound: float = 0.0) -> str:
+        """One-sided tests at the stated level, in both directions."""
+        return self._judged(self.chance_below(bound) < LEVEL, self.chance_above(bound) < LEVEL)
+
+    def is_zero(self, margin: float) -> str:
+        """Not different from zero, and by two one-sided tests within the margin."""
+        low, high = self.interval()
+        return self._judged(low <= 0 <= high and self._inside(margin), not low <= 0 <= high)
+
+    def is_small(self, margin: float) -> str:
+        """Within the margin by two one-sided tests; differs if it is beyond it on one side by such a test."""
+        beyond = min(self.chance_below(margin), self.chance_above(-margin))
+        return self._judged(self._inside(margin), beyond < LEVEL)
+
+    def _judged(self, holds: bool, differs: bool) -> str:
+        if math.isnan(self.value):
+            return DIFFERS
+        if math.isnan(self.error):
+            return SINGLE
+        return HOLDS if holds else DIFFERS if differs else UNCLEAR
+
+    def _inside(self, margin: float) -> bool:
+        return self.chance_above(margin) < LEVEL and self.chance_below(-margin) < LEVEL
+
+    def _t(self, bound: float) -> float:
+        distance = self.value - bound
+        if self.error:
+            return distance / self.error
+        return math.copysign(math.inf, distance) if distance else 0.0
+
+
+def difference(a: Summary, b: Summary) -> Estimate:
+    """`b - a` by Welch."""
+    parts = [math.nan if one.sd is None else one.sd**2 / one.n for one in (a, b)]
+    spread = sum(part**2 / max(one.n - 1, 1) for part, one in zip(parts, (a, b), strict=True))
+    return Estimate(b.mean - a.mean, math.sqrt(sum(parts)), sum(parts) ** 2 / spread if spread else math.inf)
+
+
+def mean_of(a: Summary) -> Estimate:
+    """The mean itself."""
+    return Estimate(a.mean, math.nan if a.sd is None else a.sd / math.sqrt(a.n), max(a.n - 1, 1))
+
+
+def slope(points: Sequence[tuple[float, float]]) -> Estimate:
+    """Least squares of y over x, from three points or more."""
+    fit = stats.linregress(*zip(*points, strict=True))
+    return Estimate(float(fit.slope), float(fit.stderr), len(points) - 2)

@@ -1,0 +1,172 @@
+"""What goes beyond the paper: deep and real networks, the exact top, and how far a guess lies from its definition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from gradguess_lab.methods import method_label, options_of, tried_by
+from gradguess_lab.tables.runs import DEFAULTS, EXPERIMENT, Group, Run, groups, like
+from gradguess_lab.tables.table import Cell, Table, matrix
+from gradguess_lab.tables.verdicts import Summary
+from gradguess_lab.tasks import TASKS
+
+
+def deep_tables(runs: Sequence[Run]) -> list[Table]:
+    """A table per network, data set and number of epochs: backpropagation, and the others from best to worst."""
+    tasks: dict[tuple[Any, ...], list[Group]] = {}
+    for group in groups(runs):
+        tasks.setdefault(tuple(group[name] for name in ("model", "data", "width", "depth", "epochs")), []).append(group)
+    tables = []
+    for task in sorted(tasks, key=lambda task: (*map(str, task[:2]), -task[3], -task[4])):
+        model, data, width, depth, epochs = task
+        less = data == "shakespeare"
+        quantity, what = ("bits", "Bits per character (less is better)") if less else ("accuracy", "Accuracy")
+        found = [(group, ours) for group in tasks[task] if (ours := group.summary(f"test_{quantity}"))]
+        found.sort(key=lambda pair: (pair[0]["method"] != "backprop", pair[1].mean * (1 if less else -1)))
+        base = found[0][1] if found and found[0][0]["method"] == "backprop" else None
+        caption = (
+            f"{what}, mean ± standard deviation over seeds. Each rate that was run has a line; not all methods were "
+            "run with several. Difference: of the last epoch's test result to that of backpropagation's best line."
+        )
+        title = f"{model} on {data}: depth {depth}, width {width}, {epochs} epochs"
+        rows = [_deep_row(group, ours, base, quantity) for group, ours in found]
+        slug = f"deep-{model}-{data}-{depth}-{epochs}"
+        tables.append(Table(slug, title, rows, caption, forms={"Difference": "+.4f"}))
+    return tables
+
+
+def _deep_row(group: Group, ours: Summary, base: Summary | None, quantity: str) -> dict[str, Any]:
+    rate = group["student_lr"]
+    unusual = "student_lr" in options_of(group["method"]) and rate != DEFAULTS["student_lr"]
+    best = min if quantity == "bits" else max
+    seen = [[row[f"test_{quantity}"] for row in run["history"] if f"test_{quantity}" in row] for run in group.runs]
+    return {
+        "Method": method_label(group.variant) + (f", their rate {rate:g}" if unusual else ""),
+        "Pieces": group["sites"] if group["sites"].isdecimal() else "–",
+        "Rate": group["lr"],
+        "Train": group.summary(f"train_{quantity}"),
+        "Test": ours,
+        "Best epoch": Summary.of([best(values) for values in seen if values]),
+        "Difference": None if base is None or ours is base else ours.mean - base.mean,
+        "Seeds": len(group.runs),
+    }
+
+
+def real_table(runs: Sequence[Run]) -> Table:
+    """Real networks on real data: a line per task and method, at the best of the rates it was run with."""
+    frame = pd.DataFrame(
+        [(run["task"], run["samples"], run["epochs"], run["device"], run["variant"], run["lr"], i)
+         for i, run in enumerate(runs) if "real" in run["experiments"]],
+        columns=["task", "samples", "epochs", "device", "variant", "lr", "run"],
+    )  # fmt: skip
+    order, methods = list(TASKS), tried_by("real")
+    rows: list[dict[str, Any]] = []
+    tasks = dict(iter(frame.groupby(["task", "epochs", "samples", "device"])))
+    for task in sorted(tasks, key=lambda task: (order.index(task[0]), *task[1:])):
+        quantity = TASKS[task[0]].quantity
+        base = None
+        for variant in sorted(set(tasks[task]["variant"]) & set(methods), key=methods.index):
+            mine = tasks[task][tasks[task]["variant"] == variant]
+            rates = {lr: [runs[i] for i in part["run"]] for lr, part in mine.groupby("lr", sort=False)}
+            rates = {lr: found for lr, found in rates.items() if any(f"test_{quantity}" in run for run in found)}
+            if not rates:
+                continue
+            lr, best = _best(rates, f"test_{quantity}")
+            train, test = (
+                Summary.of([run[name] for run in best if name in run])
+                for name in (f"train_{quantity}", f"test_{quantity}")
+            )
+            base = test if variant == "backprop" else base
+            gap = test.mean - base.mean if test and base and variant != "backprop" else None
+            rows.append(
+                {"Task": task[0], "Samples": task[2] or "all", "Epochs": task[1], "Method": method_label(variant)}
+                | {"Learning rate": Cell(f"{lr:g}", lr, note=f"of {len(rates)}"), "Train": train, "Test": test}
+                | {"Test against backprop": gap, "Seeds": len(best)}
+            )
+    return Table(
+        "real",
+        "Real networks, real data",
+        rows,
+        "All methods at equal epochs (cosine schedule), each at the rate with the best mean on the test set; in "
+        "brackets how many rates it was run with. Accuracy, or bits per character for text (there less is better). "
+        "Rare tangents: on a quarter of the batch at every fourth step. 3 pieces: sites=3. With B = 0 nothing is "
+        "predicted, and the lowest of the three pieces is not trained.",
+    )
+
+
+def _best(rates: Mapping[float, Sequence[Run]], quantity: str) -> tuple[float, Sequence[Run]]:
+    """The rate with the best mean, of those with most seeds: one with fewer was given up."""
+    measured = {lr: [run for run in found if quantity in run] for lr, found in rates.items()}
+    most = max(map(len, measured.values()))
+    sign = -1 if quantity.endswith("bits") else 1
+    full = {lr: found for lr, found in measured.items() if len(found) == most}
+    lr = max(full, key=lambda lr: sign * sum(run[quantity] for run in full[lr]) / most)
+    return lr, full[lr]
+
+
+def real_matrix(runs: Sequence[Run]) -> Table:
+    """The same by task and method: the test column alone."""
+    rows = real_table(runs).rows
+    known = {row["Method"] for row in rows}
+    methods = [label for label in map(method_label, tried_by("real")) if label in known]
+    cells = (((row["Task"], row["Samples"]), row["Method"], row["Test"]) for row in rows)
+    made = matrix("", cells, methods)
+    return Table("real", "", [{"Task": row[""][0], "Samples": row.pop("")[1], **row} for row in made])
+
+
+def exact_top_table(runs: Sequence[Run]) -> Table:
+    """The output guessed, and exact: a row for every guess and width that was run with the exact top."""
+    every, rows = groups(runs, any_device=True), []
+    chosen = [group for group in every if "exact-top" in group["experiments"] and group["top"] == "exact"]
+    for exact in sorted(chosen, key=lambda group: (group.rank, group["width"])):
+        ways = {"guessed": like(exact, every, EXPERIMENT, top="guess"), "exact": exact}
+        rows.append(
+            {"Guess": method_label(exact["method"]), "Width": exact["width"]}
+            | {
+                f"{title}, top {way}": group and group.summary(quantity)
+                for quantity, title in (("train_accuracy", "Train"), ("test_accuracy", "Test"))
+                for way, group in ways.items()
+            }
+            | {"Seeds": ", ".join(str(len(group.runs) if group else 0) for group in ways.values())}
+        )
+    return Table(
+        "exact-top",
+        "The output guessed, and exact",
+        rows,
+        "Accuracy after 300 epochs in the paper's setting; W⊥ with the shared basis. Seeds: of both.",
+    )
+
+
+_GUESSES = {
+    "subspace": "own subspace",
+    "shared": "shared basis",
+    "ns, nearest": "W⊥-NS, nearest set",
+    "ns, placed": "W⊥-NS, threshold placed",
+}
+
+
+def projector_table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """How far each way to find W⊥ is from its definition, first and trained (`scripts/projector_error.py`)."""
+    found = [row for record in records if record["kind"] == "projector" for row in record["rows"]]
+    rows = []
+    if found:
+        frame = pd.DataFrame(found)
+        frame["rank"] = frame["guess"].map(list(_GUESSES).index)
+        for (width, rank, layer), part in frame.groupby(["width", "rank", "layer"]):
+            row = {"Width": width, "Guess": list(_GUESSES.values())[rank], "Layer": layer}
+            weights = {"First weights": part[part["epoch"] == 0], "Trained weights": part[part["epoch"] > 0]}
+            for name, one in weights.items():
+                row |= {name: one["median"].median(), f"{name}, worst": one["worst"].max()}
+            rows.append(row | {"Directions": weights["Trained weights"]["directions"].mean()})
+    names = [f"{name}{worst}" for name in ("First weights", "Trained weights") for worst in ("", ", worst")]
+    return Table(
+        "projector",
+        "Projector error",
+        rows,
+        "Spectral norm of the difference to the projector on the sample's own top ten directions: median and worst "
+        "over samples and seeds. Directions: the mean trace of the covariance on trained weights.",
+        forms=dict.fromkeys(names, ".2g") | {"Directions": ".1f"},
+    )

@@ -1,0 +1,122 @@
+"""A few runs beside the paper and beside the stored runs of all seeds: what the report of a quick run opens with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gradguess_lab.paper_numbers import SCALING, WIDTHS
+from gradguess_lab.store import files_of
+from gradguess_lab.tables.figure import Curve, Figure, with_bars
+from gradguess_lab.tables.paper import SHARED, over_width, papers_curve
+from gradguess_lab.tables.runs import EXPERIMENT, Group, Run, flat, groups, in_paper_setting, load_runs
+from gradguess_lab.tables.table import Cell, Table, number
+from gradguess_lab.tables.verdicts import DIFFERS, HOLDS, Summary
+
+STORED = Path(__file__).parents[3] / "results" / "paper"
+QUANTITY = "train_accuracy"
+
+
+@cache
+def stored_runs() -> tuple[Run, ...]:
+    """The runs of the paper's experiments that the repository holds; none outside of it."""
+    return tuple(load_runs(STORED)) if files_of(STORED)[0].exists() else ()
+
+
+@cache
+def _stored() -> dict[tuple[Any, ...], Summary]:
+    """What several stored seeds reached, by experiment."""
+    found = {_experiment(group.first): group.summary(QUANTITY) for group in groups(stored_runs(), any_device=True)}
+    return {experiment: ours for experiment, ours in found.items() if ours and ours.reach is not None}
+
+
+def beside_stored(runs: Sequence[Run]) -> list[tuple[Run, Summary]]:
+    """Each run in the paper's setting that is not stored itself, with the stored runs of other seeds and devices."""
+    new = [run for run in runs if in_paper_setting(run) and not run["script"] and QUANTITY in run]
+    known = {run["key"] for run in stored_runs()} if new else set()
+    return [(run, ours) for run in new if run["key"] not in known and (ours := _stored().get(_experiment(run)))]
+
+
+def judged(run: Run, stored: Summary) -> str:
+    """Whether the run lies where one more run lies with 95 %."""
+    assert stored.reach is not None
+    return HOLDS if abs(run[QUANTITY] - stored.mean) <= stored.reach else DIFFERS
+
+
+def said(records: Sequence[Mapping[str, Any]]) -> str:
+    """What came out, in one sentence."""
+    runs = [flat(record) for record in records]
+    verdicts = [judged(*pair) for pair in beside_stored([run for run in runs if "method" in run])]
+    if not verdicts:
+        return f"{len(runs)} runs."
+    return (
+        f"{len(runs)} runs. Of {len(verdicts)} in the paper's setting {verdicts.count(HOLDS)} have the training "
+        f"accuracy of our stored seeds (95 % interval); {verdicts.count(DIFFERS)} differ."
+    )
+
+
+def beside_stored_table(runs: Sequence[Run]) -> Table:
+    """A row for each run: its accuracy, the stored mean and interval, and the paper's number."""
+    rows = []
+    for run, stored in sorted(beside_stored(runs), key=lambda pair: (_title(pair[0]), pair[0]["width"])):
+        papers = [
+            e.value for e in SCALING if (e.method, e.width, e.k or run["k"]) == (_style(run), run["width"], run["k"])
+        ]
+        reach = stored.reach or 0.0
+        rows.append({
+            "Method": _title(run),
+            "Width": run["width"],
+            "This run": Cell(number(run[QUANTITY]), run[QUANTITY], judged(run, stored)),
+            "Ours, stored": stored,
+            "95 % of single runs": f"{number(stored.mean - reach)} – {number(stored.mean + reach)}",
+            "Seeds": stored.n,
+            "Paper": papers[0] if papers else None,
+        })  # fmt: skip
+    return Table(
+        "beside-stored",
+        "This run beside our seeds and the paper",
+        rows,
+        "Training accuracy after 300 epochs. A run holds if it lies in the interval in which one more run lies with "
+        "95 %, by the stored seeds; one in twenty lies outside by chance.",
+    )
+
+
+def beside_stored_figure(runs: Sequence[Run]) -> Figure | None:
+    """Accuracy over the width: the paper's curves dashed, ours with the spread of the seeds, this run's points."""
+    methods = [entry.method for entry in SCALING]
+    here = [run for run, _ in beside_stored(runs) if _is_main(run)]
+    styles = [_style(run) for run in here]
+    styles += ["wperp"] * ("wperp-shared" in styles)  # the paper's own W⊥ beside the one with a shared basis
+    kept = [group for group in groups(stored_runs(), any_device=True) if _is_main(group.first)] if here else []
+    curves: list[Curve] = []
+    for style in dict.fromkeys(styles):
+        if style in methods:
+            curves.append(papers_curve(style))
+        mine = sorted((group for group in kept if _style(group.first) == style), key=lambda group: group["width"])
+        points = {group["width"]: ours for group in mine if (ours := group.summary(QUANTITY))}
+        curves += [with_bars(_title(mine[0].first), style, points)] if points else []
+        dots = sorted((float(run["width"]), run[QUANTITY]) for run in here if _style(run) == style)
+        if dots:
+            curves.append(Curve("", "this-run", [x for x, _ in dots], [y for _, y in dots], kind="points"))
+    caption = "Dashed: the paper. Solid: the mean of our stored seeds, with its standard deviation. Crosses: this run."
+    return over_width("beside-stored", curves, caption, "log") if curves else None
+
+
+def _is_main(run: Run) -> bool:
+    """Whether the run is a point of the paper's figure of scaling."""
+    known = any(run["method"] == entry.method for entry in SCALING) and run["width"] in WIDTHS
+    return known and in_paper_setting(run) and not run["script"] and (run["method"] != "wperp" or run["k"] == 10)
+
+
+def _style(run: Run) -> str:
+    return "wperp-shared" if run["method"] == "wperp" and run["solver"] == "shared" else run["method"]
+
+
+def _title(run: Run) -> str:
+    return SHARED if _style(run) == "wperp-shared" and run["k"] == 10 else Group([run]).label
+
+
+def _experiment(run: Run) -> tuple[Any, ...]:
+    return tuple(run[name] for name in EXPERIMENT)
