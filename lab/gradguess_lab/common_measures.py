@@ -139,7 +139,7 @@ def six(rows: list[dict[str, Any]], way: str) -> list[list[float]]:
 @app.command()
 def table(folders: list[Path]) -> None:
     """Print the settings, the six numbers of each beside the paper's, and how many settings explain all six."""
-    from gradguess_lab.tables.compare import HOLDS, Summary, verdict  # scipy, which a machine that measures may lack
+    from gradguess_lab.tables.verdicts import HOLDS, Summary, verdict  # scipy, which a machine that measures may lack
 
     rows = list(lines(folders).values())
     heads = ["Trained by", "Biases", "Epochs", "Seeds", "Train accuracy", "Measured as"]
