@@ -1,7 +1,7 @@
 """Fit the nine coefficient sets of W⊥-NS and draw them.
 
-    python scripts/fit_newton_schulz.py          # fit, write the JSON and the figure (about two minutes)
-    python scripts/fit_newton_schulz.py --draw   # only the figure, from the JSON
+    python scripts/fit_newton_schulz.py          # fit, write the sets into step_polynomials.py, draw (two minutes)
+    python scripts/fit_newton_schulz.py --draw   # only the figure
 
 Gradient descent (Adam, float64) on the four coefficients of `p`, with `p^5` on a grid over [0, 1.1]. The loss is
 
@@ -16,8 +16,8 @@ go down, the best of these is kept. Seeded: the same machine and torch version g
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +25,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from gradguess.linalg.step_polynomials import Coefficients, CoefficientSet, table
+from gradguess.linalg.step_polynomials import SETS, Coefficients, CoefficientSet
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT / "src" / "gradguess" / "linalg" / "step_polynomials.json"
+MODULE = ROOT / "src" / "gradguess" / "linalg" / "step_polynomials.py"
 FIGURE = ROOT / "docs" / "figures" / "newton_schulz"
 NARROW = 0.02  # half the band left out of the mean square error
 STEPS = 5  # how often `p` is applied; the sets are fitted for this number
@@ -45,24 +45,30 @@ def evaluate(x: ArrayLike, a: Coefficients, steps: int = STEPS) -> NDArray[np.fl
 
 
 def measure(sigma: float, a: Coefficients) -> CoefficientSet:
-    """The errors of a set, on a grid of spacing 1e-4."""
+    """A set with the place and the width of its step, on a grid of spacing 1e-4."""
     x = np.arange(11001) / 10000
     y = evaluate(x, a)
-    inside = x <= 1
-    error = np.abs(y - (x > sigma + 1e-9))
     crossing = int(np.argmax(y >= 0.5))
     start = crossing - int(np.argmax(y[crossing::-1] < 0.1))
     end = crossing + int(np.argmax(y[crossing:] > 0.9))
-    return CoefficientSet(
-        sigma=sigma,
-        coefficients=a,
-        low=float(error[x <= sigma - BAND + 1e-9].max()),
-        high=float(error[inside & (x >= sigma + BAND - 1e-9)].max()),
-        rms=float(np.sqrt(np.mean(error[inside] ** 2))),
-        overshoot=float(np.abs(y[x >= 1] - 1).max()),
-        crossing=float(x[crossing]),
-        width=float(x[end] - x[start]),
-    )
+    return CoefficientSet(sigma, a, float(x[crossing]), (end - start) / 10000)
+
+
+def errors(entry: CoefficientSet) -> dict[str, float]:
+    """The errors that a set reaches, on the same grid.
+
+    `low` is the largest `|p^5|` on `[0, σ - 0.05]`, `high` the largest `|p^5 - 1|` on `[σ + 0.05, 1]`, `overshoot` that
+    on `[1, 1.1]`, and `rms` the root mean square of `p^5 - f_σ` over all of `[0, 1]`, the transition included.
+    """
+    x = np.arange(11001) / 10000
+    y, inside = evaluate(x, entry.coefficients), x <= 1
+    error = np.abs(y - (x > entry.sigma + 1e-9))
+    return {
+        "low": float(error[x <= entry.sigma - BAND + 1e-9].max()),
+        "high": float(error[inside & (x >= entry.sigma + BAND - 1e-9)].max()),
+        "rms": float(np.sqrt(np.mean(error[inside] ** 2))),
+        "overshoot": float(np.abs(y[x >= 1] - 1).max()),
+    }
 
 
 def iterate(a: Tensor, x: Tensor) -> Tensor:
@@ -116,38 +122,39 @@ def fit(sigma: float, restarts: int = 32, iterations: int = 1200) -> Coefficient
 
 
 def write(sets: list[CoefficientSet]) -> None:
-    stored = {"steps": STEPS, "band": BAND, "sets": [asdict(entry) for entry in sets]}
-    DATA.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    lines = "".join(f"    {type(entry).__name__}{tuple(entry)},\n" for entry in sets)
+    source = MODULE.read_text(encoding="utf-8")
+    MODULE.write_text(re.sub(r"(?ms)^SETS = \(\n.*?^\)", f"SETS = (\n{lines})", source), encoding="utf-8")
 
 
-def draw() -> None:
+def draw(sets: Sequence[CoefficientSet]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     plt.rcParams.update({"svg.hashsalt": "gradguess", "svg.fonttype": "none", "font.size": 9})
-    figure, (curves, errors) = plt.subplots(
+    figure, (curves, below) = plt.subplots(
         2, 1, figsize=(6.4, 5.2), sharex=True, height_ratios=(3, 2), layout="constrained"
     )
     x = np.linspace(0, 1.1, 2201)
-    colours = matplotlib.colormaps["cividis"](np.linspace(0, 0.85, len(table())))
-    for entry, colour in zip(table(), colours, strict=True):
+    colours = matplotlib.colormaps["cividis"](np.linspace(0, 0.85, len(sets)))
+    for entry, colour in zip(sets, colours, strict=True):
         curves.plot(x, evaluate(x, entry.coefficients), color=colour, lw=1.4)
         box = {"fc": "white", "ec": "none", "pad": 0.6}
         curves.text(entry.crossing, 0.5, f"{entry.sigma:.1f}", size=8, ha="center", va="center", bbox=box)
-    sigma = [entry.sigma for entry in table()]
-    errors.semilogy(sigma, [e.low for e in table()], "v-", color="#00204d", label=f"0 on [0, σ − {BAND}]")
-    errors.semilogy(sigma, [e.high for e in table()], "^--", color="#b8860b", label=f"1 on [σ + {BAND}, 1]")
-    errors.semilogy(sigma, [e.overshoot for e in table()], "s:", color="0.5", label="1 on [1, 1.1]")
+    sigma, reached = [entry.sigma for entry in sets], [errors(entry) for entry in sets]
+    below.semilogy(sigma, [e["low"] for e in reached], "v-", color="#00204d", label=f"0 on [0, σ − {BAND}]")
+    below.semilogy(sigma, [e["high"] for e in reached], "^--", color="#b8860b", label=f"1 on [σ + {BAND}, 1]")
+    below.semilogy(sigma, [e["overshoot"] for e in reached], "s:", color="0.5", label="1 on [1, 1.1]")
     curves.axvspan(1, 1.1, color="0.92", zorder=0, lw=0)
-    for axis in (curves, errors):
+    for axis in (curves, below):
         axis.spines[["top", "right"]].set_visible(False)
     curves.set(xlim=(0, 1.1), ylim=(-0.15, 1.25), xlabel="singular value $x$", ylabel="$p^5(x)$")
     curves.set_title("Five Newton–Schulz steps of degree 7 as a step at σ")
     curves.tick_params(labelbottom=True)
-    errors.set(xlabel="σ", ylabel="largest error", ylim=(1e-5, 1))
-    errors.legend(frameon=False, loc=(0.42, 0.66), fontsize=8)
+    below.set(xlabel="σ", ylabel="largest error", ylim=(1e-5, 1))
+    below.legend(frameon=False, loc=(0.42, 0.66), fontsize=8)
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(FIGURE.with_suffix(".svg"), metadata={"Date": None})
     figure.savefig(FIGURE.with_suffix(".png"), dpi=150)
@@ -156,6 +163,7 @@ def draw() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draw", action="store_true", help="only draw the figure")
+    sets = list(SETS)
     if not parser.parse_args().draw:
         torch.set_num_threads(1)
         sets = []
@@ -164,7 +172,7 @@ def main() -> None:
             sets.append(measure(sigma, fit(sigma)))
             print(sets[-1], flush=True)
         write(sets)
-    draw()
+    draw(sets)
 
 
 if __name__ == "__main__":

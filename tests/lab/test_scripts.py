@@ -7,7 +7,7 @@ import torch
 
 import gradguess as gg
 from gradguess.errors import InputError
-from gradguess.linalg.step_polynomials import table
+from gradguess.linalg.step_polynomials import SETS
 from gradguess_lab.config import TrainConfig, script_names
 from gradguess_lab.data import load
 from gradguess_lab.loss import per_sample_loss
@@ -100,7 +100,7 @@ def test_floor_takes_sample_0_and_rounds_down():
     W = model[2].weight.detach() * (model[0](x) > 0)[:, None, :]
     _, S, Vh = torch.linalg.svd(W, full_matrices=False)
     ratio = float(S[0, 3] / S[0, 0])
-    (entry,) = (e for e in table() if round(10 * e.sigma) == int(10 * ratio))
+    (entry,) = (e for e in SETS if round(10 * e.sigma) == int(10 * ratio))
     sample = 5
     z = gg.estimate(model, method, per_sample_loss, x, y, tangents=4000).directions["0"][:, sample]
     p = S[sample] / max(float(S[0, 0]), 1.02 * float(S[sample, 0]))
