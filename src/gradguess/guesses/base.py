@@ -34,15 +34,10 @@ class StaleBasis(LayoutChanged):
     """
 
 
-def fits(kept: Mapping[str, Tensor], d: int) -> bool:
-    """Was it found at a site with `d` numbers?"""
-    return all(kept[key].shape[0] == d for key in SIZED if key in kept)
-
-
-def in_dtype(kept: Mapping[str, Tensor], dtype: torch.dtype) -> Mapping[str, Tensor]:
-    """What was kept, for a model that may have become another dtype since."""
-    if all(value.dtype == dtype for value in kept.values()):
-        return kept
+def still_fitting(kept: Mapping[str, Tensor], d: int, dtype: torch.dtype) -> Mapping[str, Tensor] | None:
+    """What was kept, in the dtype that the model has now; None if it was found at a site of another size than `d`."""
+    if any(kept[key].shape[0] != d for key in SIZED if key in kept):
+        return None
     return {key: value.to(dtype) for key, value in kept.items()}
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,8 +13,16 @@ from gradguess.errors import check_choice, check_count
 from gradguess.guesses.base import Guess, SiteView
 from gradguess.guesses.frames import Columns, Frame, GatedBasis, OpenGate
 from gradguess.jacobian import GatedLinear, Jacobian
-from gradguess.linalg import batched_top_subspace, followed_bases, is_full, orthonormal_columns, sure_eigh
+from gradguess.linalg import (
+    batched_top_subspace,
+    followed_bases,
+    is_full,
+    orthonormal_columns,
+    sure_eigh,
+    top_right_singular_vectors,
+)
 
+Solver = Literal["svd", "subspace", "shared"]
 CHUNK = 1 << 26  # numbers in a dense batch of Jacobians that are decomposed at once
 OVERSAMPLE = 6  # extra columns that make the subspace iteration converge faster
 
@@ -50,7 +58,7 @@ class WPerp(Guess):
     """
 
     k: int = 10
-    solver: Literal["svd", "subspace", "shared"] = "shared"
+    solver: Solver = "shared"
     refresh: int = 50
     end: Literal["top", "bottom"] = "top"
 
@@ -59,14 +67,8 @@ class WPerp(Guess):
     def __post_init__(self) -> None:
         check_count("WPerp(k)", self.k)
         check_count("WPerp(refresh)", self.refresh)
-        check_choice("WPerp(solver)", self.solver, tuple(_SOLVERS))
+        check_choice("WPerp(solver)", self.solver, get_args(Solver))
         check_choice("WPerp(end)", self.end, ("top", "bottom"))
-
-    @property
-    def _solver(self) -> _Solver:
-        if self.solver == "svd":
-            return _SOLVERS["svd"]
-        return _Null() if self.end == "bottom" else _SOLVERS[self.solver]
 
     @property
     def reads(self) -> Literal["search", "frame"]:  # type: ignore[override]
@@ -78,41 +80,35 @@ class WPerp(Guess):
 
     @property
     def steady(self) -> bool:  # type: ignore[override]
-        return isinstance(self._solver, _Shared)
+        return self.solver == "shared" and self.end == "top"
 
     def search(self, view: SiteView) -> dict[str, Tensor]:
-        return self._solver.search(self, view)
+        if self.solver == "svd":
+            return {}
+        if self.end == "bottom":
+            return {"basis": _weakest(view, self.k)}
+        return _shared_bases([view], self.k)[0] if self.solver == "shared" else _krylov_start(view, self.k)
 
     def search_all(self, views: Sequence[SiteView]) -> list[dict[str, Tensor]]:
-        if type(self).search is not WPerp.search:  # a subclass has its own
-            return super().search_all(views)
-        return self._solver.search_all(self, views)
+        if self.steady and type(self).search is WPerp.search:  # a subclass may have its own
+            return _shared_bases(views, self.k)
+        return super().search_all(views)
 
     def frame(self, view: SiteView) -> Frame:
-        return self._solver.frame(self, view)
+        if self.solver == "svd":
+            return Columns(_by_svd(view, self.k, _top_of if self.end == "top" else _bottom_of))
+        if self.end == "bottom":
+            closed = _closed(view.gate)
+            return GatedBasis(view.found("basis"), closed, len(view.output), binary=True)
+        return _gated(view.found("basis"), view) if self.solver == "shared" else _each_subspace(view, self.k)
 
 
-class _Solver:
-    """One way to find `V_k`."""
-
-    def search(self, guess: WPerp, view: SiteView) -> dict[str, Tensor]:
-        return {}
-
-    def search_all(self, guess: WPerp, views: Sequence[SiteView]) -> list[dict[str, Tensor]]:
-        return [self.search(guess, view) for view in views]
-
-    def frame(self, guess: WPerp, view: SiteView) -> Frame:
-        raise NotImplementedError
+# --- "svd": dense, per sample, the definition (eqs. (7) and (8)) ----------------------------------------------
 
 
-class _Svd(_Solver):
-    """Dense, per sample: the definition."""
-
-    def frame(self, guess: WPerp, view: SiteView) -> Frame:
-        matrices = view.W.matrix().expand(view.output.shape[0], -1, -1)  # (batch, m, d)
-        rows = max(1, CHUNK // matrices[0].numel())
-        find = _top_of if guess.end == "top" else _bottom_of
-        return Columns(torch.cat([find(part, guess.k) for part in matrices.split(rows)]))
+def _by_svd(view: SiteView, k: int, find: Callable[[Tensor, int], Tensor]) -> Tensor:
+    matrices = view.W.matrix().expand(view.output.shape[0], -1, -1)  # (batch, m, d)
+    return torch.cat([find(part, k) for part in matrices.split(max(1, CHUNK // matrices[0].numel()))])
 
 
 def _top_of(W: Tensor, k: int) -> Tensor:
@@ -127,128 +123,96 @@ def _bottom_of(W: Tensor, k: int) -> Tensor:
     return Vh[:, -k:].mT
 
 
-class _Shared(_Solver):
-    """One basis for the batch, multiplied by each sample's gate and made orthonormal."""
-
-    def search(self, guess: WPerp, view: SiteView) -> dict[str, Tensor]:
-        return self.search_all(guess, [view])[0]
-
-    def search_all(self, guess: WPerp, views: Sequence[SiteView]) -> list[dict[str, Tensor]]:
-        every = [view.W for view in views]
-        sizes = [min(guess.k, W.d, W.m) for W in every]
-        matrices = [W.of_batch(k, view.noise) for view, W, k in zip(views, every, sizes, strict=True)]
-        return [{"basis": V} for V in followed_bases(matrices, sizes, [view.kept.get("basis") for view in views])]
-
-    def frame(self, guess: WPerp, view: SiteView) -> Frame:
-        batch, d = view.output.shape
-        V = view.found("basis")
-        if V.shape[1] == d and view.gate is not None and is_full(V):
-            return OpenGate(view.gate != 0, view.output.dtype)  # all of the space: only the gate is left
-        return GatedBasis(V, view.gate, batch, view.binary)
+# --- "shared": one basis for the batch, multiplied by each sample's gate and made orthonormal -------------------
 
 
-class _Null(_Solver):
-    """k directions that `W̃` does not see.
+def _shared_bases(views: Sequence[SiteView], k: int) -> list[dict[str, Tensor]]:
+    every = [view.W for view in views]
+    sizes = [min(k, W.d, W.m) for W in every]
+    matrices = [W.of_batch(size, view.noise) for view, W, size in zip(views, every, sizes, strict=True)]
+    return [{"basis": V} for V in followed_bases(matrices, sizes, [view.kept.get("basis") for view in views])]
 
-    A unit whose gate is closed has singular value zero: any k directions among closed units are a bottom-k
-    subspace. Where the gate does not close (tanh, GELU), the weakest directions of the batch are taken.
+
+def _gated(V: Tensor, view: SiteView) -> Frame:
+    """The frame of a basis that all samples share but for the gate."""
+    batch, d = view.output.shape
+    if V.shape[1] == d and view.gate is not None and is_full(V):
+        return OpenGate(view.gate != 0, view.output.dtype)  # all of the space: only the gate is left
+    return GatedBasis(V, view.gate, batch, view.binary)
+
+
+# --- end="bottom": k directions that `W̃` does not see -----------------------------------------------------------
+
+
+def _weakest(view: SiteView, k: int) -> Tensor:
+    """A basis whose part in each sample's closed units is a bottom-k subspace: such a unit has singular value zero.
+
+    Where the gate does not close (tanh, GELU), the weakest directions of the batch are taken.
     """
-
-    def search(self, guess: WPerp, view: SiteView) -> dict[str, Tensor]:
-        s, d = view.output, view.output.shape[1]
-        k = min(guess.k, d)
-        if _closes(view.gate):
-            return {"basis": orthonormal_columns(view.noise.normal((d, k), s.dtype, s.device))}
-        full = view.W.shared_basis(d, view.noise)
-        full = torch.linalg.qr(full + 1e-12 * torch.eye(d, dtype=full.dtype, device=full.device))[0]
-        return {"basis": full[:, -k:]}
-
-    def frame(self, guess: WPerp, view: SiteView) -> Frame:
-        V, batch = view.found("basis"), len(view.output)
-        if view.gate is None or not _closes(view.gate):
-            return GatedBasis(V, None, batch)
-        return GatedBasis(V, (view.gate == 0).to(view.output.dtype), batch)
+    s, d = view.output, view.output.shape[1]
+    k = min(k, d)
+    if _closed(view.gate) is not None:
+        return orthonormal_columns(view.noise.normal((d, k), s.dtype, s.device))
+    full = view.W.shared_basis(d, view.noise)
+    return torch.linalg.qr(full + 1e-12 * torch.eye(d, dtype=full.dtype, device=full.device))[0][:, -k:]
 
 
-def _closes(gate: Tensor | None) -> bool:
-    return gate is not None and bool((gate == 0).any())
+def _closed(gate: Tensor | None) -> Tensor | None:
+    """One where a gate is closed, else zero; None where none is."""
+    return (gate == 0).to(gate.dtype) if gate is not None and bool((gate == 0).any()) else None
 
 
-class _Subspace(_Solver):
-    """Every sample's own, by products: each multiplies the layer above with the columns of all samples at once."""
-
-    def search(self, guess: WPerp, view: SiteView) -> dict[str, Tensor]:
-        W, k, width = view.W, *_sizes(guess, view)
-        if _keeps_all(W, k):
-            return _SHARED.search(guess, view)
-        if _is_row_space(W, k) or _is_narrow(W, width):
-            return {}
-        found = {"start": _filled_basis(W, width, view)}
-        if min(W.m, W.d) > width:
-            mix = view.noise.normal((width, 2), view.output.dtype, view.output.device)
-            found["mix"] = view.kept.get("mix", mix)
-        return found
-
-    def frame(self, guess: WPerp, view: SiteView) -> Frame:
-        W, (batch, d) = view.W, view.output.shape
-        k, width = _sizes(guess, view)
-        if _keeps_all(W, k):
-            return _SHARED.frame(guess, view)
-        if _is_row_space(W, k):
-            assert isinstance(W, GatedLinear)
-            return GatedBasis(orthonormal_columns(W.weight.t()), view.gate, batch, view.binary)
-        if _is_narrow(W, width):
-            assert isinstance(W, GatedLinear)
-            return Columns(_from_rows(W, k).expand(batch, -1, -1))
-        basis = view.found("start")
-        start = (basis if view.gate is None else view.gate[:, :, None] * basis).expand(batch, d, -1)
-        if min(W.m, d) <= width:  # one product with the block spans the whole row space
-            return Columns(batched_top_subspace(W.gram_columns, start, k, 2)[0])
-        return Columns(batched_top_subspace(W.gram_columns, start @ view.found("mix"), k, _krylov_steps(d, k))[0])
+# --- "subspace": every sample's own, by products of the layer above with the columns of all samples at once ------
 
 
-def _sizes(guess: WPerp, view: SiteView) -> tuple[int, int]:
+def _krylov_start(view: SiteView, k: int) -> dict[str, Tensor]:
+    """The batch's basis, with random columns where its rank is low, and two combinations of its columns."""
+    W, (k, width) = view.W, _sizes(view, k)
+    if _without_iteration(view, W, k, width) is not None:
+        return {}
+    V = W.shared_basis(width, view.noise)
+    V = torch.where(V.any(0), V, view.noise.normal(V.shape, V.dtype, V.device))
+    if min(W.m, W.d) <= width:
+        return {"start": V}
+    mix = view.noise.normal((width, 2), V.dtype, V.device)
+    return {"start": V, "mix": view.kept.get("mix", mix)}
+
+
+def _each_subspace(view: SiteView, k: int) -> Frame:
+    W, (k, width), (batch, d) = view.W, _sizes(view, k), view.output.shape
+    small = _without_iteration(view, W, k, width)
+    if small is not None:
+        return small
+    basis = view.found("start")
+    start = (basis if view.gate is None else view.gate[:, :, None] * basis).expand(batch, d, -1)
+    if min(W.m, d) <= width:  # one product with the block spans the whole row space
+        return Columns(batched_top_subspace(W.gram_columns, start, k, 2)[0])
+    return Columns(batched_top_subspace(W.gram_columns, start @ view.found("mix"), k, _krylov_steps(d, k))[0])
+
+
+def _sizes(view: SiteView, k: int) -> tuple[int, int]:
     """How many directions are wanted, and of how many columns the first block is."""
     d = view.output.shape[1]
-    k = min(guess.k, d)
-    return k, min(d, k + OVERSAMPLE)
+    return min(k, d), min(d, k + OVERSAMPLE)
 
 
-def _keeps_all(W: Jacobian, k: int) -> bool:
-    """Are there no more than k directions? Then a basis of the batch is every sample's own."""
-    return isinstance(W, GatedLinear) and W.m >= W.d == k
-
-
-def _is_narrow(W: Jacobian, width: int) -> bool:
-    """Has the layer above so few outputs that the Gram matrix of its rows is small?"""
-    return isinstance(W, GatedLinear) and W.m < W.d and W.m <= width
-
-
-def _from_rows(W: GatedLinear, k: int) -> Tensor:
-    """`V_k = W̃ᵀ U_k S_k⁻¹` from the eigenvectors of `W̃W̃ᵀ = U S² Uᵀ`: (batch or 1, d, k); zero beyond the rank."""
+def _without_iteration(view: SiteView, W: Jacobian, k: int, width: int) -> Frame | None:
+    """The frame below a linear layer so small that a decomposition of its own size is enough."""
+    if not isinstance(W, GatedLinear):
+        return None
+    if min(W.m, W.d) <= k:  # the whole row space, which all samples share but for the gate
+        few = W.m < W.d
+        return _gated(orthonormal_columns(W.weight.t()) if few else top_right_singular_vectors(W.weight, k), view)
+    if W.m > width or W.m >= W.d:
+        return None
+    # `V_k = W̃ᵀ U_k S_k⁻¹` from the eigenvectors of `W̃W̃ᵀ = U S² Uᵀ`; zero beyond the rank
     rows = W.matrix()
     values, U = sure_eigh(rows @ rows.mT)
     values, U = values.flip(-1)[:, None, :k], U.flip(-1)[..., :k]
     real = values > values[..., :1] * 10 * torch.finfo(rows.dtype).eps  # of squares
-    return orthonormal_columns(rows.mT @ U * real)
-
-
-def _is_row_space(W: Jacobian, k: int) -> bool:
-    """Do k directions span the whole row space of the layer above?"""
-    return isinstance(W, GatedLinear) and W.m <= k
+    return Columns(orthonormal_columns(rows.mT @ U * real).expand(len(view.output), -1, -1))
 
 
 def _krylov_steps(d: int, k: int) -> int:
     """Blocks of two columns for a projector error below 1e-2 where the spectrum has no gap (measured, k = 10)."""
     return min(-(-d // 2), max(k, round(5.6 * d ** (1 / 3) * max(1.0, k / 10))))
-
-
-def _filled_basis(W: Jacobian, width: int, view: SiteView) -> Tensor:
-    """The batch's basis, with random columns where its rank is lower than `width`."""
-    V = W.shared_basis(width, view.noise)
-    empty = V.abs().amax(0) == 0
-    return torch.where(empty, view.noise.normal(V.shape, V.dtype, V.device), V)
-
-
-_SHARED = _Shared()
-_SOLVERS: dict[str, _Solver] = {"svd": _Svd(), "subspace": _Subspace(), "shared": _SHARED}

@@ -84,20 +84,16 @@ class WPerpNS(Guess):
         return batched_top_subspace(W.gram_columns, start, k + 1, KRYLOV)[1].sqrt()
 
     def frame(self, view: SiteView) -> Frame:
-        W = _jacobian(view)
-        return Polynomial(W, *self._fitted(view, W), self.steps)
-
-    def _fitted(self, view: SiteView, W: GatedLinear | Dense) -> tuple[Tensor, tuple[float, ...]]:
-        """What each sample's `W̃` is divided by, (batch,), and the coefficients."""
-        fixed, s = torch.Generator(view.output.device).manual_seed(0), view.output
-        start = torch.randn(*s.shape, 1, generator=fixed, dtype=s.dtype, device=s.device)  # the same in a replay
+        W, s = _jacobian(view), view.output
+        fixed = torch.Generator(s.device).manual_seed(0)  # the same in a replay
+        start = torch.randn(*s.shape, 1, generator=fixed, dtype=s.dtype, device=s.device)
         own = batched_top_subspace(W.gram_columns, start, 1, LANCZOS)[1][:, 0].sqrt() * MARGIN
         scale = view.found("scale")
         if self.threshold == "placed":
             ratio = (_sizes(W) / view.found("size")).clamp_min(0.1)  # a sample may have no open unit
             scale = scale * ratio ** view.found("slope")
         # a sample above the probe's norm is scaled by its own, lest the iteration diverge
-        return torch.maximum(own, scale), tuple(view.found("coefficients").tolist())
+        return Polynomial(W, torch.maximum(own, scale), tuple(view.found("coefficients").tolist()), self.steps)
 
 
 def _jacobian(view: SiteView, samples: int | None = None) -> GatedLinear | Dense:

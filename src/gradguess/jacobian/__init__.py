@@ -1,12 +1,10 @@
 """`W̃`: the Jacobian from a site to the outputs of the next sites, along paths that cross no other site.
 
-- `GatedLinear`: an elementwise function, then a linear layer: `W̃ = W M` with one `W` for the whole batch (eq. 4).
-- `CutGraph`: everything else. The graph is cut at every site, so `autograd.grad` sees exactly those paths.
-  `PassingCutGraph` keeps no more of it than some site still waits for.
+`GatedLinear` is its closed form below a linear layer. Everywhere else `CutGraph` gives its products: the graph of a
+pass is cut at every site, so `autograd.grad` sees exactly those paths.
 """
 
-from gradguess.jacobian.base import Dense, Jacobian
-from gradguess.jacobian.cut_graph import SKETCH, CutGraph, PassingCutGraph
-from gradguess.jacobian.gated_linear import GatedLinear
+from gradguess.jacobian.base import Dense, GatedLinear, Jacobian
+from gradguess.jacobian.cut_graph import SKETCH, CutGraph
 
-__all__ = ["SKETCH", "CutGraph", "Dense", "GatedLinear", "Jacobian", "PassingCutGraph"]
+__all__ = ["SKETCH", "CutGraph", "Dense", "GatedLinear", "Jacobian"]

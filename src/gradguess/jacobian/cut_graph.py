@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -18,119 +19,104 @@ from gradguess.noise import Noise
 SKETCH = 8  # random vectors per sample when a basis is sketched
 
 Run = Callable[[Visit], tuple[Any, Tensor]]  # a pass with a reverse graph: (outputs, losses)
+Settle = Callable[["CutGraph", list[Site]], None]
 
 
 class CutGraph:
     """One pass with a reverse graph that is cut at every site.
+
+    With `settle`, the graph is freed on the way: only the pieces are alive that one of `sites` still waits for. A pass
+    that is wired in another way than the layout says then raises `LayoutChanged`.
+
+    Args:
+        layout, run: the sites, and the pass.
+        vectors: how many random vectors are pulled back for each sample where a basis is sketched, at least.
+        sites: those that `settle` is to see.
+        settle: called with the graph and those of `sites` above which the pass has just met all that lies next.
 
     Attributes:
         below: site name -> `s` with the graph that leads to it.
         above: site name -> the leaf from which the graph goes on.
         outputs, losses: of the pass.
         ends: the outputs' tensors that the graph reaches.
-        vectors: how many random vectors are pulled back for each sample where a basis is sketched, at least.
-    """
-
-    def __init__(self, layout: Layout, run: Run, vectors: int = SKETCH) -> None:
-        self.layout, self.vectors = layout, vectors
-        self.below: dict[str, Tensor] = {}
-        self.above: dict[str, Tensor] = {}
-        self._sketch: dict[str, Tensor] = {}
-        self.outputs, self.losses = run(self._cut)
-        self.ends = [out for out in tensors(self.outputs) if out.requires_grad]
-
-    def _cut(self, site: Site, x: Any, s: Tensor) -> Tensor:
-        leaf = s.detach().requires_grad_()
-        self.below[site.name], self.above[site.name] = s, leaf
-        self._met_site(site, s)
-        return leaf.clone()  # after what a site does here, which may need much memory itself
-
-    def _met_site(self, site: Site, s: Tensor) -> None:
-        """What else is done where the pass meets a site."""
-
-    def jacobian(self, site: Site) -> GraphJacobian:
-        """The Jacobian above a site."""
-        return GraphJacobian(self, site)
-
-    def sketch(self, site: Site, count: int, noise: Noise) -> Tensor:
-        """Rows `W̃ᵀ ε` for every sample of the pass, at least `count` each: (rows, d)."""
-        known = self._sketch.get(site.name)
-        if known is None or len(known) < count * len(site.flat(self.above[site.name])):
-            self._sketch = self._sketched(self._beside(site), count, noise)
-        return at_least_float32(self._sketch[site.name])
-
-    def _beside(self, site: Site) -> Sequence[Site]:
-        """The sites that are sketched together, by one reverse pass for each vector."""
-        return [site]
-
-    def _sketched(self, sites: Sequence[Site], count: int, noise: Noise) -> dict[str, Tensor]:
-        ends = [self.below[name] for name in dict.fromkeys(name for site in sites for name in site.above)]
-        if any(site.reaches_output for site in sites):
-            ends = ends + self.ends
-        leaves = [self.above[site.name] for site in sites]
-        rows = {}
-        for site, leaf in zip(sites, leaves, strict=True):
-            batch, d = site.flat(leaf).shape
-            rows[site.name] = leaf.new_empty(count, batch, d)
-        for number in range(count):
-            eps = [noise.normal(end.shape, end.dtype, end.device) for end in ends]
-            grads = torch.autograd.grad(ends, leaves, eps, retain_graph=True)
-            for site, grad in zip(sites, grads, strict=True):
-                rows[site.name][number] = site.flat(grad)
-        return {name: found.flatten(0, 1) for name, found in rows.items()}
-
-
-class PassingCutGraph(CutGraph):
-    """A cut graph that is let go of on the way: only the pieces are alive that some site still waits for.
-
-    A pass that is wired in another way than the layout says raises `LayoutChanged`.
-
-    Args:
-        sites: of these, `settle(graph, met)` sees each as soon as the pass has met all that lies next above it.
     """
 
     def __init__(
         self,
         layout: Layout,
         run: Run,
-        sites: Sequence[Site],
-        settle: Callable[[CutGraph, list[Site]], None],
+        *,
         vectors: int = SKETCH,
+        sites: Sequence[Site] = (),
+        settle: Settle | None = None,
     ) -> None:
-        self._settle, self._waiting = settle, list(sites)
-        self._together: Sequence[Site] = ()  # the sites that are settled now
-        self._names: dict[int, str] = {}  # id of a leaf -> its site; that of a leaf that is gone may come again
+        self.layout, self.vectors, self._settle = layout, vectors, settle
+        self.below: dict[str, Tensor] = {}
+        self.above: dict[str, Tensor] = {}
+        self._waiting, self._settling = list(sites), list[Site]()
         self._met = set[str]()
-        super().__init__(layout, run, vectors)
-        self._let_go(ended=True)
+        self._names: dict[int, str] = {}  # id of a leaf -> its site; that of a leaf that is gone may come again
+        self._sketch: dict[str, Tensor] = {}
+        self.outputs, self.losses = run(self._cut)
+        self.ends = [out for out in tensors(self.outputs) if out.requires_grad]
+        if settle is not None:
+            self._settle_and_free(settle, ended=True)
 
-    def _met_site(self, site: Site, s: Tensor) -> None:
-        below = {other.name for other in self.layout.sites if site.name in other.above}
-        if {self._names[leaf] for leaf in AutogradGraph.leaves(s) if leaf in self._names} != below:
-            raise LayoutChanged
-        self._names[id(self.above[site.name])] = site.name
-        self._met.add(site.name)
-        self._let_go()
+    def jacobian(self, site: Site) -> GraphJacobian:
+        """The Jacobian above a site."""
+        return GraphJacobian(self, site)
 
-    def _beside(self, site: Site) -> Sequence[Site]:
-        return self._together
+    def _cut(self, site: Site, x: Any, s: Tensor) -> Tensor:
+        leaf = s.detach().requires_grad_()
+        self.below[site.name], self.above[site.name] = s, leaf
+        if self._settle is not None:
+            below = {other.name for other in self.layout.sites if site.name in other.above}
+            if {self._names[leaf] for leaf in AutogradGraph.leaves(s) if leaf in self._names} != below:
+                raise LayoutChanged
+            self._names[id(leaf)] = site.name
+            self._met.add(site.name)
+            self._settle_and_free(self._settle)
+        return leaf.clone()  # after what is settled here, which may need much memory itself
 
-    def _let_go(self, ended: bool = False) -> None:
-        """Settle the sites that wait for nothing any more, and drop what no other waits for."""
-        self._drop()
+    def _settle_and_free(self, settle: Settle, *, ended: bool = False) -> None:
+        """Settle the sites that wait for nothing any more, and free what no other waits for."""
+        self._free()
         ready = [site for site in self._waiting if self._met.issuperset((site.name, *site.above))]
-        self._together = [site for site in ready if ended or not site.reaches_output]
-        if self._together:
+        self._settling = [site for site in ready if ended or not site.reaches_output]
+        if self._settling:
             with torch._C.DisableTorchFunction(), torch.no_grad():  # the rules of the pass end here
-                self._settle(self, self._together)
+                settle(self, self._settling)
             self._sketch = {}
-            self._waiting = [site for site in self._waiting if site not in self._together]
-            self._drop()
+            self._waiting = [site for site in self._waiting if site not in self._settling]
+            self._free()
 
-    def _drop(self) -> None:
+    def _free(self) -> None:
         starts, ends = {site.name for site in self._waiting}, {name for site in self._waiting for name in site.above}
         self.above = {name: leaf for name, leaf in self.above.items() if name in starts}
         self.below = {name: s for name, s in self.below.items() if name in ends}
+
+    def sketch(self, site: Site, count: int, noise: Noise) -> Tensor:
+        """Rows `W̃ᵀ ε` for every sample of the pass, at least `count` each: (rows, d).
+
+        Sites that are settled together are sketched together, by one reverse pass for each vector.
+        """
+        known = self._sketch.get(site.name)
+        if known is None or len(known) < count * len(site.flat(self.above[site.name])):
+            self._sketch = self._sketched(self._settling or [site], count, noise)
+        return at_least_float32(self._sketch[site.name])
+
+    def _sketched(self, sites: Sequence[Site], count: int, noise: Noise) -> dict[str, Tensor]:
+        ends = [self.below[name] for name in dict.fromkeys(name for site in sites for name in site.above)]
+        if any(site.reaches_output for site in sites):
+            ends = ends + self.ends
+        leaves = [self.above[site.name] for site in sites]
+        rows = [leaf.new_empty(count, *site.flat(leaf).shape) for site, leaf in zip(sites, leaves, strict=True)]
+        for number in range(count):
+            eps = [noise.normal(end.shape, end.dtype, end.device) for end in ends]
+            grads = torch.autograd.grad(ends, leaves, eps, retain_graph=True)
+            for site, grad, into in zip(sites, grads, rows, strict=True):
+                into[number] = site.flat(grad)
+        return {site.name: found.flatten(0, 1) for site, found in zip(sites, rows, strict=True)}
 
 
 class GraphJacobian(Jacobian):
@@ -149,11 +135,8 @@ class GraphJacobian(Jacobian):
         self._linear: tuple[Tensor, Tensor] | None = None
 
     def _pull(self, eps: Tensor, create_graph: bool = False) -> Tensor:
-        pieces = eps.split(self.sizes, dim=-1)
-        shaped = [
-            self.targets[i].unflat(piece, end) if i < len(self.targets) else piece.reshape(end.shape)
-            for i, (piece, end) in enumerate(zip(pieces, self.ends, strict=True))
-        ]
+        pieces = zip_longest(eps.split(self.sizes, dim=-1), self.ends, self.targets)  # outputs have no target
+        shaped = [piece.reshape(end.shape) if to is None else to.unflat(piece, end) for piece, end, to in pieces]
         (grad,) = torch.autograd.grad(self.ends, self.leaf, shaped, retain_graph=True, create_graph=create_graph)
         return self.site.flat(grad)
 
@@ -167,9 +150,7 @@ class GraphJacobian(Jacobian):
             return torch.stack([self.jvp(part) for part in v])
         if self._linear is None:  # W̃ᵀ ε is linear in ε, so a vjp of it multiplies by W̃
             with torch.enable_grad():
-                eps = torch.zeros(
-                    self.batch, self.m, dtype=self.leaf.dtype, device=self.leaf.device, requires_grad=True
-                )
+                eps = self.leaf.new_zeros(self.batch, self.m, requires_grad=True)
                 self._linear = eps, self._pull(eps, create_graph=True)
         eps, pulled = self._linear
         (out,) = torch.autograd.grad(pulled, eps, v.to(pulled.dtype), retain_graph=True)

@@ -124,7 +124,7 @@ def _each(rows: Tensor, function: Callable[[int, Tensor], Tensor]) -> Tensor:
 
 
 def is_full(V: Tensor) -> bool:
-    """Has the basis (d, k) no empty column? While a graph is recorded nothing can be looked up: it has none then."""
+    """Whether the basis (d, k) has no empty column; assumed while a graph is recorded and nothing can be read."""
     return recording() or bool(V.any(0).all())
 
 

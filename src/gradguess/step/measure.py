@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gradguess.backends.policy import full_precision
-from gradguess.guesses.base import Guess, SiteView, StaleBasis, fits, in_dtype
+from gradguess.guesses.base import Guess, SiteView, StaleBasis, still_fitting
 from gradguess.guesses.frames import Frame, Identity
 from gradguess.jacobian import CutGraph, GatedLinear, Jacobian
 from gradguess.layers.elementwise import mask
@@ -45,12 +45,11 @@ class Drawing:
         flat = at_least_float32(site.flat(s))
         if not site.guessed:
             return Identity(flat)
-        kept = self.step.state.kept.get(site.name, {})
-        if not fits(kept, flat.shape[1]):
+        kept = still_fitting(self.step.state.kept.get(site.name, {}), flat.shape[1], flat.dtype)
+        if kept is None:
             raise StaleBasis
         if site.linear is not None and site.linear.in_features != flat.shape[1]:  # inputs with another dimension
             raise LayoutChanged
-        kept = in_dtype(kept, flat.dtype)
         jacobian = partial(jacobian_at, site, flat, gate, self.graph)
         return self.guess.frame(SiteView(site.name, flat, gate, site.gate is mask, kept, self.noise, jacobian))
 

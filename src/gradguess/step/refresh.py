@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gradguess.backends.policy import full_precision, kept_dtype
-from gradguess.guesses.base import SIZED, Guess, SiteView, fits, in_dtype
-from gradguess.jacobian import SKETCH, CutGraph, Jacobian, PassingCutGraph
+from gradguess.guesses.base import SIZED, Guess, SiteView, still_fitting
+from gradguess.jacobian import SKETCH, CutGraph, Jacobian
 from gradguess.layers.elementwise import mask
 from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import Task
@@ -80,8 +80,7 @@ class Search:
         self, site: Site, s: Tensor, gate: Tensor | None, jacobian: Callable[[], Jacobian], noise: SketchNoise
     ) -> SiteView:
         """What a search sees of a site with outputs `s`, (samples, d)."""
-        old = self.kept.get(site.name, {})
-        warm = in_dtype(old, s.dtype) if fits(old, s.shape[1]) else {}
+        warm = still_fitting(self.kept.get(site.name, {}), s.shape[1], s.dtype) or {}
         return SiteView(site.name, s, gate, site.gate is mask, warm, noise, jacobian)
 
     def _found(self, views: Sequence[SiteView]) -> Found:
@@ -155,7 +154,7 @@ class Search:
             found.update(self._found(views))
 
         graph = partial(choose_pass(task, self.layout).aside().graph, twice=self.guess.multiplies)
-        PassingCutGraph(self.layout, graph, sites, settle, vectors)
+        CutGraph(self.layout, graph, vectors=vectors, sites=sites, settle=settle)
         return found
 
 
