@@ -10,7 +10,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,11 +37,6 @@ def collective_device(backend: str) -> str:
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """No autocast; nothing at all where there is none."""
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
-
-
-def group_norm_layout(t: Tensor) -> torch.memory_format:
-    """How the kernel of group norms reads `t`, which it takes to lie so: on a CPU alone channels may come last."""
-    return suggest_memory_format(t) if t.device.type == "cpu" else torch.contiguous_format
 
 
 def kept_dtype(t: Tensor) -> torch.dtype:

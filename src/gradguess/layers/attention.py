@@ -4,8 +4,8 @@ With `S = scale Q Kᵀ + mask`, `P = softmax(S)` and `O = P V`, the tangents `dQ
 
     dS = scale (dQ Kᵀ + Q dKᵀ),        dO = P dV + (P ∘ dS) V - rowsum(P ∘ dS) O.
 
-A few queries need their own rows of `P` and `dS` alone. So memory grows with the length, and not with its square. `O`
-is PyTorch's own: a graph that is recorded beside the tangent, or in a second pass of a trace, shares it.
+A block of queries needs no other rows of `P` and `dS` than its own. So memory grows with the length, and not with its
+square. `O` is PyTorch's: a graph that is recorded beside the tangent, or in a second pass of a trace, shares it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def tangent(
     enable_gqa: bool = False,
 ) -> Tensor | None:
     """For a constant mask, and without dropout: PyTorch draws its mask for all pairs of positions."""
-    if dropout_p or not _usable(attn_mask, is_causal):
+    if dropout_p or not is_constant(attn_mask) or (is_causal and attn_mask is not None):
         return None
     duals = [unpack(t) for t in (query, key, value)]
     q, k, v = (_as_autocast(p) for p, _ in duals)
@@ -51,20 +51,20 @@ def tangent(
         return None
     if attn_mask is not None and attn_mask.is_floating_point():
         attn_mask = attn_mask.double() if q.dtype == torch.float64 else _as_autocast(attn_mask)  # float32 is misread
-    attend = function if _fused(q, k, v, attn_mask) else partial(_in_blocks, function)
+    attend = function if _fused(q, k, v, attn_mask) else partial(_attend_in_blocks, function)
     with full_precision(q.device):
         with sdpa_kernel(_KERNELS):
             out = attend(q, k, v, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
-        dq, dk, dv = (t for _, t in duals)
-        if dq is None and dk is None and dv is None:
+        if all(t is None for _, t in duals):
             return out
-        moved = _tangent(q, dq), _tangent(k, dk), _tangent(v, dv)
+        pairs = zip((q, k, v), duals, strict=True)
+        moved = [torch.zeros_like(p) if t is None else t.to(p.dtype) for p, (_, t) in pairs]
         with torch.no_grad():
             dout = attention_tangent(q, k, v, out, moved, attn_mask, is_causal, scale)
         return fwAD.make_dual(out, dout)
 
 
-def _in_blocks(
+def _attend_in_blocks(
     function: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, **options: Any
 ) -> Tensor:
     """A few queries at a time."""
@@ -89,19 +89,8 @@ def _blocks(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Iterator
         yield rows, slice(seen), shown
 
 
-def _tangent(primal: Tensor, tangent: Tensor | None) -> Tensor:
-    """In the dtype of its primal; zero where there is none."""
-    return torch.zeros_like(primal) if tangent is None else tangent.to(primal.dtype)
-
-
-def _usable(mask: Tensor | None, causal: bool) -> bool:
-    if mask is None:
-        return True
-    return is_constant(mask) and not causal and (mask.dtype == torch.bool or mask.is_floating_point())
-
-
 def _fit(q: Tensor, k: Tensor, v: Tensor, shared: bool) -> bool:
-    """Have they the same batch and heads? With `shared`, several heads of queries may have one of keys and values."""
+    """Whether batch and heads are the same. With `shared`, several heads of queries may have one of keys and values."""
     if not (q.dtype == k.dtype == v.dtype) or k.shape[:-1] != v.shape[:-1]:
         return False
     if shared and q.dim() == k.dim() > 2:
@@ -117,7 +106,7 @@ def _as_autocast(t: Tensor) -> Tensor:
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-    """Has PyTorch a kernel for these that holds less than all pairs of positions? Few queries need none."""
+    """Whether PyTorch has a kernel for these that holds less than all pairs of positions; few queries need none."""
     if q.shape[-2] <= BLOCK:
         return True
     if q.dim() != 4 or q.shape[-1] != v.shape[-1] or (mask is not None and mask.dim() not in (2, 4)):
@@ -173,21 +162,19 @@ def _empty(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> Tensor:
     return kernels.like_queries(q, v)
 
 
-def in_blocks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    tangents: Sequence[Tensor],
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-) -> Tensor:
-    """In plain operations, `BLOCK` queries at a time. `out` is not needed: P is there."""
+def in_blocks(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *rest: Any) -> Tensor:
+    """`attention_tangent` in plain operations, `BLOCK` queries at a time. `out` is not needed: P is there."""
     result = _empty(q, k, v)
-    for rows, moved in _rows(q, k, v, tangents, mask, causal, scale):
+    for rows, moved in _rows(q, k, v, *rest):
         result[..., rows, :] = moved
     return result
+
+
+@torch.library.impl(_NAME, "CompositeExplicitAutograd")
+def _by_kernel_or_blocks(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    scale = rest[-1]
+    work = kernels.attention_tangent if scale > 0 and kernels.attends(q, k, v) else in_blocks
+    return work(q, k, v, *rest)
 
 
 def _rows(
@@ -202,12 +189,9 @@ def _rows(
     moving, along = torch.cat([dq * scale, q], -1), torch.cat([k, dk], -1)  # dS is one product of the two
     for rows, keys, shown in _blocks(q, k, mask, causal):
         S = q[..., rows, :] @ k[..., keys, :].mT
-        if shown is None:
-            P = torch.softmax(S, -1)
-        else:
-            P = torch._safe_softmax(
-                S.masked_fill_(~shown, -math.inf) if shown.dtype == torch.bool else S.add_(shown), -1
-            )
+        if shown is not None:
+            S = S.masked_fill_(~shown, -math.inf) if shown.dtype == torch.bool else S.add_(shown)
+        P = torch.softmax(S, -1) if shown is None else torch._safe_softmax(S, -1)
         W = (moving[..., rows, :] @ along[..., keys, :].mT).mul_(P)  # P ∘ dS
         W -= P * W.sum(-1, keepdim=True)  # what moves all scores of a query alike cancels here, before it is rounded
         yield rows, P @ dv[..., keys, :] + W @ v[..., keys, :]
@@ -219,23 +203,8 @@ def _for_each_head(t: Tensor, q: Tensor) -> Tensor:
     return t.repeat_interleave(shared, -3) if shared > 1 else t
 
 
-@torch.library.impl(_NAME, "CompositeExplicitAutograd")
-def _op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    tangents: list[Tensor],
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-) -> Tensor:
-    work = kernels.attention_tangent if scale > 0 and kernels.attends(q, k, v) else in_blocks
-    return work(q, k, v, out, tangents, mask, causal, scale)
-
-
 def multi_head(function: Any, *args: Any, **options: Any) -> Any:
-    """The code of `F.multi_head_attention_forward`, which asks for modes no more: they see the functions it calls."""
+    """`F.multi_head_attention_forward` by its code without the look for modes: they see what it calls."""
     seen = {**function.__globals__, "has_torch_function": lambda tensors: False}
     inner = FunctionType(function.__code__, seen, function.__name__, function.__defaults__, function.__closure__)
     return inner(*args, **options)

@@ -32,7 +32,7 @@ def tangent(function: Any, x: Tensor, target: Tensor, **options: Any) -> Tensor 
 
 
 def _given(other: Tensor | None) -> bool:
-    """Is it a constant, for tangents and for gradients?"""
+    """Whether a tensor is a constant, for tangents and for gradients."""
     return other is None or (is_constant(other) and not other.requires_grad)
 
 

@@ -13,7 +13,6 @@ import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradguess.backends.policy import group_norm_layout
 from gradguess.layers.entry import Layer, is_constant, unpack
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
@@ -22,41 +21,33 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 def layer_norm_gradient(layer: nn.LayerNorm, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-    normal = F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
-    return _affine(layer, normal, g, list(range(g.dim() - len(layer.normalized_shape), g.dim())))
+    return _scale_and_shift(layer, F.layer_norm(x, layer.normalized_shape, None, None, layer.eps), g)
 
 
 def rms_norm_gradient(layer: nn.RMSNorm, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-    normal = F.rms_norm(x, list(layer.normalized_shape), None, layer.eps)
-    return _affine(layer, normal, g, list(range(g.dim() - len(layer.normalized_shape), g.dim())))
+    return _scale_and_shift(layer, F.rms_norm(x, list(layer.normalized_shape), None, layer.eps), g)
 
 
 def group_norm_gradient(layer: nn.GroupNorm, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-    return _affine(layer, F.group_norm(x, layer.num_groups, None, None, layer.eps), g, [1])
+    return _scale_and_shift(layer, F.group_norm(x, layer.num_groups, None, None, layer.eps), g, channels=True)
 
 
 def batch_norm_gradient(layer: BatchNorm, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-    if layer.training or layer.running_mean is None:
-        normal = F.batch_norm(x, None, None, training=True, eps=layer.eps)
-    else:
-        normal = F.batch_norm(x, layer.running_mean, layer.running_var, training=False, eps=layer.eps)
-    return _affine(layer, normal, g, [1])
+    of_batch = layer.training or layer.running_mean is None
+    mean, var = (None, None) if of_batch else (layer.running_mean, layer.running_var)
+    normal = F.batch_norm(x, mean, var, training=of_batch, eps=layer.eps)
+    return _scale_and_shift(layer, normal, g, channels=True)
 
 
-def _affine(layer: nn.Module, normal: Tensor, g: Tensor, own: list[int]) -> dict[str, Tensor]:
-    """Gradients of scale and shift; `own` are the dimensions that have a parameter for each entry."""
-    others = [dim for dim in range(g.dim()) if dim not in own]
+def _scale_and_shift(layer: Any, normal: Tensor, g: Tensor, *, channels: bool = False) -> dict[str, Tensor]:
+    """The gradients of weight and bias: one number for each channel, or for each entry of the last dimensions."""
     grads = {}
-    weight, bias = layer.weight, getattr(layer, "bias", None)
-    if isinstance(weight, Tensor) and weight.requires_grad:
-        grads["weight"] = _sum(g * normal, others).reshape(weight.shape)
-    if isinstance(bias, Tensor) and bias.requires_grad:
-        grads["bias"] = _sum(g, others).reshape(bias.shape)
+    for name, terms in (("weight", g * normal), ("bias", g)):
+        values = getattr(layer, name, None)
+        if isinstance(values, Tensor) and values.requires_grad:
+            like = _of_channels(values, g) if channels else values
+            grads[name] = terms.sum_to_size(like.shape).reshape(values.shape)
     return grads
-
-
-def _sum(t: Tensor, dims: list[int]) -> Tensor:
-    return t.sum(dims) if dims else t
 
 
 # --- tangents ------------------------------------------------------------------------------------------------
@@ -79,16 +70,9 @@ def group_norm_tangent(
     p, t = unpack(x)
     if t is None or not is_constant(weight, bias):
         return None
-    out, mean, inverse = _group_norm(p, groups, weight, bias, eps)
-    p, t = _wide(p), _wide(t)
-    if out.dtype != p.dtype:  # what PyTorch returns is rounded
-        mean = _mean_of_groups(p, groups)
-        inverse = (_mean_of_groups((p - _of_groups(mean, p)).square(), groups) + eps).rsqrt()
-    mean, inverse = _of_groups(mean, p), _of_groups(inverse, p)
-    normal = (p - mean) * inverse
-    moved, along = (_of_groups(_mean_of_groups(values, groups), p) for values in (t, normal * t))
-    moved = (t - moved).addcmul(normal, along, value=-1) * inverse
-    return _dual(out, moved, weight if weight is None else _of_channels(weight, p))
+    runs = -1, math.prod(p.shape[1:]) // groups
+    moved = _through_normal(p.reshape(runs), t.reshape(runs), eps).reshape(p.shape)
+    return _dual(function(p, groups, weight, bias, eps), moved, weight if weight is None else _of_channels(weight, p))
 
 
 def batch_norm_tangent(
@@ -111,7 +95,8 @@ def batch_norm_tangent(
         moved = _through_normal(rows.flatten(1), t.transpose(0, 1).flatten(1), eps).reshape(rows.shape).transpose(0, 1)
     else:
         assert running_var is not None
-        moved = _wide(t) * _of_channels((_wide(running_var) + eps).rsqrt().to(_wide(t).dtype), p)
+        moved = _wide(t)
+        moved = moved * _of_channels((_wide(running_var) + eps).rsqrt().to(moved.dtype), p)
     return _dual(out, moved, weight if weight is None else _of_channels(weight, p))
 
 
@@ -145,33 +130,8 @@ def _through_normal(p: Tensor, t: Tensor, eps: float) -> Tensor:
     return torch.addcmul(t - t.mean(1, keepdim=True), normal, along, value=-1).mul_(inverse)
 
 
-def _group_norm(
-    p: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What `F.group_norm` returns, with the mean and the inverse deviation of every group.
-
-    Its kernel reads tensors without looking at their strides.
-    """
-    batch, channels = p.shape[:2]
-    p = p.contiguous(memory_format=group_norm_layout(p))
-    weight, bias = (None if values is None else values.contiguous() for values in (weight, bias))
-    return torch.native_group_norm(p, weight, bias, batch, channels, p[0, 0].numel(), groups, eps)
-
-
-def _mean_of_groups(values: Tensor, groups: int) -> Tensor:
-    """(batch, groups): first the mean over positions, since channels may lie side by side in memory."""
-    of_channels = values.flatten(2).mean(2) if values.dim() > 2 else values
-    return of_channels.reshape(len(values), groups, -1).mean(2)
-
-
-def _of_groups(values: Tensor, like: Tensor) -> Tensor:
-    """(batch, groups) as (batch, channels, 1, ...)."""
-    batch, channels = like.shape[:2]
-    repeated = values[:, :, None].expand(-1, -1, channels // values.shape[1])
-    return repeated.reshape(batch, channels, *[1] * (like.dim() - 2))
-
-
 def _of_channels(values: Tensor, like: Tensor) -> Tensor:
+    """A number for each channel, in a shape that broadcasts to (batch, channels, ...)."""
     return values.reshape(-1, *[1] * (like.dim() - 2))
 
 

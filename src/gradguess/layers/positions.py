@@ -10,7 +10,8 @@ A site's output is `(positions, features)` per sample. `B`, which predicts its g
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cache
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -80,20 +81,18 @@ def pattern_of(module: nn.Module, s: Tensor, batch_dim: int | None, outputs: lis
     return FULL
 
 
-def coded(part: Tensor) -> Tensor:
+def project_words(output: Tensor) -> Tensor:
     """An output (batch, ..., alphabet); a large alphabet through a fixed random projection `P`, `E[P Pᵀ] = I`."""
-    if part.dim() < 2 or part.shape[-1] <= WORDS:
-        return part
-    key = (part.shape[-1], part.dtype, part.device)
-    if key not in _PROJECTIONS:
-        _PROJECTIONS[key] = fixed(lambda: _projection(part))
-    return part @ _PROJECTIONS[key]
+    if output.dim() < 2 or output.shape[-1] <= WORDS:
+        return output
+    return output @ _projection(output.shape[-1], output.dtype, output.device)
 
 
-def _projection(part: Tensor) -> Tensor:
-    source = torch.Generator().manual_seed(part.shape[-1])
-    P = torch.randn(part.shape[-1], WORDS, generator=source, dtype=torch.float64) / WORDS**0.5
-    return P.to(part.device, part.dtype)
+@cache
+def _projection(alphabet: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def make() -> Tensor:
+        source = torch.Generator().manual_seed(alphabet)
+        P = torch.randn(alphabet, WORDS, generator=source, dtype=torch.float64) / WORDS**0.5
+        return P.to(device, dtype)
 
-
-_PROJECTIONS: dict[Any, Tensor] = {}
+    return fixed(make)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch._decomp import get_decompositions
 
 from gradguess.layers.entry import Layer, is_constant
 
+State = tuple[Tensor, Tensor]  # (h, c) of an LSTM cell
 _aten = torch.ops.aten
 _PLAIN = get_decompositions([_aten.gru.input, _aten.gru.data, _aten.lstm.input, _aten.lstm.data])
 
@@ -38,7 +40,7 @@ def layers(function: Any, *args: Any, **options: Any) -> tuple[Tensor, ...] | No
     return x.transpose(0, 1) if turned else x, *(torch.cat(part) for part in zip(*states, strict=True))
 
 
-def gru(x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None) -> Tensor:
+def gru(x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None = None, b_h: Tensor | None = None) -> Tensor:
     """The new state of a GRU cell."""
     gates, recurrent = F.linear(x, w_x, b_x).chunk(3, 1), F.linear(h, w_h, b_h).chunk(3, 1)
     reset, update = (torch.sigmoid(gates[i] + recurrent[i]) for i in (0, 1))
@@ -47,8 +49,8 @@ def gru(x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h:
 
 
 def lstm(
-    x: Tensor, state: tuple[Tensor, Tensor], w_x: Tensor, w_h: Tensor, b_x: Tensor | None, b_h: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, state: State, w_x: Tensor, w_h: Tensor, b_x: Tensor | None = None, b_h: Tensor | None = None
+) -> State:
     """The new state (h, c) of an LSTM cell."""
     h, c = state
     into, keep, new, show = (F.linear(x, w_x, b_x) + F.linear(h, w_h, b_h)).chunk(4, 1)
@@ -56,20 +58,18 @@ def lstm(
     return torch.sigmoid(show) * torch.tanh(c), c
 
 
-def gru_cell(
-    function: Any, x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None = None, b_h: Tensor | None = None
-) -> Tensor | None:
-    return None if is_constant(x, h, w_x, w_h, b_x, b_h) else gru(x, h, w_x, w_h, b_x, b_h)
+def _cell(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of a cell that is written out in `plain`."""
 
+    def cell(function: Any, x: Tensor, state: Any, w_x: Tensor, w_h: Tensor, *biases: Tensor | None) -> Any:
+        states = (state,) if isinstance(state, Tensor) else state
+        return None if is_constant(x, *states, w_x, w_h, *biases) else plain(x, state, w_x, w_h, *biases)
 
-def lstm_cell(
-    function: Any, x: Tensor, state: Any, w_x: Tensor, w_h: Tensor, b_x: Tensor | None = None, b_h: Tensor | None = None
-) -> tuple[Tensor, Tensor] | None:
-    return None if is_constant(x, *state, w_x, w_h, b_x, b_h) else lstm(x, state, w_x, w_h, b_x, b_h)
+    return cell
 
 
 LAYERS = (
     Layer(functions=(torch.gru, torch.lstm), written_out=layers),
-    Layer(functions=(torch.gru_cell,), written_out=gru_cell),
-    Layer(functions=(torch.lstm_cell,), written_out=lstm_cell),
+    Layer(functions=(torch.gru_cell,), written_out=_cell(gru)),
+    Layer(functions=(torch.lstm_cell,), written_out=_cell(lstm)),
 )

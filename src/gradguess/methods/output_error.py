@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import InputError
-from gradguess.layers.positions import coded
+from gradguess.layers.positions import project_words
 from gradguess.model.site import at_least_float32
 from gradguess.model.task import Task, check_differentiable, tensors
 from gradguess.step.pull_back import pull
@@ -39,7 +39,7 @@ class OutputError:
 
     @cached_property
     def flat(self) -> Tensor:
-        return flatten_outputs([coded(part) for part in self.parts])
+        return flatten_outputs([project_words(part) for part in self.parts])
 
 
 def _freed(t: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradguess.guesses.frames import Frame
-from gradguess.layers.positions import Pattern, coded
+from gradguess.layers.positions import Pattern, project_words
 from gradguess.methods.output_error import OutputError, flatten_outputs
 from gradguess.model.site import Site, at_least_float32
 from gradguess.step.base import Kept
@@ -132,7 +132,7 @@ class Lesson:
         """Computes the residuals, which the predictor did not explain, and the step sizes."""
         self.error = error
         for p, tangents in enumerate(self.seen.output_tangents):
-            u, explained = flatten_outputs([coded(part) for part in tangents]), self.explained.get(p)
+            u, explained = flatten_outputs([project_words(part) for part in tangents]), self.explained.get(p)
             self.tangents.append(u)
             self.residuals.append(u if explained is None or explained.shape != u.shape else u - explained.to(u.dtype))
         self.sizes = {p: self._step_size(p) for p in self.traces}
