@@ -240,8 +240,7 @@ def bench(
     json: Json = False,
 ) -> None:
     """Measure time and memory of a training step of every method against backpropagation."""
-    from gradguess_lab.bench import bench_memory, bench_starts, bench_tasks, bench_time
-    from gradguess_lab.bench.run import grid
+    from gradguess_lab.bench.run import bench_memory, bench_starts, bench_tasks, bench_time, grid
     from gradguess_lab.environment import check_device, use_threads
     from gradguess_lab.tables.bench import bench_figures, bench_tables
     from gradguess_lab.tables.figure import save_figures

@@ -38,6 +38,6 @@ def test_graphs_count_as_memory():
     loop = make_loop("backprop", TrainConfig(width=256, depth=24, batch=2048, device="cuda"))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream.*")
-        plain, captured = peak_here(loop, "cuda"), peak_here(Replayed(loop), "cuda")
+        plain, captured = peak_here(loop), peak_here(Replayed(loop))
     assert plain > 24 * 2  # MB: 24 layers of 2048 × 256 numbers
     assert captured > 0.9 * plain

@@ -13,11 +13,10 @@ import torch
 from gradguess.errors import GradguessError, InputError
 from gradguess.methods import compiled
 from gradguess_lab import environment, tasks
-from gradguess_lab.bench import apart, bench_memory, bench_tasks, bench_time, run, timing
-from gradguess_lab.bench.apart import EXACT, Timing, probe, run_apart
-from gradguess_lab.bench.loops import make_loop
-from gradguess_lab.bench.run import grid, growth, slopes
-from gradguess_lab.bench.timing import ROUND, Times
+from gradguess_lab.bench import apart, run
+from gradguess_lab.bench.apart import EXACT, Timing, probe
+from gradguess_lab.bench.loops import ROUND, Times, make_loop
+from gradguess_lab.bench.run import bench_memory, bench_tasks, bench_time, grid, growth, slopes
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.methods import METHODS, VARIANTS
 from traced_graphs import as_compiled
@@ -121,19 +120,10 @@ def test_the_command_prints_one_json_object_last(tmp_path):
     assert (tmp_path / "time-cpu.json").exists()
 
 
-# --- real networks ---------------------------------------------------------------------------------------------------
-
-
 def stand_in(monkeypatch, **configs: TrainConfig) -> None:
     found = {name: tasks.Task(name, config, "real") for name, config in configs.items()}
     for module in (tasks, run):
         monkeypatch.setattr(module, "TASKS", found)
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """Two small tasks in place of the eight."""
-    stand_in(monkeypatch, small=SMALL, smaller=dataclasses.replace(SMALL, depth=1))
 
 
 @pytest.fixture
@@ -143,39 +133,16 @@ def graphs_alone(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
 
 
-def measured(job: Timing) -> list[dict]:
-    """Rows as a process makes them, quicker."""
-    times = {"step_ms": 2.0, "quiet_ms": 2.0, "refresh_ms": 0.0, "ratio": 1.0, "quiet_ratio": 1.0, "rounds": 5}
-    return [
-        {"method": method, "task": job.name, "mode": mode, "device": "cpu", **times}
-        | {"ratios": {"eager": 1.5, "compiled": 2.5}, "peak_mb": 3.0, "start_s": 4.0, "notes": []}
-        for method in ("backprop", *job.methods)
-        for mode in job.modes
-    ]
-
-
-def by_name(jobs, together, say):
-    for job in jobs:
-        say(job.name)
-        yield job.name, measured(job)
-
-
-# --- loops ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", ["backprop", "wperp", "feedback-chained-rare"])
 def test_compiled_loops_make_the_same_steps(method, graphs_alone):
     case = dataclasses.replace(SMALL, dtype="float64")
     found = []
     for is_compiled in (False, True):
         loop = make_loop(method, case, is_compiled)
-        timing.first_rounds(loop, "cpu")
+        loop.first_rounds()
         found.append(list(loop.model.parameters()))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
-
-
-# --- one task ------------------------------------------------------------------------------------------------------
 
 
 def test_a_row_has_the_ratio_to_backprop_in_every_mode(graphs_alone):
@@ -196,41 +163,40 @@ def test_a_row_has_the_ratio_to_backprop_in_every_mode(graphs_alone):
 def test_peak_memory_of_each_loop_in_a_process():
     """Recomputing keeps less than backpropagation, and MeZO least of all."""
     task = TrainConfig(model="mlp", data="mnist1d", width=64, depth=24, batch=2048)
-    asked = Timing("deep", task, ["checkpoint-sqrt", "mezo"]).plain()
-    plain, again, mezo = run_apart("deep", "peaks", asked, EXACT)
+    plain, again, mezo = Timing("deep", task, ["checkpoint-sqrt", "mezo"]).apart("peaks", EXACT)
     assert 12 < plain < 16  # 24 layers of 0.5 MB, and the gradients
     assert again < 0.7 * plain
     assert mezo < 0.3 * plain
 
 
-# --- processes -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_processes_take_turns_and_one_that_fails_is_named(tmp_path: Path, monkeypatch):
-    broken = dataclasses.replace(SMALL, data="shakespeare")
-    stand_in(monkeypatch, broken=broken, small=SMALL)
-    said: list[str] = []
-    with pytest.raises(GradguessError, match=r"^timing broken failed: .*reads numbers, not text"):
-        bench_tasks(seconds=0.0, methods=["wt"], jobs=2, out=tmp_path, say=said.append)
-    assert said == ["starting broken, small", "timing broken", "timing small"]
+    stand_in(monkeypatch, broken=dataclasses.replace(SMALL, data="shakespeare"), small=SMALL, other=SMALL)
+    with pytest.raises(GradguessError, match=r"^measuring broken failed: .*reads numbers, not text"):
+        bench_tasks(seconds=0.0, methods=["wt"], jobs=2, out=tmp_path)
     found = json.loads((tmp_path / "tasks-cpu.json").read_text())  # what did not fail
-    assert [(row["task"], row["method"]) for row in found["rows"]] == [("small", "backprop"), ("small", "wt")]
+    names = [(task, method) for task in ("small", "other") for method in ("backprop", "wt")]
+    assert [(row["task"], row["method"]) for row in found["rows"]] == names
     assert {"commit", "clean", "torch", "threads"} <= set(found["environment"])
 
 
-def test_what_is_measured_is_not_measured_again(small, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(run, "in_turns", by_name)
-    said: list[str] = []
-    bench_tasks(["smaller"], compile=True, out=tmp_path, say=said.append)
-    found = bench_tasks(compile=True, out=tmp_path, say=said.append)
-    assert said == ["smaller", "small"]
-    assert list(dict.fromkeys(row["task"] for row in found["rows"])) == ["small", "smaller"]
-    assert bench_tasks(compile=True, out=tmp_path, say=said.append)["rows"] == found["rows"]
-    assert len(said) == 2
-    bench_tasks(compile=True, seconds=1.0, out=tmp_path, say=said.append)  # other settings
-    assert said[2:] == ["small", "smaller"]
+def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch):
+    stand_in(monkeypatch, small=SMALL, smaller=dataclasses.replace(SMALL, depth=1))
+    timed: list[str] = []
+
+    def quicker(jobs, together):
+        timed.extend(job.name for job in jobs)
+        yield from ((job.name, [{"task": job.name}]) for job in jobs)
+
+    monkeypatch.setattr(run, "in_turns", quicker)
+    bench_tasks(["smaller"], compile=True, out=tmp_path)
+    found = bench_tasks(compile=True, out=tmp_path)
+    assert [row["task"] for row in found["rows"]] == ["small", "smaller"]
+    assert bench_tasks(compile=True, out=tmp_path)["rows"] == found["rows"]
+    assert timed == ["smaller", "small"]
+    bench_tasks(compile=True, seconds=1.0, out=tmp_path)  # other settings
+    assert timed[2:] == ["small", "smaller"]
     other = environment.describe("cpu") | {"commit": "another"}
     monkeypatch.setattr(environment, "describe", lambda device: dict(other))
-    bench_tasks(["small"], compile=True, seconds=1.0, out=tmp_path, say=said.append)  # other code
-    assert said[4:] == ["small"]
+    bench_tasks(["small"], compile=True, seconds=1.0, out=tmp_path)  # other code
+    assert timed[4:] == ["small"]

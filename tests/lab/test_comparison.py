@@ -27,9 +27,9 @@ SMALL = Comparison(["mlp-mnist1d"], ["frozen"], epochs=4, seeds=2, grid=(1e-3, 1
 def untimed(monkeypatch: pytest.MonkeyPatch):
     """No step is timed: that takes a process of its own."""
 
-    def rows(timings: Any, together: int, say: Any) -> Any:
+    def rows(timings: Any) -> Any:
         for one in timings:
-            costs = {"ratio": 1.0, "step_ms": 2.0}
+            costs = {"task": one.name, "ratio": 1.0, "step_ms": 2.0}
             yield one.name, [{"method": m, **costs, "peak_mb": 4.0 + i} for i, m in enumerate(one.methods)]
 
     monkeypatch.setattr(run, "in_turns", rows)

@@ -5,33 +5,32 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
+import fcntl
 import json
-import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from gradguess.errors import GradguessError
-from gradguess_lab.bench.loops import BACKPROP, Loop, Replayed, fewer, make_loop
-from gradguess_lab.bench.timing import first_rounds, measure
+from gradguess_lab.bench.loops import BACKPROP, ROUND, Loop, Replayed, make_loop, measure
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.environment import PeakMemory
 from gradguess_lab.methods import settings_of
 
 Row = dict[str, Any]
-STEPS = 4  # a multiple of every method's own period
 # glibc keeps freed blocks for itself, more of them the more often a loop allocates. With these settings they go back at
 # once, so that the resident set is what the loop holds. That is slow, so times are taken in another process.
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -66,9 +65,9 @@ class Timing:
             return ["captured" if self.cuda else "eager"]
         return [mode for mode, (_, captures) in MODES.items() if self.cuda or not captures]
 
-    def loops(self) -> dict[tuple[str, str], Loop | Replayed]:
+    def loops(self) -> dict[tuple[str, str], Loop]:
         """(method, mode) -> loop. A loop and its captured twin share the network and what is compiled."""
-        loops: dict[tuple[str, str], Loop | Replayed] = {}
+        loops: dict[tuple[str, str], Loop] = {}
         for method in dict.fromkeys((BACKPROP, *self.methods)):
             made: dict[bool, Loop] = {}
             for mode in self.modes:
@@ -81,25 +80,23 @@ class Timing:
                 loops[method, mode] = Replayed(made[compiled]) if captured else made[compiled]
         return loops
 
-    def plain(self) -> Row:
-        """The same as values for JSON."""
-        return dataclasses.asdict(self)
+    def apart(self, name: str, variables: Mapping[str, str], **more: Any) -> Any:
+        """What a function of `APART` returns for this."""
+        return run_apart(self.name, name, dataclasses.asdict(self) | more, variables)
 
     def peaks(self) -> list[float]:
         """The peak memory of each loop, in this process."""
-        return [peak_here(loop, self.task.device) for loop in self.loops().values()]
+        return [peak_here(loop) for loop in self.loops().values()]
 
     def rows(self, ready: Callable[[], None] = lambda: None) -> list[Row]:
         """For each method in each mode time, its ratios to backpropagation in each of its modes, and memory."""
         if self.compile:
             torch.compiler.reset()
         loops = self.loops()
-        times = measure(loops, self.seconds, self.task.device, ready)
+        times = measure(loops, self.seconds, ready)
         peaks: list[Any] = [None] * len(loops)
-        if self.memory and self.cuda:
-            peaks = [peak_here(loop, self.task.device) for loop in loops.values()]
-        elif self.memory:
-            peaks = run_apart(self.name, "peaks", self.plain(), EXACT)
+        if self.memory:
+            peaks = [peak_here(loop) for loop in loops.values()] if self.cuda else self.apart("peaks", EXACT)
         return [
             {
                 "method": method,
@@ -115,147 +112,22 @@ class Timing:
             for ((method, mode), found), peak in zip(times.items(), peaks, strict=True)
         ]
 
+    def in_turn(self, locks: str) -> list[Row]:
+        """The rows, timed while no other process is timed or compiles; `locks` is a folder that the processes share."""
+        with (Path(locks) / "machine").open("a") as machine, _one_chooses(Path(locks) / "choosing"):
+            fcntl.flock(machine, fcntl.LOCK_SH)
+            return self.rows(lambda: fcntl.flock(machine, fcntl.LOCK_EX))
 
-# --- memory ----------------------------------------------------------------------------------------------------------
-
-
-def peak_here(loop: Loop | Replayed, device: str) -> float:
-    """MB that steps of every kind take above what lies in memory between two steps. On a CPU this needs `EXACT`.
-
-    Steps are made before, so that libraries are set up and everything is compiled. A captured step is captured once
-    more: its CUDA graphs keep their memory to themselves, and that counts.
-    """
-    own = loop.loop if isinstance(loop, Replayed) else loop
-    first_rounds(loop, device)
-    own.optimiser.zero_grad()
-    meter = PeakMemory(device)
-    if not meter.cuda:
-        first_rounds(loop, device)
-        return meter.megabytes()
-    taken, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-    again = Replayed(own) if isinstance(loop, Replayed) else own
-    first_rounds(again, device)
-    torch.cuda.empty_cache()
-    held = torch.cuda.memory_reserved(device) - reserved
-    return max(meter.megabytes() - taken / 2**20, held / 2**20)
-
-
-def peak(method: str, task: TrainConfig, timed: bool = True) -> dict[str, float]:
-    """`peak_mb` above the loop's own state (weights and the optimiser's), `gradients_mb` of it, and `step_ms`.
-
-    Unless `timed`, the time is that of the slow steps whose memory was measured.
-    """
-    asked = {"method": method, "task": task.as_dict()}
-    found: dict[str, float] = run_apart(method, "probe", asked | {"steps": 1}, EXACT)
-    return found | {"step_ms": run_apart(method, "probe", asked | {"steps": STEPS}, {})["step_ms"]} if timed else found
-
-
-def probe(method: str, task: TrainConfig, steps: int = STEPS) -> dict[str, float]:
-    """What `peak` returns, measured in this process, which should be a fresh one."""
-    loop, whole = make_loop(method, fewer(task, 2)), Loop(task)
-    loop.step()  # now libraries are set up, and the optimiser has its state
-    loop.optimiser.zero_grad()
-    loop.x, loop.y = whole.x, whole.y
-    del whole
-    meter = PeakMemory(task.device)
-    seconds = []
-    for _ in range(max(steps, loop.every)):
-        start = time.perf_counter()
-        loop.step()
-        if torch.device(task.device).type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    gradients = sum(p.numel() * p.element_size() for p in loop.model.parameters())
-    return {
-        "peak_mb": meter.megabytes(),
-        "gradients_mb": gradients / 2**20,  # part of the peak, and the same for every method
-        "step_ms": 1e3 * statistics.mean(seconds),
-    }
-
-
-def start(timing: Timing) -> float:
-    """Seconds until every kind of step of the first method is compiled."""
-    loop = make_loop(timing.methods[0], timing.task, compiled=True)
-    begin = time.perf_counter()
-    first_rounds(loop, timing.task.device)
-    return time.perf_counter() - begin
-
-
-# --- processes -------------------------------------------------------------------------------------------------------
-
-
-def run_apart(what: str, name: str, asked: Row, variables: dict[str, str]) -> Any:
-    """What a function of `APART` returns in a process of its own; `what` is measured there."""
-    text = json.dumps(asked | {"threads": torch.get_num_threads()})
-    command = [sys.executable, "-m", __name__ if __spec__ is None else __spec__.name, name, text]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | variables)
-    if done.returncode:
-        raise GradguessError(f"measuring {what} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-APART: dict[str, Callable[..., Any]] = {
-    "probe": probe,
-    "peaks": lambda **fields: Timing(**fields).peaks(),
-    "start": lambda **fields: start(Timing(**fields)),
-}
-
-
-def in_turns(
-    timings: Sequence[Timing], together: int, say: Callable[[str], None]
-) -> Iterator[tuple[str, list[Row] | str]]:
-    """The rows of each task, or why it failed, from processes that get ready side by side and are timed one by one.
-
-    Compiling takes minutes and many cores, timing takes seconds and a quiet machine. So while one process is timed, the
-    others have nothing to do, or wait.
-    """
-    context = multiprocessing.get_context("spawn")
-    for first in range(0, len(timings), together):
-        chosen = timings[first : first + together]
-        say(f"starting {', '.join(one.name for one in chosen)}")
-        gates = context.Barrier(len(chosen)), context.Lock(), context.Lock()
-        setting = (torch.get_num_threads(), max(1, (os.cpu_count() or 1) // together), *gates)
-        pool = concurrent.futures.ProcessPoolExecutor(len(chosen), context, initializer=_begin, initargs=setting)
-        with pool:
-            for one, future in [(one, pool.submit(_timed, one)) for one in chosen]:
-                say(f"timing {one.name}")
-                yield one.name, future.result()
-
-
-class _Process:
-    """What the processes that take turns share."""
-
-    ready: threading.Barrier
-    timing: Any
-    choosing: Any
-
-
-def _begin(threads: int, compilers: int, ready: threading.Barrier, timing: Any, choosing: Any) -> None:
-    torch.set_num_threads(threads)
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(compilers))
-    _Process.ready, _Process.timing, _Process.choosing = ready, timing, choosing
-
-
-def _timed(timing: Timing) -> list[Row] | str:
-    """The rows, measured when all processes are ready and none else is timed; in words why there are none."""
-    turn = contextlib.ExitStack()
-
-    def wait() -> None:
-        with contextlib.suppress(threading.BrokenBarrierError):  # another process failed before it was ready
-            _Process.ready.wait()
-        turn.enter_context(_Process.timing)
-
-    try:
-        with turn, _one_chooses():
-            return timing.rows(wait)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-    finally:
-        _Process.ready.abort()
+    def start(self) -> float:
+        """Seconds until every kind of step of the first method is compiled."""
+        loop = make_loop(self.methods[0], self.task, compiled=True)
+        begin = time.perf_counter()
+        loop.first_rounds()
+        return time.perf_counter() - begin
 
 
 @contextlib.contextmanager
-def _one_chooses() -> Iterator[None]:
+def _one_chooses(lock: Path) -> Iterator[None]:
     """The compiler chooses among kernels by timing them: here only while no other process does."""
     if not torch.cuda.is_available():
         yield
@@ -265,11 +137,101 @@ def _one_chooses() -> Iterator[None]:
     own = CachingAutotuner.benchmark_all_configs
 
     def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _Process.choosing:
+        with lock.open("a") as choosing:
+            fcntl.flock(choosing, fcntl.LOCK_EX)
             return own(self, *args, **kwargs)
 
     with patch.object(CachingAutotuner, "benchmark_all_configs", locked):
         yield
+
+
+def peak_here(loop: Loop) -> float:
+    """MB that steps of every kind take above what lies in memory between two steps. On a CPU this needs `EXACT`.
+
+    Steps are made before, so that libraries are set up and everything is compiled. A captured step is captured once
+    more: its CUDA graphs keep their memory to themselves, and that counts.
+    """
+    loop.first_rounds()
+    loop.optimiser.zero_grad()
+    device = loop.config.device
+    meter = PeakMemory(device)
+    if not meter.cuda:
+        loop.first_rounds()
+        return meter.megabytes()
+    taken, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    again = Replayed(loop) if isinstance(loop, Replayed) else loop
+    again.first_rounds()
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved(device) - reserved
+    return max(meter.megabytes() - taken / 2**20, held / 2**20)
+
+
+def fewer(task: TrainConfig, samples: int) -> TrainConfig:
+    """The same task with at most `samples` samples."""
+    return dataclasses.replace(task, batch=min(task.batch, samples))
+
+
+def peak(method: str, task: TrainConfig, timed: bool = True) -> dict[str, float]:
+    """`peak_mb` above the loop's own state (weights and the optimiser's), `gradients_mb` of it, and `step_ms`.
+
+    Unless `timed`, the time is that of the slow steps whose memory was measured.
+    """
+    asked = {"method": method, "task": task.as_dict()}
+    found: dict[str, float] = run_apart(method, "probe", asked | {"steps": 1}, EXACT)
+    return found | {"step_ms": run_apart(method, "probe", asked, {})["step_ms"]} if timed else found
+
+
+def probe(method: str, task: TrainConfig, steps: int = ROUND) -> dict[str, float]:
+    """What `peak` returns, measured in this process, which should be a fresh one."""
+    loop, whole = make_loop(method, fewer(task, 2)), Loop(task, plain=True)
+    loop.step()  # now libraries are set up, and the optimiser has its state
+    loop.optimiser.zero_grad()
+    loop.x, loop.y = whole.x, whole.y
+    del whole
+    meter = PeakMemory(task.device)
+    seconds = [loop.seconds(1) for _ in range(max(steps, loop.every))]
+    gradients = sum(p.numel() * p.element_size() for p in loop.model.parameters())
+    return {
+        "peak_mb": meter.megabytes(),
+        "gradients_mb": gradients / 2**20,  # part of the peak, and the same for every method
+        "step_ms": 1e3 * statistics.mean(seconds),
+    }
+
+
+def run_apart(what: str, name: str, asked: Row, variables: Mapping[str, str]) -> Any:
+    """What a function of `APART` returns in a process of its own; `what` is measured there."""
+    text = json.dumps(asked | {"threads": torch.get_num_threads()})
+    command = [sys.executable, "-m", __name__ if __spec__ is None else __spec__.name, name, text]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+    if done.returncode:
+        raise GradguessError(f"measuring {what} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+APART: dict[str, Callable[..., Any]] = {
+    "probe": probe,
+    "peaks": lambda **fields: Timing(**fields).peaks(),
+    "start": lambda **fields: Timing(**fields).start(),
+    "rows": lambda locks, **fields: Timing(**fields).in_turn(locks),
+}
+
+
+def in_turns(timings: Sequence[Timing], together: int = 1) -> Iterator[tuple[str, list[Row] | GradguessError]]:
+    """The rows of each task, or why there are none, from processes that get ready side by side and are timed by turns.
+
+    Compiling takes minutes and many cores, timing takes seconds and a quiet machine. So while one process is timed, the
+    others wait.
+    """
+    cores = str(max(1, (os.cpu_count() or 1) // together))
+    variables = {"TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", cores)}
+    with tempfile.TemporaryDirectory() as locks, contextlib.ExitStack() as stack:
+        pool = ThreadPoolExecutor(together)
+        stack.callback(pool.shutdown, cancel_futures=True)
+        for one, rows in [(one, pool.submit(one.apart, "rows", variables, locks=locks)) for one in timings]:
+            try:
+                yield one.name, rows.result()
+            except GradguessError as error:
+                yield one.name, error
 
 
 def main() -> None:

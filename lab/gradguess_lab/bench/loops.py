@@ -1,12 +1,22 @@
-"""What is timed: training loops, each on its own copy of one network, on the first batch of its data."""
+"""Training loops, each on its own copy of one network and on the first batch of its data, and their times.
+
+Loops take turns in one process, a round of steps each, so that all see the same machine. A ratio is the median over the
+rounds of a loop's time over that of backpropagation in the same round: a busy machine slows down both sides of it.
+
+A step's time includes refreshes: rounds with a refresh are timed as well, and what they take more is spread over the
+steps between two refreshes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
+import time
+import warnings
 from collections.abc import Callable, Mapping
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +37,14 @@ PIECES: dict[str, Callable[[int], int]] = {  # of loops whose memory is compared
     "checkpoint-sqrt": lambda depth: math.ceil(depth / max(1, math.isqrt(depth))),
     "pieces-replay": math.isqrt,
 }
+ROUND = 4  # steps; a multiple of every method's own period
+LONG_ROUND = 40  # steps in a round of short steps on a GPU, which must not wait for the clock
+SHORT_STEP = 5e-3  # seconds; a shorter step counts as short
+LEAST_ROUNDS = 5
+WARM_ROUNDS = 2  # before the clock runs: a step is compiled when it is seen for the second time
+CAPTURED_ROUNDS = 4  # and captured when it is seen for the fourth time
+REFRESHES = 3  # rounds with a refresh, for each method that refreshes something
+Name = TypeVar("Name")
 
 
 def mean_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -42,22 +60,21 @@ class Loop:
         forward: what estimates the gradients; None for backpropagation as anyone would write it.
     """
 
-    every, refresh = 1, 0
-    forward: gg.ForwardGradient | None = None
-
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, plain: bool = False) -> None:
         data = load(config.data).first(config.batch).to(config.device, getattr(torch, config.dtype))
         often = -(-config.batch // len(data.x_train))  # a batch may be larger than the data
         self.x, self.y = (t.repeat(often, *[1] * (t.dim() - 1))[: config.batch] for t in (data.x_train, data.y_train))
         self.config, self.model = config, build_model(config, data)
-        compiles = config.compile and config.method == BACKPROP
+        self.forward = None if plain else build_forward(config, self.model)
+        compiles = config.compile and plain
         self._mean_loss = torch.compile(mean_loss, fullgraph=True, dynamic=False) if compiles else mean_loss
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True, capturable=self.x.is_cuda)
+        self.every = config.every
+        self.refresh = config.refresh if "refresh" in options_of(config.method) and config.refresh > 1 else 0
 
-    @property
-    def turn(self) -> Callable[[], Any]:
+    def turn(self) -> Any:
         """A step as it is timed."""
-        return self.step
+        return self.step()
 
     def captured(self) -> Callable[[], Any]:
         """A step as a CUDA graph."""
@@ -95,38 +112,120 @@ class Loop:
         if self.forward is not None:
             self.forward.state = dataclasses.replace(self.forward.state, count=0 if to_refresh else self.every)
 
+    def seconds(self, length: int = ROUND) -> float:
+        """The time of one of so many steps that are made now."""
+        start = time.perf_counter()
+        for _ in range(length):
+            self.turn()
+        if self.x.is_cuda:
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start) / length
 
-class GuessedLoop(Loop):
-    """A method of this library."""
+    def round(self, refreshing: bool, length: int = ROUND) -> float:
+        """Seconds per step of a round, with a refresh or without."""
+        self.rewind(refreshing)
+        return self.seconds(length)
 
-    def __init__(self, config: TrainConfig) -> None:
-        super().__init__(config)
-        self.forward = build_forward(config, self.model)
-        self.every = config.every
-        self.refresh = config.refresh if "refresh" in options_of(config.method) and config.refresh > 1 else 0
+    def first_rounds(self) -> float:
+        """Rounds with and without a refresh until nothing is new in them. The seconds of a step in the last one."""
+        for _ in range(CAPTURED_ROUNDS if isinstance(self, Replayed) else WARM_ROUNDS):
+            self.round(True)
+            took = self.round(False)
+        return took
 
 
-class Replayed:
-    """A loop whose steps are replayed from CUDA graphs."""
+class Replayed(Loop):
+    """The same loop, with steps that are replayed from CUDA graphs."""
 
     def __init__(self, loop: Loop) -> None:
-        self.loop, self.every, self.refresh, self.rewind = loop, loop.every, loop.refresh, loop.rewind
+        self.__dict__.update(loop.__dict__)
+        self.replay: Callable[[], Any] | None = None
 
-    @cached_property
-    def turn(self) -> Callable[[], Any]:
-        return self.loop.captured()
+    def turn(self) -> Any:
+        self.replay = self.replay or self.captured()
+        return self.replay()
 
 
 def make_loop(name: str, task: TrainConfig, compiled: bool = False, own: Mapping[str, Any] | None = None) -> Loop:
     """The loop that `name` stands for on a task; `own` are further settings of it."""
     if name == BACKPROP:
-        return Loop(dataclasses.replace(task, method=BACKPROP, compile=compiled))
+        return Loop(dataclasses.replace(task, method=BACKPROP, compile=compiled), plain=True)
     settings = {**settings_of(name), **(own or {}), "compile": compiled}
     if name in PIECES:
         settings["sites"] = str(max(2, PIECES[name](task.depth)))
-    return GuessedLoop(dataclasses.replace(task, **settings))
+    return Loop(dataclasses.replace(task, **settings))
 
 
-def fewer(task: TrainConfig, samples: int) -> TrainConfig:
-    """The same task with at most `samples` samples."""
-    return dataclasses.replace(task, batch=min(task.batch, samples))
+@dataclass
+class Times:
+    """Seconds per step, one entry per round."""
+
+    plain: list[float] = field(default_factory=list)
+    refreshing: list[float] = field(default_factory=list)
+    between: int = 0  # steps between two refreshes
+    length: int = ROUND  # steps in a round
+    start: float = 0.0  # seconds of the first steps, until each kind of step is compiled and captured
+    notes: list[str] = field(default_factory=list)  # why steps are not compiled, if they should be
+
+    @property
+    def refresh(self) -> float:
+        """Seconds that one refresh adds."""
+        if not self.refreshing:
+            return 0.0
+        return max(0.0, self.length * (statistics.median(self.refreshing) - statistics.median(self.plain)))
+
+    @property
+    def share(self) -> float:
+        """Seconds per step that refreshes add."""
+        return self.refresh / self.between if self.between else 0.0
+
+    @property
+    def step(self) -> float:
+        return statistics.median(self.plain) + self.share
+
+    @property
+    def quiet(self) -> float:
+        """The time of a step when the machine had nothing else to do: the fastest decile."""
+        return sorted(self.plain)[len(self.plain) // 10] + self.share
+
+    def ratio(self, other: Times) -> float:
+        """The median of paired ratios, refreshes included."""
+        paired = [mine / theirs for mine, theirs in zip(self.plain, other.plain, strict=False)]
+        return statistics.median(paired) + self.share / statistics.median(other.plain)
+
+    def row(self, base: Times) -> dict[str, Any]:
+        """What a record says of these times; `base` are those of backpropagation."""
+        return {
+            "step_ms": 1e3 * self.step,
+            "quiet_ms": 1e3 * self.quiet,
+            "refresh_ms": 1e3 * self.refresh,
+            "ratio": self.ratio(base),
+            "quiet_ratio": self.quiet / base.quiet,
+            "rounds": len(self.plain),
+        }
+
+
+def measure(loops: Mapping[Name, Loop], seconds: float, ready: Callable[[], None] = lambda: None) -> dict[Name, Times]:
+    """Run all loops in turns for about `seconds` each. When all of them have started, `ready` is called."""
+    times = {name: _started(loop) for name, loop in loops.items()}
+    ready()
+    rounds, end = 0, time.perf_counter() + seconds * len(loops)
+    while rounds < LEAST_ROUNDS or time.perf_counter() < end:
+        for name, loop in loops.items():
+            times[name].plain.append(loop.round(False, times[name].length))
+        for name, loop in loops.items():
+            if rounds < REFRESHES and loop.refresh:
+                times[name].refreshing.append(loop.round(True, times[name].length))
+        rounds += 1
+    return times
+
+
+def _started(loop: Loop) -> Times:
+    """Make the first steps, which compile and capture, and see how long a step takes."""
+    begin = time.perf_counter()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.filterwarnings("always", "compile=True")
+        took = loop.first_rounds()
+    notes = {str(warning.message) for warning in said if str(warning.message).startswith("compile=True")}
+    length = LONG_ROUND if loop.x.is_cuda and took < SHORT_STEP else ROUND
+    return Times(between=loop.refresh * loop.every, length=length, start=time.perf_counter() - begin, notes=list(notes))

@@ -19,9 +19,8 @@ import torch
 
 from gradguess.errors import GradguessError, InputError
 from gradguess_lab import environment
-from gradguess_lab.bench.apart import Timing, in_turns, peak, run_apart
-from gradguess_lab.bench.loops import BACKPROP, Replayed, fewer, make_loop
-from gradguess_lab.bench.timing import Times, measure, measure_once
+from gradguess_lab.bench.apart import Timing, fewer, in_turns, peak
+from gradguess_lab.bench.loops import BACKPROP, Replayed, Times, make_loop, measure
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.files import explained, write_json
 from gradguess_lab.methods import entry_of, tried_by
@@ -72,7 +71,8 @@ def bench_time(
             row["peak_mb"] = peak(row["method"], seen, timed=False)["peak_mb"]
         rows += found
     fits = [fit for axis in AXES for fit in growth(rows, axis)]
-    return keep(make_record("time", rows, cases[0].device, load) | {"growth": fits}, out, "time", cases[0].device)
+    device = cases[0].device
+    return keep(make_record("time", rows, device, load) | {"growth": fits}, out, f"time-{kind_of(device)}")
 
 
 def bench_memory(
@@ -88,7 +88,8 @@ def bench_memory(
         deep = dataclasses.replace(case, depth=depth)
         say(f"depth {depth}: {method}")
         rows.append({"method": method, **_settings(deep), **peak(method, deep)})
-    return keep(make_record("memory", rows, case.device, load) | {"growth": slopes(rows)}, out, "memory", case.device)
+    record = make_record("memory", rows, case.device, load) | {"growth": slopes(rows)}
+    return keep(record, out, f"memory-{kind_of(case.device)}")
 
 
 def bench_tasks(
@@ -116,7 +117,7 @@ def bench_tasks(
     default = [name for name in tried_by("real") if name != BACKPROP and not entry_of(name).control]
     chosen = _checked(methods, "compiled") if methods or compile else default
     settings: Row = {"methods": chosen, "compile": compile, "seconds": seconds, "memory": memory}
-    results = _Results("compiled" if compile else "tasks", device, settings, out)
+    results = Results("compiled" if compile else "tasks", device, settings, out)
     done = {row["task"] for row in results.rows}
     # what is not studied on real networks is cut as in a comparison
     cut = [name for name in chosen if entry_of(name).pieces and "real" not in entry_of(name).tried]
@@ -125,15 +126,18 @@ def bench_tasks(
         for name, task in _tasks(names, device).items()
         if name not in done
     ]
-    failures = {}
-    for name, found in in_turns(left, max(1, jobs), say):
-        if isinstance(found, str):
-            failures[name] = found
+    failures = []
+    if left:
+        say(f"timing {', '.join(one.name for one in left)}")
+    for name, found in in_turns(left, max(1, jobs)):
+        if isinstance(found, GradguessError):
+            failures.append(str(found))
         else:
+            say(f"timed {name}")
             results.add(found)
     if failures:
-        raise GradguessError("; ".join(f"timing {name} failed: {why}" for name, why in failures.items()))
-    return results.keep()
+        raise GradguessError("; ".join(failures))
+    return results.record()
 
 
 def bench_starts(
@@ -147,7 +151,7 @@ def bench_starts(
 
     The record is `starts-DEVICE.json`.
     """
-    results = _Results("starts", device, {}, out)
+    results = Results("starts", device, {}, out)
     done = {(row["task"], row["method"]) for row in results.rows}
     for (name, task), method in itertools.product(_tasks(names, device).items(), _checked(methods, "starts")):
         if (name, method) in done:
@@ -156,10 +160,10 @@ def bench_starts(
         with tempfile.TemporaryDirectory() as cache:
             for which in ("first", "second"):
                 say(f"{name}, {method}: {which} start")
-                asked = Timing(name, task, [method], compile=True).plain()
-                row[f"{which}_s"] = run_apart(name, "start", asked, {"TORCHINDUCTOR_CACHE_DIR": cache})
+                timing = Timing(name, task, [method], compile=True)
+                row[f"{which}_s"] = timing.apart("start", {"TORCHINDUCTOR_CACHE_DIR": cache})
         results.add([row])
-    return results.keep()
+    return results.record()
 
 
 def _checked(names: Sequence[str], experiment: str) -> list[str]:
@@ -174,9 +178,6 @@ def _tasks(names: Sequence[str], device: str) -> dict[str, TrainConfig]:
     return {name: dataclasses.replace(config, device=device) for name, config in chosen.items()}
 
 
-# --- one case --------------------------------------------------------------------------------------------------------
-
-
 def _settings(case: TrainConfig) -> Row:
     return {name: getattr(case, name) for name in SETTINGS}
 
@@ -185,11 +186,13 @@ def _time_case(case: TrainConfig, names: Sequence[str], seconds: float, samples:
     slow = [name for name in names if kind_of(case.device) in entry_of(name).slow]
     fast = [BACKPROP, *(name for name in names if name not in slow)]
     loops = {name: make_loop(name, case) for name in fast}  # as steps are run without being asked: on a GPU captured
-    times = measure({k: Replayed(v) if v.x.is_cuda else v for k, v in loops.items()}, seconds, case.device)
+    times = measure({name: Replayed(loop) if loop.x.is_cuda else loop for name, loop in loops.items()}, seconds)
     base, part = times[BACKPROP], fewer(case, samples)
     rows = [_row(name, case, times[name], base) for name in fast]
     for name in slow:
-        took = measure_once(make_loop(name, part), case.device) * case.batch / part.batch
+        loop = make_loop(name, part)
+        loop.seconds(1)  # the second step of a loop that is too slow for rounds
+        took = loop.seconds(1) * case.batch / part.batch
         row = _row(name, case, Times(plain=[took]), base)
         rows.append(row | {"ratio": took / base.step, "scaled_from": part.batch})
     return rows
@@ -202,34 +205,28 @@ def _row(name: str, case: TrainConfig, times: Times, base: Times) -> Row:
 def growth(rows: Sequence[Row], axis: str) -> list[Row]:
     """The exponent `a` in `time ~ axis^a`, where nothing but the axis differs, from the quietest rounds."""
     others = [name for name in SETTINGS if name != axis]
-    series: dict[str, dict[float, float]] = {}
-    for row in rows:
-        if all(row[name] == rows[0][name] for name in others):
-            series.setdefault(row["method"], {})[row[axis]] = row["quiet_ms"]
-    return [
-        {"method": method, "axis": axis, "exponent": _slope(np.log(list(points.items()))), "points": len(points)}
-        for method, points in series.items()
-        if len(points) > 1
-    ]
+    same = [row for row in rows if all(row[name] == rows[0][name] for name in others)]
+    return _slopes("exponent", axis, [(row["method"], *np.log([row[axis], row["quiet_ms"]])) for row in same])
 
 
 def slopes(rows: Sequence[Row]) -> list[Row]:
     """Megabytes that one more layer costs, without the gradients of its parameters."""
-    series: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        series.setdefault(row["method"], []).append((row["depth"], row["peak_mb"] - row["gradients_mb"]))
+    return _slopes(
+        "mb_per_layer", "depth", [(row["method"], row["depth"], row["peak_mb"] - row["gradients_mb"]) for row in rows]
+    )
+
+
+def _slopes(name: str, axis: str, points: Iterable[tuple[str, float, float]]) -> list[Row]:
+    """The slope over the axis of each method with more than one point, under this name."""
+    series: dict[str, dict[float, float]] = {}
+    for method, x, y in points:
+        series.setdefault(method, {})[x] = y
     return [
-        {"method": method, "axis": "depth", "mb_per_layer": _slope(np.array(points)), "points": len(points)}
-        for method, points in series.items()
-        if len(dict(points)) > 1
-    ]
-
-
-def _slope(points: np.ndarray) -> float:
-    return float(np.polyfit(points[:, 0], points[:, 1], 1)[0])
-
-
-# --- what a benchmark leaves -----------------------------------------------------------------------------------------
+        {"method": method, "axis": axis, name: float(np.polyfit(*zip(*line.items(), strict=True), 1)[0]),
+         "points": len(line)}
+        for method, line in series.items()
+        if len(line) > 1
+    ]  # fmt: skip
 
 
 def make_record(kind: str, rows: Sequence[Row], device: str, load: float) -> Row:
@@ -238,23 +235,13 @@ def make_record(kind: str, rows: Sequence[Row], device: str, load: float) -> Row
     return {"schema": SCHEMA, "kind": kind, "environment": where, "rows": list(rows), "growth": []}
 
 
-def keep(record: Row, out: Path | None, name: str, device: str = "") -> Row:
+def keep(record: Row, out: Path | None, name: str) -> Row:
     """Write the record to a directory, if there is one."""
     if out is not None:
         with explained(out):
             out.mkdir(parents=True, exist_ok=True)
-        write_json(out / (f"{name}-{kind_of(device)}.json" if device else f"{name}.json"), record)
+        write_json(out / f"{name}.json", record)
     return record
-
-
-def measured(out: Path | None, name: str, device: str, settings: Row) -> list[Row]:
-    """The rows that an earlier call with the same code, machine and settings has left."""
-    stored = find(out, name) if out else None
-    if stored is None:
-        return []
-    where = {key: value for key, value in stored.get("environment", {}).items() if not key.startswith("load")}
-    same = where == environment.describe(device) and stored.get("settings") == settings
-    return list(stored["rows"]) if same else []
 
 
 def kind_of(device: str) -> str:
@@ -264,18 +251,25 @@ def kind_of(device: str) -> str:
         raise InputError(f"device {device!r} is none of PyTorch's.") from error
 
 
-class _Results:
-    """The rows so far, in the order of the tasks, and written whenever some are added."""
+class Results:
+    """The rows of a record, written whenever some are added.
 
-    def __init__(self, kind: str, device: str, settings: Row, out: Path | None) -> None:
+    They begin with those that an earlier call with the same code, machine and settings has left.
+    """
+
+    def __init__(self, kind: str, device: str, settings: Row, out: Path | None, name: str = "") -> None:
         self.kind, self.device, self.settings, self.out = kind, device, settings, out
-        self.load = os.getloadavg()[0]
-        self.rows = measured(out, f"{kind}-{kind_of(device)}", device, settings)
+        self.name, self.load = name or f"{kind}-{kind_of(device)}", os.getloadavg()[0]
+        stored = (find(out, self.name) if out else None) or {}
+        where = {key: value for key, value in stored.get("environment", {}).items() if not key.startswith("load")}
+        same = where == environment.describe(device) and stored.get("settings") == settings
+        self.rows: list[Row] = list(stored["rows"]) if same else []
 
     def add(self, rows: Sequence[Row]) -> None:
+        """Take up more rows, in the order of the tasks."""
         self.rows = sorted([*self.rows, *rows], key=lambda row: list(TASKS).index(row["task"]))
-        self.keep()
+        self.record()
 
-    def keep(self) -> Row:
+    def record(self) -> Row:
         record = make_record(self.kind, self.rows, self.device, self.load) | {"settings": self.settings}
-        return keep(record, self.out, self.kind, self.device)
+        return keep(record, self.out, self.name)

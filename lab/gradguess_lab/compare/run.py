@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from gradguess.model.find_sites import lay_out
 from gradguess.model.task import Task as Batch
 from gradguess_lab import checkpoint, store
 from gradguess_lab.bench.apart import Timing, in_turns
-from gradguess_lab.bench.run import keep, make_record, measured
+from gradguess_lab.bench.run import Results
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.data import load
 from gradguess_lab.jobs import Job, Plan, Row, run_plans, tuned
@@ -134,15 +133,14 @@ def time_steps(task: str, config: TrainConfig, methods: Sequence[str], seconds: 
     """
     own = {method: TASKS[task].settings(method) for method in methods}
     settings = {"methods": own, "seconds": seconds, "task": config.as_dict()}
-    if measured(out / "bench", task, config.device, settings):
+    results = Results("compare", config.device, settings, out / "bench", task)
+    if results.rows:
         return
-    load_before = os.getloadavg()[0]
-    timing = Timing(task, config, methods, seconds=seconds, memory=True, own=own)
-    ((_, found),) = in_turns([timing], 1, say)
-    if isinstance(found, str):
-        raise GradguessError(f"timing {task} failed: {found}")
-    record = make_record("compare", found, config.device, load_before) | {"settings": settings}
-    keep(record, out / "bench", task)
+    say(f"timing {task}")
+    ((_, found),) = in_turns([Timing(task, config, methods, seconds=seconds, memory=True, own=own)])
+    if isinstance(found, GradguessError):
+        raise found
+    results.add(found)
 
 
 def cosine(config: TrainConfig, pieces: int, directory: Path) -> float | None:
