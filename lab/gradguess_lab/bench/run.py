@@ -222,7 +222,7 @@ def _slopes(name: str, axis: str, points: Iterable[tuple[str, float, float]]) ->
     for method, x, y in points:
         series.setdefault(method, {})[x] = y
     return [
-        {"method": method, "axis": axis, name: float(np.polyfit(*zip(*line.items(), strict=True), 1)[0]),
+        {"method": method, "axis": axis, name: float(np.polyfit(list(line), list(line.values()), 1)[0]),
          "points": len(line)}
         for method, line in series.items()
         if len(line) > 1
