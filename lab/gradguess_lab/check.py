@@ -74,8 +74,7 @@ def lines(verdicts: Verdicts) -> list[str]:
     """What a person reads."""
     said = []
     for name, rows in verdicts.items():
-        if rows:
-            said.append(f"{len(rows)} results are {name}: {MEANING[name]}.")
+        said += [f"{len(rows)} results are {name}: {MEANING[name]}."] if rows else []
         if name in ("stale", "unknown"):
             said += [f"  {key}" + (f" ({why})" if why else "") for key, why in rows.items()]
     return said

@@ -18,16 +18,6 @@ import torch
 
 from gradguess.errors import InputError
 
-STATUS = Path("/proc/self/status")
-
-
-def package_version() -> str:
-    """The installed version of gradguess, or `source` when it runs from a bare source tree."""
-    try:
-        return version("gradguess")
-    except PackageNotFoundError:
-        return "source"
-
 
 @cache
 def source() -> dict[str, Any]:
@@ -73,8 +63,12 @@ def use_threads(threads: int) -> None:
 def describe(device: str) -> dict[str, Any]:
     """The environment record of a result."""
     cuda = torch.device(device).type == "cuda"
+    try:
+        installed = version("gradguess")
+    except PackageNotFoundError:
+        installed = "source"  # a bare source tree
     return {
-        "gradguess": package_version(),
+        "gradguess": installed,
         **source(),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -85,10 +79,12 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def _kilobytes(field: str) -> int:
-    for line in STATUS.read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1])
-    raise ValueError(field)
+    """A number of /proc/self/status; where Linux does not tell, the peak of the process so far."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _give_back_freed_memory() -> None:
@@ -113,14 +109,10 @@ class PeakMemory:
         try:  # Linux can forget the peak of what ran before in this process
             Path("/proc/self/clear_refs").write_text("5")
             self.start = _kilobytes("VmRSS")
-        except (OSError, ValueError):
-            self.start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        except OSError:
+            self.start = _kilobytes("VmHWM")
 
     def megabytes(self) -> float:
         if self.cuda:
             return torch.cuda.max_memory_allocated(self.device) / 2**20
-        try:
-            peak = _kilobytes("VmHWM")
-        except (OSError, ValueError):
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return max(0, peak - self.start) / 2**10
+        return max(0, _kilobytes("VmHWM") - self.start) / 2**10

@@ -95,21 +95,9 @@ class Masked(gg.Guess):
     inner: gg.Guess
     biases: Mapping[str, Tensor]
 
-    @property
-    def reads(self) -> Any:  # type: ignore[override]
-        return self.inner.reads
-
-    @property
-    def searches(self) -> bool:  # type: ignore[override]
-        return self.inner.searches
-
-    @property
-    def steady(self) -> bool:  # type: ignore[override]
-        return self.inner.steady
-
-    @property
-    def refresh(self) -> int:  # type: ignore[override]
-        return self.inner.refresh
+    def __post_init__(self) -> None:
+        for name in ("reads", "searches", "steady", "refresh"):
+            object.__setattr__(self, name, getattr(self.inner, name))
 
     def search(self, view: gg.guesses.SiteView) -> dict[str, Tensor]:
         return self.inner.search(self._seen(view))

@@ -29,7 +29,7 @@ from gradguess_lab.jobs import Job, Plan, Row, run_plans, tuned
 from gradguess_lab.loss import per_sample_loss
 from gradguess_lab.methods import entry_of, tried_by
 from gradguess_lab.names import lookup
-from gradguess_lab.tasks import TASKS, used_in
+from gradguess_lab.tasks import TASKS, Task, used_in
 from gradguess_lab.train import autocast, build_forward, build_model
 
 SEEDS = 3
@@ -73,26 +73,26 @@ class Comparison:
     def job(self, task: str, method: str) -> Job:
         """A run of a method on a task, at no rate in particular."""
         changed = {key: getattr(self, key) for key in ("epochs", "width", "samples") if getattr(self, key)}
-        own = TASKS[task].settings(method)
-        return Job(
-            "compare", task, method, dataclasses.replace(TASKS[task].config, device=self.device, **changed, **own)
-        )
+        changed |= {"device": self.device, **TASKS[task].settings(method)}
+        return Job("compare", task, method, dataclasses.replace(TASKS[task].config, **changed))
 
     def rates(self, task: str) -> Sequence[float]:
         return self.grid or TASKS[task].rates
 
+    def short(self, task: str, method: str) -> int:
+        """The epochs of a run that chooses a rate."""
+        return max(1, self.job(task, method).settings.epochs // SHORT)
+
     def plan(self, task: str, method: str) -> Plan:
         """The runs of a method on a task."""
-        job = self.job(task, method)
-        short = {"epochs": max(1, job.settings.epochs // SHORT), "seed": TUNING_SEED, "holdout": HOLDOUT}
+        short = {"epochs": self.short(task, method), "seed": TUNING_SEED, "holdout": HOLDOUT}
         seeds = [{"seed": seed} for seed in range(self.seeds)]
-        return tuned(job, self.rates(task), [short], seeds, partial(loss, TASKS[task].quantity))
+        return tuned(self.job(task, method), self.rates(task), [short], seeds, partial(loss, TASKS[task].quantity))
 
     def listed(self, task: str, method: str) -> str:
         """The same in words."""
         config, rates = self.job(task, method).settings, self.rates(task)
-        assert isinstance(config, TrainConfig)
-        tuning = f"{len(rates)} runs of {max(1, config.epochs // SHORT)} epochs, then " if len(rates) > 1 else ""
+        tuning = f"{len(rates)} runs of {self.short(task, method)} epochs, then " if len(rates) > 1 else ""
         return f"{tuning}{self.seeds} of {config.epochs} epochs, sites {config.sites}, on {config.device}"
 
 
@@ -172,9 +172,9 @@ def cosine(config: TrainConfig, pieces: int, directory: Path) -> float | None:
 def _taken(model: torch.nn.Module, names: Sequence[str]) -> Tensor:
     """The gradients of some parameters as one vector, after which all are gone."""
     own = dict(model.named_parameters())
-    found = [torch.zeros_like(own[name]) if own[name].grad is None else own[name].grad for name in names]
+    found = [torch.zeros_like(own[name]) if (g := own[name].grad) is None else g.detach() for name in names]
     model.zero_grad(set_to_none=True)
-    return torch.cat([g.detach().double().flatten() for g in found if g is not None])
+    return torch.cat([g.double().flatten() for g in found])
 
 
 def read_record(out: Path) -> Row:
@@ -182,46 +182,42 @@ def read_record(out: Path) -> Row:
     rows = [row for row in store.rows(out).values() if "compare" in row.get("experiments", ())]
     if not rows:
         raise GradguessError(f"{out} holds no comparison: make one by `gradguess compare --out {out}`.")
-    found = dict.fromkeys(
-        name for name in (*TASKS, *(row["task"] for row in rows)) for row in rows if row["task"] == name
-    )
-    return {"kind": "comparison", "tasks": [_task(out, name, [r for r in rows if r["task"] == name]) for name in found]}
+    by_task = {name: [row for row in rows if row["task"] == name] for name in (*TASKS, *(row["task"] for row in rows))}
+    return {"kind": "comparison", "tasks": [_task(out, name, own) for name, own in by_task.items() if own]}
 
 
 def _task(out: Path, name: str, rows: Sequence[Row]) -> Row:
-    tuning, reported = ([row for row in rows if row["role"] == role] for role in ("tuning", "reported"))
+    task = TASKS.get(name, Task(name, TrainConfig(), pieces=0))
+    roles = {role: [row for row in rows if row["role"] == role] for role in ("tuning", "reported")}
     timed = (store.find(out, f"bench/{name}") or {"rows": []})["rows"]
     costs = {row["method"]: {key: row[key] for key in COSTS} for row in timed}
     base = costs.get("backprop", {}).get("peak_mb")
-    first = (reported or rows)[0]
-    quantity = TASKS[name].quantity if name in TASKS else "accuracy"
     lines = []
     for method in dict.fromkeys(row["variant"] for row in rows):
-        ours = [row for row in reported if row["variant"] == method]
+        tried, ours = ([row for row in of_role if row["variant"] == method] for of_role in roles.values())
         ended = [row["metrics"] for row in ours if row["metrics"]]
         whys = [row["failed"] for row in rows if row["variant"] == method and row.get("failed")]
-        tried = [row for row in tuning if row["variant"] == method and row["metrics"]]
-        cost = costs.get(method, {})
-        entry = entry_of(method)
+        cost, entry = costs.get(method, {}), entry_of(method)
         lines.append({
             "method": method,
             "sends": entry.sends,
             "control": entry.control,
             "lr": ours[0]["config"]["lr"] if ended else None,
-            "scores": [[row["config"]["lr"], row["metrics"][f"test_{quantity}"]] for row in tried],
-            "test": [metrics[f"test_{quantity}"] for metrics in ended],
-            "train": [metrics[f"train_{quantity}"] for metrics in ended],
+            "scores": [[r["config"]["lr"], r["metrics"][f"test_{task.quantity}"]] for r in tried if r["metrics"]],
+            "test": [metrics[f"test_{task.quantity}"] for metrics in ended],
+            "train": [metrics[f"train_{task.quantity}"] for metrics in ended],
             "diverged": sum("is NaN or infinite" in row.get("failed", "") for row in ours),
             "failed": whys[0] if whys and not ended else "",
             **(cost | {"memory_ratio": cost["peak_mb"] / base if base else None} if ended and cost else {}),
             **({"cosine": ended[0].get("cosine")} if ended else {}),
         })  # fmt: skip
+    first, tuning = (roles["reported"] or rows)[0], roles["tuning"]
     return {
         "name": name,
-        "title": TASKS[name].title if name in TASKS else name,
-        "pieces": TASKS[name].pieces if name in TASKS else 0,
+        "title": task.title,
+        "pieces": task.pieces,
         "grid": sorted({row["config"]["lr"] for row in tuning or rows}),
-        "quantity": quantity,
+        "quantity": task.quantity,
         "short": tuning[0]["config"]["epochs"] if tuning else 0,
         "config": first["config"],
         "environment": first.get("environment", {}),
