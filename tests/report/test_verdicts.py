@@ -20,6 +20,7 @@ from gradguess_lab.tables.verdicts import (
     difference,
     mean_of,
     rounding_floor,
+    slope,
     verdict,
 )
 
@@ -97,6 +98,7 @@ def test_no_spread_is_taken_at_its_word():
     assert (same.exceeds(), same.is_zero(0.1)) == (UNCLEAR, HOLDS)
     assert difference(Summary(1.0, 0.0, 3), Summary(1.1, 0.0, 3)).exceeds() == HOLDS
     assert mean_of(Summary(1.0, 0.0, 3)).exceeds(0.999) == HOLDS
+    assert slope([(x, 0.5) for x in (1, 1, 2, 2)]).exceeds(0.5) == DIFFERS
 
 
 def test_a_single_run_is_not_judged_and_a_diverged_one_differs():

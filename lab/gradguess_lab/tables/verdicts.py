@@ -182,4 +182,5 @@ def mean_of(a: Summary) -> Estimate:
 def slope(points: Sequence[tuple[float, float]]) -> Estimate:
     """Least squares of y over x, from three points or more."""
     fit = stats.linregress(*zip(*points, strict=True))
-    return Estimate(float(fit.slope), float(fit.stderr), len(points) - 2)
+    error = 0.0 if math.isnan(fit.stderr) else float(fit.stderr)  # SciPy's where all y are equal
+    return Estimate(float(fit.slope), error, len(points) - 2)
