@@ -73,83 +73,58 @@ class Published:
         return _SECONDS.get(self.printed[-1], 1.0)
 
 
-def _k(method: str) -> int | None:
-    return 10 if method in {"wperp", "wperp-bottom", "wperp-ns"} else None
-
-
-# Table "choice of k": training accuracy at width 128.
-CHOICE_OF_K = (
-    Published("W_perp", "wt", 128, "train_accuracy", "0.312"),
-    Published("W_perp", "wperp", 128, "train_accuracy", "0.311", k="rank"),
-    Published("W_perp", "wperp", 128, "train_accuracy", "0.323", k=25),
-    Published("W_perp", "wperp", 128, "train_accuracy", "0.324", k=10),
-    Published("W_perp", "wperp", 128, "train_accuracy", "0.275", k=1),
-)
-
-# Figure "overlap": the ranks in its two legends (the curves themselves are not published as numbers).
-RANKS = tuple(
-    Published("overlap", "wperp", width, "rank", printed, k=10, layer=layer)
-    for width, ranks in {128: ("64", "97", "10"), 512: ("260", "387", "10")}.items()
-    for layer, printed in enumerate(ranks, start=1)
-)
-
-# Table "variance, bias and covariance norm"; its caption names neither the width nor the layer.
-BIAS_VARIANCE = tuple(
-    Published("orthogonal_bias_var", method, 128, quantity, printed, k=_k(method), layer=1)
-    for method, numbers in {
-        "wt": ("1.50e-4", "2.75e-4", "0.084"),
-        "wperp-bottom": ("1.30e-5", "2.83e-4", "0.085"),
-        "wperp": ("1.03e-5", "2.86e-5", "0.085"),
-    }.items()
-    for quantity, printed in zip(("variance", "bias", "covariance_norm"), numbers, strict=True)
-)
-
-_SCALING_METHODS = ("weight", "activation", "wt", "wperp", "backprop")
-_SCALING_ROWS = {
-    64: ("0.121319115", "0.201", "0.268", "0.268", "0.536"),
-    128: ("0.1236854", "0.275", "0.312", "0.323", "0.709"),
-    256: ("0.17908654", "0.30934495", "0.3755601043", "0.4339256897", "0.887019217"),
-    512: ("0.17734", "0.319", "0.494", "0.581", "1.000"),
+# Of each table, by its label in the paper's source: the quantities of its columns, with their layers, and its rows:
+# method, width and k, and then the numbers.
+_TABLES: dict[str, tuple[tuple[str, ...], str]] = {
+    # choice of k
+    "W_perp": (
+        ("train_accuracy",),
+        "wt 128: 0.312; wperp 128 rank: 0.311; wperp 128 25: 0.323; wperp 128 10: 0.324; wperp 128 1: 0.275",
+    ),
+    # the ranks in the two legends of the figure (the curves themselves are not published as numbers)
+    "overlap": (("rank 1", "rank 2", "rank 3"), "wperp 128 10: 64 97 10; wperp 512 10: 260 387 10"),
+    # variance, bias and covariance norm; its caption names neither the width nor the layer
+    "orthogonal_bias_var": (
+        ("variance 1", "bias 1", "covariance_norm 1"),
+        "wt 128: 1.50e-4 2.75e-4 0.084; wperp-bottom 128 10: 1.30e-5 2.83e-4 0.085; "
+        "wperp 128 10: 1.03e-5 2.86e-5 0.085",
+    ),
+    # table and figure, with the digits of the data file behind both (1.0 there is printed as 1.000)
+    "tab:scaling_table": (
+        ("train_accuracy",),
+        "weight 64: 0.121319115; activation 64: 0.201; wt 64: 0.268; wperp 64 10: 0.268; backprop 64: 0.536; "
+        "weight 128: 0.1236854; activation 128: 0.275; wt 128: 0.312; wperp 128 10: 0.323; backprop 128: 0.709; "
+        "weight 256: 0.17908654; activation 256: 0.30934495; wt 256: 0.3755601043; wperp 256 10: 0.4339256897; "
+        "backprop 256: 0.887019217; "
+        "weight 512: 0.17734; activation 512: 0.319; wt 512: 0.494; wperp 512 10: 0.581; backprop 512: 1.000",
+    ),
+    # Newton-Schulz; the times are those of a laptop
+    "ns_table": (
+        ("seconds", "train_accuracy", "test_accuracy"),
+        "wperp-ns 512 10: 6h 0.594 0.477; wperp 512 10: 40h 0.581 0.498; wt 512: 26m 0.486 0.438; "
+        "wperp-ns 128 10: 9m 0.326 0.291; wperp 128 10: 1h 0.324 0.283; wt 128: 5m 0.312 0.277",
+    ),
+    "preconditioning": (
+        ("variance 1", "bias 1", "train_accuracy", "test_accuracy"),
+        "wperp 256 10: 6.33e-6 3.63e-5 0.433 0.383; wp 256: 1.75e-4 1.35e-8 0.367 0.314; "
+        "wt 256: 7.04e-5 1.68e-4 0.375 0.316",
+    ),
 }
 
-# Table and figure "scaling": training accuracy, with the digits of the data file behind both (1.0 there is
-# printed as 1.000).
-SCALING = tuple(
-    Published("tab:scaling_table", method, width, "train_accuracy", printed, k=_k(method))
-    for width, row in _SCALING_ROWS.items()
-    for method, printed in zip(_SCALING_METHODS, row, strict=True)
-)
 
-# Table "Newton-Schulz": training time, training and test accuracy. The times are those of a laptop.
-NEWTON_SCHULZ = tuple(
-    Published("ns_table", method, width, quantity, printed, k=_k(method))
-    for method, width, numbers in (
-        ("wperp-ns", 512, ("6h", "0.594", "0.477")),
-        ("wperp", 512, ("40h", "0.581", "0.498")),
-        ("wt", 512, ("26m", "0.486", "0.438")),
-        ("wperp-ns", 128, ("9m", "0.326", "0.291")),
-        ("wperp", 128, ("1h", "0.324", "0.283")),
-        ("wt", 128, ("5m", "0.312", "0.277")),
-    )
-    for quantity, printed in zip(("seconds", "train_accuracy", "test_accuracy"), numbers, strict=True)
-)
+def _read(table: str) -> tuple[Published, ...]:
+    found, (columns, rows) = [], _TABLES[table]
+    for row in rows.split("; "):
+        where, _, numbers = row.partition(": ")
+        method, width, *k = where.split()
+        for column, printed in zip(columns, numbers.split(), strict=True):
+            quantity, _, layer = column.partition(" ")
+            size = int(k[0]) if k and k[0].isdecimal() else k[0] if k else None
+            found.append(Published(table, method, int(width), quantity, printed, size, int(layer) if layer else None))
+    return tuple(found)
 
-# Table "preconditioning": width 256, bias and variance at layer 1.
-PRECONDITIONING = tuple(
-    Published(
-        "preconditioning", method, 256, quantity, printed, k=_k(method),
-        layer=1 if quantity in {"variance", "bias"} else None,
-    )
-    for method, numbers in {
-        "wperp": ("6.33e-6", "3.63e-5", "0.433", "0.383"),
-        "wp": ("1.75e-4", "1.35e-8", "0.367", "0.314"),
-        "wt": ("7.04e-5", "1.68e-4", "0.375", "0.316"),
-    }.items()
-    for quantity, printed in zip(
-        ("variance", "bias", "train_accuracy", "test_accuracy"), numbers, strict=True
-    )
-)  # fmt: skip
 
+CHOICE_OF_K, RANKS, BIAS_VARIANCE, SCALING, NEWTON_SCHULZ, PRECONDITIONING = map(_read, _TABLES)
 ENTRIES = CHOICE_OF_K + RANKS + BIAS_VARIANCE + SCALING + NEWTON_SCHULZ + PRECONDITIONING
 
 # Numbers that the paper prints more than once (Wᵀ at width 128 stands in three tables) are one comparison.

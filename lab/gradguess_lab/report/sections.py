@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from gradguess_lab.paper_numbers import BIAS_VARIANCE, CHOICE_OF_K, NEWTON_SCHULZ, PRECONDITIONING, RANKS, SCALING
 from gradguess_lab.tables import bench, beyond, claims, feedback, listing, paper, stored, tally
 from gradguess_lab.tables.figure import Figure
 from gradguess_lab.tables.paper import published
@@ -57,29 +57,12 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         "scaling",
         "Scaling with the width",
-        "Training accuracy over the width of the hidden layers. The paper prints some of these numbers twice, from two "
-        "runs: Wᵀ at width 512 is 0.494 here and 0.486 in its Newton–Schulz table, so a single run is good to about a "
-        "point.",
-        (
-            paper.scaling_figure,
-            paper.scaling_matrix,
-            published(
-                "scaling",
-                "Entry by entry",
-                SCALING,
-                "Training accuracy after 300 epochs; three hidden layers of the given width.",
-            ),
-            paper.solvers_table,
-        ),
+        "The paper prints some of these numbers twice, from two runs: Wᵀ at width 512 is 0.494 here and 0.486 in its "
+        "Newton–Schulz table, so a single run is good to about a point.",
+        (paper.scaling_figure, paper.scaling_matrix, partial(published, "scaling")),
         of_the_paper=True,
     ),
-    Entry(
-        "claims",
-        "What the paper concludes",
-        "How many of the paper's numbers hold, and its sentences, each put to our numbers by a stated test.",
-        (tally.tally_table, claims.claims_table),
-        of_the_paper=True,
-    ),
+    Entry("claims", "What the paper concludes", "", (tally.tally_table, claims.claims_table), of_the_paper=True),
     Entry(
         "variants",
         "The paper, and the authors' scripts",
@@ -91,86 +74,30 @@ ENTRIES: tuple[Entry, ...] = (
         "choice-of-k",
         "Choice of k",
         "How many of the leading directions to guess in. Fewer mean less variance and more bias.",
-        (
-            published(
-                "choice-of-k",
-                "Training accuracy by k",
-                CHOICE_OF_K,
-                "Width 128, 300 epochs; k = rank keeps the whole image of the Jacobian.",
-            ),
-        ),
+        (partial(published, "choice-of-k"),),
         of_the_paper=True,
     ),
-    Entry(
-        "overlap",
-        "Where the gradient lies",
-        "How much of the true gradient lies in the span of the k leading right singular vectors of the Jacobian above "
-        "a layer: 1 means all of it.",
-        (
-            paper.overlap_figures,
-            published(
-                "ranks",
-                "Ranks of the upstream Jacobian",
-                RANKS,
-                "The ranks in the legends of the overlap figure: of W M with M the ReLU mask, which counts active "
-                "units, and varies with the sample and the initial weights. Ours: mean over a batch, trained with W⊥, "
-                "k = 10; the paper does not say of what its one number is.",
-            ),
-        ),
-        of_the_paper=True,
-    ),
+    Entry("overlap", "Where the gradient lies", "", (paper.overlap_figures, partial(published, "ranks")), True),
     Entry(
         "bias-variance",
         "Variance, bias and covariance norm",
         "What a guess costs: how far its mean lies from the gradient, and how far it scatters.",
-        (
-            paper.over_training_figures,
-            published(
-                "bias-variance",
-                "Three guesses at width 128",
-                BIAS_VARIANCE,
-                "At the last diagnosed epoch. The paper names no layer: its numbers stand beside our layer 1. "
-                + paper.MEASURED,
-            ),
-            paper.diagnostics_table,
-        ),
+        (paper.over_training_figures, partial(published, "bias-variance"), paper.diagnostics_table),
         of_the_paper=True,
     ),
     Entry(
         "newton-schulz",
         "Newton–Schulz",
         "W⊥ by matrix products instead of a singular value decomposition.",
-        (
-            published(
-                "newton-schulz",
-                "Time and accuracy",
-                NEWTON_SCHULZ,
-                "300 epochs. The paper's times are those of a laptop, with the SVD on its CPU.",
-            ),
-        ),
+        (partial(published, "newton-schulz"),),
         of_the_paper=True,
     ),
-    Entry(
-        "projector",
-        "How far from the definition",
-        "How far the covariance of each guess lies from the projector on the sample's own top-k subspace, which "
-        "defines W⊥.",
-        (beyond.projector_table,),
-        source="benchmarks",
-    ),
+    Entry("projector", "How far from the definition", "", (beyond.projector_table,), source="benchmarks"),
     Entry(
         "preconditioning",
         "Preconditioning",
         "Wᴾ removes the bias and pays with variance.",
-        (
-            published(
-                "preconditioning",
-                "Three guesses at width 256",
-                PRECONDITIONING,
-                "Variance and bias at layer 1 at the last diagnosed epoch; accuracy after 300 epochs. "
-                + paper.MEASURED,
-            ),
-        ),
+        (partial(published, "preconditioning"),),
         of_the_paper=True,
     ),
     Entry(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gradguess_lab.methods import method_label, options_of
 from gradguess_lab.paper_numbers import LAYER_SITES
-from gradguess_lab.tables.figure import Curve, Figure, means, with_bars
+from gradguess_lab.tables.figure import Figure, with_bars
 from gradguess_lab.tables.runs import DEFAULTS, EXPERIMENT, Group, Run, groups, like
 from gradguess_lab.tables.table import Cell, Table, cell, number
 from gradguess_lab.tables.verdicts import Summary, difference
@@ -237,45 +236,18 @@ def quality_table(runs: Sequence[Run]) -> Table:
 
 
 def feedback_figures(runs: Sequence[Run]) -> list[Figure]:
-    """Accuracy over the width and, on the deepest network, over the epochs; the cosine over training."""
+    """Accuracy over the width."""
+    alike = [name for name in EXPERIMENT if name not in ("method", "width")]
+    plain = results(runs, lambda run: all(run[name] == DEFAULTS[name] for name in alike))
     figures = []
-    plain = [one.group for one in results(runs, lambda run: all(
-        run[name] == DEFAULTS[name] for name in EXPERIMENT if name not in ("method", "width")))]  # fmt: skip
-    shown = ("backprop", "feedback-direct", "feedback-chained", "wperp", "wt")
-    for quantity, name in QUANTITIES.items():
+    for quantity, name in QUANTITIES.items() if plain else ():
         curves = []
-        for method in shown:
-            points = {group["width"]: group.summary(quantity) for group in plain if group["method"] == method}
+        for method in ("backprop", "feedback-direct", "feedback-chained", "wperp", "wt"):
+            mine = [one.group for one in plain if one.group["method"] == method]
+            points = {group["width"]: group.summary(quantity) for group in mine}
             curves += [with_bars(method_label(method), method, points)] if points else []
         ticks = sorted({x for curve in curves for x in curve.x})
         caption = "Three hidden layers, 300 epochs, learning rate 1e-4, one tangent per step. Bars: one sd."
         words = (f"feedback-width-{name.lower()}", f"{name} accuracy over the width", "Layer width", f"{name} accuracy")
         figures.append(Figure(*words, curves, caption, ticks, (0.0, 1.05), x_scale="log"))
-    depths = results(runs, within("feedback-depth"))
-    deepest = max((one.group["depth"] for one in depths), default=0)
-    for rate in sorted({one.group["lr"] for one in depths if one.group["depth"] == deepest}):
-        title = f"Depth {deepest}, learning rate {rate:g}"
-        chosen = [one.group for one in depths if (one.group["depth"], one.group["lr"]) == (deepest, rate)]
-        curves = [_over_epochs(group, group.history("train_accuracy")) for group in chosen]
-        slug = f"feedback-depth-{deepest}-lr-{rate:g}".replace(".", "-")
-        caption = "Mean over the seeds, and their range. Dips inside the band are single seeds."
-        figures.append(Figure(slug, title, "Epoch", "Train accuracy", curves, caption, y_range=(0.0, 1.05)))
-    looked = results([run for run in runs if run["diagnostics"]], within("feedback-quality"))
-    caption = "Of one step's estimate with the true gradient, mean over the hidden layers, range over the seeds."
-    curves = [_over_epochs(one.group, _cosines(one.group)) for one in looked]
-    figures.append(Figure("feedback-cosine", "Cosine over training", "Epoch", "Cosine", curves, caption))
-    return [figure for figure in figures if any(len(curve.x) for curve in figure.curves)]
-
-
-def _over_epochs(group: Group, values: dict[float, list[float]]) -> Curve:
-    curve = means(label(group), group["method"], values)
-    return Curve(curve.label, curve.style, curve.x, curve.y, curve.low, curve.high, hollow=group["sweeps"] > 1)
-
-
-def _cosines(group: Group) -> dict[float, list[float]]:
-    """The mean over the hidden layers after each epoch, over the seeds."""
-    found: dict[float, list[float]] = {}
-    for epoch in group.epochs:
-        layers = [group.values("cosine", layer, epoch=epoch) for layer in LAYER_SITES]
-        found[epoch] = [statistics.fmean(seed) for seed in zip(*layers, strict=False)]
-    return {epoch: values for epoch, values in found.items() if values}
+    return figures

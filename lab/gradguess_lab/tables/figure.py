@@ -185,6 +185,7 @@ def _draw_curve(axes: Axes, curve: Curve) -> None:
         markersize=5.5,
         markerfacecolor="none" if paper or curve.hollow else style.light,
         label=curve.label or "_paper",  # a leading underscore keeps it out of the legend
+        zorder=3 if curve.kind == "points" else 2,
     )
     if curve.low is None or curve.high is None:
         return

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gradguess_lab.paper_numbers import SCALING, WIDTHS
+from gradguess_lab.paper_numbers import SCALING
 from gradguess_lab.store import files_of
-from gradguess_lab.tables.figure import Curve, Figure, with_bars
-from gradguess_lab.tables.paper import SHARED, over_width, papers_curve
+from gradguess_lab.tables.figure import Curve, Figure
+from gradguess_lab.tables.paper import scaling_figure
 from gradguess_lab.tables.runs import EXPERIMENT, Group, Run, flat, groups, in_paper_setting, load_runs
 from gradguess_lab.tables.table import Cell, Table, number
 from gradguess_lab.tables.verdicts import DIFFERS, HOLDS, Summary
@@ -60,62 +61,39 @@ def said(records: Sequence[Mapping[str, Any]]) -> str:
 def beside_stored_table(runs: Sequence[Run]) -> Table:
     """A row for each run: its accuracy, the stored mean and interval, and the paper's number."""
     rows = []
-    for run, stored in sorted(beside_stored(runs), key=lambda pair: (_title(pair[0]), pair[0]["width"])):
-        papers = [
-            e.value for e in SCALING if (e.method, e.width, e.k or run["k"]) == (_style(run), run["width"], run["k"])
-        ]
+    for run, stored in beside_stored(runs):
+        shared = run["method"] == "wperp" and run["solver"] == "shared"  # which the paper has not
+        same = [] if shared else [e for e in SCALING if (e.method, e.width) == (run["method"], run["width"])]
         reach = stored.reach or 0.0
         rows.append({
-            "Method": _title(run),
+            "Method": Group([run]).label + ", shared basis" * shared,
             "Width": run["width"],
             "This run": Cell(number(run[QUANTITY]), run[QUANTITY], judged(run, stored)),
             "Ours, stored": stored,
             "95 % of single runs": f"{number(stored.mean - reach)} – {number(stored.mean + reach)}",
             "Seeds": stored.n,
-            "Paper": papers[0] if papers else None,
+            "Paper": next((entry.value for entry in same if entry.k in (None, run["k"])), None),
         })  # fmt: skip
     return Table(
         "beside-stored",
         "This run beside our seeds and the paper",
-        rows,
+        sorted(rows, key=lambda row: (row["Method"], row["Width"])),
         "Training accuracy after 300 epochs. A run holds if it lies in the interval in which one more run lies with "
         "95 %, by the stored seeds; one in twenty lies outside by chance.",
     )
 
 
 def beside_stored_figure(runs: Sequence[Run]) -> Figure | None:
-    """Accuracy over the width: the paper's curves dashed, ours with the spread of the seeds, this run's points."""
-    methods = [entry.method for entry in SCALING]
-    here = [run for run, _ in beside_stored(runs) if _is_main(run)]
-    styles = [_style(run) for run in here]
-    styles += ["wperp"] * ("wperp-shared" in styles)  # the paper's own W⊥ beside the one with a shared basis
-    kept = [group for group in groups(stored_runs(), any_device=True) if _is_main(group.first)] if here else []
-    curves: list[Curve] = []
-    for style in dict.fromkeys(styles):
-        if style in methods:
-            curves.append(papers_curve(style))
-        mine = sorted((group for group in kept if _style(group.first) == style), key=lambda group: group["width"])
-        points = {group["width"]: ours for group in mine if (ours := group.summary(QUANTITY))}
-        curves += [with_bars(_title(mine[0].first), style, points)] if points else []
-        dots = sorted((float(run["width"]), run[QUANTITY]) for run in here if _style(run) == style)
-        if dots:
-            curves.append(Curve("", "this-run", [x for x, _ in dots], [y for _, y in dots], kind="points"))
+    """The figure of scaling, from the stored runs, with those of this run that belong to it as points."""
+    known = {(entry.method, entry.width) for entry in SCALING}
+    here = [run for run, _ in beside_stored(runs) if (run["method"], run["width"]) in known]
+    dots = sorted((float(run["width"]), run[QUANTITY]) for run in here if run["method"] != "wperp" or run["k"] == 10)
+    figure = scaling_figure(stored_runs()) if dots else None
+    if figure is None:
+        return None
+    points = Curve("This run", "this-run", [x for x, _ in dots], [y for _, y in dots], kind="points")
     caption = "Dashed: the paper. Solid: the mean of our stored seeds, with its standard deviation. Crosses: this run."
-    return over_width("beside-stored", curves, caption, "log") if curves else None
-
-
-def _is_main(run: Run) -> bool:
-    """Whether the run is a point of the paper's figure of scaling."""
-    known = any(run["method"] == entry.method for entry in SCALING) and run["width"] in WIDTHS
-    return known and in_paper_setting(run) and not run["script"] and (run["method"] != "wperp" or run["k"] == 10)
-
-
-def _style(run: Run) -> str:
-    return "wperp-shared" if run["method"] == "wperp" and run["solver"] == "shared" else run["method"]
-
-
-def _title(run: Run) -> str:
-    return SHARED if _style(run) == "wperp-shared" and run["k"] == 10 else Group([run]).label
+    return replace(figure, slug="beside-stored", curves=[*figure.curves, points], caption=caption, x_scale="log")
 
 
 def _experiment(run: Run) -> tuple[Any, ...]:
