@@ -41,7 +41,7 @@ class Run:
     def __init__(self, captured: bool, method: Any = None, **options: Any) -> None:
         self.model, self.accumulate = Net().double(), options.get("accumulate", 1)
         self.forward = gg.ForwardGradient(self.model, method or gg.WTranspose())
-        self.optimiser = torch.optim.SGD(self.model.parameters(), lr=0.125, momentum=0.9, fused=True)
+        self.optimiser = torch.optim.SGD(self.model.parameters(), lr=2**-5, momentum=0.9, fused=True)
         self.loss_fn: Any = CROSS_ENTROPY
         self.options = options
         self.step = gg.CapturedStep(self.forward, self.optimiser, CROSS_ENTROPY, **options) if captured else None

@@ -105,7 +105,7 @@ def test_what_a_basis_lacks_is_not_recorded_over(columns, lacking, full, monkeyp
 def test_a_compiled_step_may_be_recorded(middle, monkeypatch):
     """Its random numbers and buffers enter and leave a graph. Where compiling was refused, nothing is recorded."""
     on_tape(monkeypatch)
-    monkeypatch.setattr("gradguess.methods.compiled.compiled", lambda graph, arguments: graph)
+    monkeypatch.setattr("gradguess.compile.compiler.compiled", lambda graph, arguments: graph)
     case = network(nn.ReLU(), middle)
     forward = gg.ForwardGradient(case.model, gg.WPerp(k=3), compile=True)
     step = gg.CapturedStep(forward, torch.optim.SGD(case.model.parameters(), lr=0.05, fused=True), cross_entropy)

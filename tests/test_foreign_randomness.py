@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.methods import compiled
+from gradguess.compile import compiler
 from traced_graphs import as_compiled
 
 DRAWS = {"python": random.random, "numpy": lambda: float(np.random.rand())}
@@ -41,7 +41,7 @@ def trained(kind: str, **options) -> tuple[list[Tensor], float]:
 @pytest.mark.parametrize("kind", DRAWS)
 @pytest.mark.parametrize("options", [{"memory": "replay"}, {"compile": True}], ids=str)
 def test_all_passes_draw_the_same(kind, options, monkeypatch):
-    monkeypatch.setattr(compiled, "compiled", as_compiled)
+    monkeypatch.setattr(compiler, "compiled", as_compiled)
     expected, after = trained(kind)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="compile=True has no effect")
@@ -53,7 +53,7 @@ def test_all_passes_draw_the_same(kind, options, monkeypatch):
 
 @pytest.mark.parametrize("kind", DRAWS)
 def test_compiling_says_why_not(kind, monkeypatch):
-    monkeypatch.setattr(compiled, "compiled", as_compiled)
+    monkeypatch.setattr(compiler, "compiled", as_compiled)
     with pytest.warns(UserWarning, match="compile=True has no effect"):
         trained(kind, compile=True)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess import noise
-from gradguess.methods import compiled
+from gradguess.compile import compiler
 from gradguess.noise import Noise, SketchNoise
 from traced_graphs import as_compiled
 
@@ -133,7 +133,7 @@ def test_small_chunks_draw_no_more_numbers(monkeypatch, guess):
 @pytest.mark.parametrize("batch", [12, 10])
 def test_compiled_chunks_with_tangents_on_a_part_are_the_same(batch, monkeypatch):
     """Every chunk has its own rows' noise, the last and shorter one included."""
-    monkeypatch.setattr(compiled, "compiled", as_compiled)
+    monkeypatch.setattr(compiler, "compiled", as_compiled)
     x, t = torch.randn(batch, 5, generator=torch.Generator().manual_seed(1), dtype=F64), torch.arange(batch) % 3
     results = []
     for compile in (False, True):

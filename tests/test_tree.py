@@ -11,8 +11,8 @@ import gradguess
 
 ROOT = Path(gradguess.__file__).parent
 ORDER = (
-    "errors; backends; linalg noise; layers; model; jacobian; guesses; passes; step; methods; baselines; estimate; "
-    "captured_optimiser; captured_step; diagnose; online; advise; front; gradguess; integrations; __main__"
+    "errors; backends; linalg noise; layers; model; jacobian; guesses; passes; step; methods; baselines; compile; "
+    "estimate; captured_step; diagnose; online; advise; front; gradguess; integrations; __main__"
 )
 RANK = {name: rank for rank, names in enumerate(ORDER.split("; ")) for name in names.split()}
 CORE = {name for name, rank in RANK.items() if rank < RANK["gradguess"]}

@@ -6,7 +6,7 @@ A step of a small network is a few hundred kernels of a few microseconds: launch
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
-from gradguess.backends.cuda_graphs import CannotRecord, Coming, Recording, on_side_stream, require
+from gradguess.backends.cuda_graphs import CannotRecord, Recording, on_side_stream, require, to_host
 from gradguess.backends.policy import one_at_a_time
-from gradguess.backends.tracing import NotTraceable
-from gradguess.captured_optimiser import CapturedOptimiser
+from gradguess.compile.compiler import Compiler
+from gradguess.compile.signature import Signatures
+from gradguess.compile.trace import NotTraceable
 from gradguess.errors import InputError, check_count
 from gradguess.estimate import ForwardGradient
-from gradguess.methods.compiled import Compiler
-from gradguess.methods.signature import Signatures
-from gradguess.model.assumptions import Members
+from gradguess.model.site import Members
 from gradguess.model.task import LossFn, Task
 from gradguess.step.base import Kept, State
 from gradguess.step.refresh import sketch_seed
 
 MOST = 64  # kinds of steps that are told apart
+RATES_IN_TENSORS = (torch.optim.Adam, torch.optim.SGD)  # and AdamW; rates of others are recorded as numbers
 WARM_UP = 3  # steps before a recording: libraries set themselves up, optimisers make their state
 
 
@@ -38,21 +38,6 @@ class _Captured:
     targets: Any
 
 
-class _Full:
-    """Which bases have no empty column, by site. The device is asked at once, and waited for with the answer."""
-
-    def __init__(self, kept: Kept) -> None:
-        bases = {site: values["basis"] for site, values in kept.items() if "basis" in values}
-        self._columns = {site: V.shape[1] for site, V in bases.items()}
-        sizes = [torch.linalg.vector_norm(V, dtype=torch.float64) for V in bases.values()]
-        self._sizes = Coming(torch.stack(sizes)) if sizes else None
-
-    def __getitem__(self, site: str) -> bool:
-        assert self._sizes is not None
-        size = self._sizes.wait()[list(self._columns).index(site)]
-        return bool(size**2 > self._columns[site] - 0.5)  # its columns are orthonormal, or zero
-
-
 class CapturedStep:
     """A training step, `forward` and then `optimiser.step()`, replayed from a CUDA graph.
 
@@ -61,7 +46,7 @@ class CapturedStep:
     from the one before (it has more than half as many directions as there can be, or lacks some); those with
     `derivative="finite"`; and, of a model with dropout or batch norm, those that refresh a basis, and all others unless
     `forward` has `compile=True` or the method runs the model once.
-    A recording is replayed where all that it assumes still holds: `model.assumptions`, the memory of all tensors, and
+    A recording is replayed where all that it assumes still holds: `compile.signature`, the memory of all tensors, and
     the optimiser's options. Where something differs the step runs by itself, and is recorded anew. Rates are read from
     tensors, which schedulers fill: they act at once.
 
@@ -94,7 +79,7 @@ class CapturedStep:
             raise InputError("CapturedStep needs memory='store': a replayed pass cannot be captured.")
         if forward.plan.pool.size > 1 or forward.plan.chunk is not None:
             raise InputError("CapturedStep needs one process and chunk=None: parts of a batch cannot be captured.")
-        self._optimiser = CapturedOptimiser(optimiser, forward.generator.device)
+        self._optimiser = _Optimiser(optimiser, forward.generator.device)
         self.forward, self.optimiser, self.loss_fn = forward, optimiser, loss_fn
         self.clip, self.accumulate = clip, accumulate
         self.captured: dict[Hashable, _Captured] = {}
@@ -103,7 +88,7 @@ class CapturedStep:
         self._signatures = Signatures()
         self._memory: list[int] = []  # where the tensors lie that the recordings read and write
         self._calls = 0
-        self._full: _Full | None = None  # which bases have no empty column; None where that must be looked up
+        self._full: Callable[[], dict[str, bool]] | None = None  # None where that must be looked up
         self.state = forward.state  # its tensors are those that the recordings read and write
 
     @one_at_a_time
@@ -131,7 +116,7 @@ class CapturedStep:
             self._optimiser.stepped()
             self._settle(State(self.state.kept, self.state.learned, self.state.count + 1))
             if kind == "refresh":
-                self._full = _Full(self.state.kept)  # while the device is busy
+                self._full = _full_bases(self.state.kept)  # while the device is busy
         self._calls += 1
         return loss
 
@@ -148,7 +133,7 @@ class CapturedStep:
             assumed = self._signatures.of_step(task, layout)
         except NotTraceable as reason:
             raise InputError(f"CapturedStep: {reason}") from None
-        key = kind, self._place(), self.clip, self._optimiser.key(), assumed
+        key = kind, self._first_and_last(), self.clip, self._optimiser.key(), assumed
         if key not in self.seen and len(self.seen) == MOST:
             last = self._signatures.changed or "the batch, the optimiser or what is frozen"
             warnings.warn(
@@ -168,9 +153,9 @@ class CapturedStep:
                 self.alone.add(key)
         return self.captured.get(key)
 
-    def _place(self) -> tuple[bool, bool]:
+    def _first_and_last(self) -> tuple[bool, bool]:
         """Whether this call is the first, and the last, before an update."""
-        return self._calls % self.accumulate == 0, self._calls % self.accumulate == self.accumulate - 1
+        return self._calls % self.accumulate == 0, (self._calls + 1) % self.accumulate == 0
 
     def _addresses(self, members: Members) -> list[int]:
         """Where parameters, buffers, gradients that wait and the state of the optimiser lie."""
@@ -179,19 +164,21 @@ class CapturedStep:
         return [t.data_ptr() for t in (*own, *members.buffers().values(), *waiting, *self._optimiser.state())]
 
     def _lacks(self, search: bool) -> bool:
-        """Does a basis lack directions? A recording takes each to be full, where a step by itself looks: a search at
-        all of them, other steps at those that span the whole space.
+        """Whether a basis lacks directions. A recording takes each to be full, where a step by itself looks: a search
+        at all of them, other steps at those that span the whole space.
         """
         kept = self.state.kept.items()
         asked = [site for site, V in kept if "basis" in V and (search or len(V["basis"]) == V["basis"].shape[1])]
-        if asked and self._full is None:
-            self._full = _Full(self.state.kept)
-        return self._full is not None and not all(map(self._full.__getitem__, asked))
+        if not asked:
+            return False
+        self._full = self._full or _full_bases(self.state.kept)
+        full = self._full()
+        return not all(full[site] for site in asked)
 
     def _is_fragile(self, kind: str) -> bool:
-        """Must this step run by itself? Unknown kernels, for which finite differences are, cannot be recorded. Nor can
-        passes that put random state and buffers back: in a compiled step these enter and leave a graph, but a search
-        is not a part of it; and a method that makes one pass puts nothing back.
+        """Whether this step must run by itself. Unknown kernels, for which finite differences are, cannot be recorded,
+        nor can passes that put random state and buffers back. In a compiled step these enter and leave a graph, of
+        which a search is no part; a method that makes one pass puts nothing back.
         """
         layout, plan = self.forward.layout, self.forward.plan
         if layout is None or plan.options.finite:
@@ -207,7 +194,7 @@ class CapturedStep:
         self.forward.sketching.manual_seed(sketch_seed(drawn.count))
 
     def _step(self, inputs: Any, targets: Any) -> Tensor:
-        first, last = self._place()
+        first, last = self._first_and_last()
         if first:
             self.optimiser.zero_grad(set_to_none=self.accumulate == 1)  # gradients that wait stay where they are
         loss = self.forward.step(self.loss_fn, inputs, targets, nonfinite="ignore")
@@ -241,19 +228,72 @@ class CapturedStep:
         return _Captured(recording, inputs, targets)
 
 
+class _Optimiser:
+    """What a recording assumes of an optimiser, and the tensors that it reads."""
+
+    def __init__(self, optimiser: torch.optim.Optimizer, device: torch.device) -> None:
+        self.optimiser, self._device = optimiser, device
+        self._rates: dict[int, Tensor] = {}  # by group
+        if not all(group.get("capturable", group.get("fused")) for group in optimiser.param_groups):
+            raise InputError(
+                "CapturedStep needs an optimiser made with capturable=True, or, where it has no such option (SGD), "
+                "with fused=True."
+            )
+
+    def prepare(self) -> None:
+        """Put rates that are numbers, or other tensors than before, into the tensors that recordings read."""
+        groups = self.optimiser.param_groups if isinstance(self.optimiser, RATES_IN_TENSORS) else []
+        for number, group in enumerate(groups):
+            rate, own = group["lr"], self._rates.get(number)
+            if own is None:
+                dtype = rate.dtype if isinstance(rate, Tensor) else torch.float32
+                own = self._rates[number] = torch.as_tensor(rate, dtype=dtype, device=self._device)
+            if rate is not own:
+                own.copy_(torch.as_tensor(rate))
+                group["lr"] = own
+
+    def stepped(self) -> None:
+        """Tell schedulers that the optimiser made a step: a replay does not call it."""
+        self.optimiser._opt_called = True  # type: ignore[attr-defined]
+
+    def state(self) -> list[Tensor]:
+        """The tensors that a step reads and writes besides parameters and gradients."""
+        return [t for values in self.optimiser.state.values() for t in values.values() if isinstance(t, Tensor)]
+
+    def key(self) -> Hashable:
+        """Parameters and options of each group: a recording has the numbers among them as they were."""
+        return tuple(
+            (tuple(map(id, group["params"])), *(_hashable(group.get(name)) for name in self.optimiser.defaults))
+            for group in self.optimiser.param_groups  # schedulers add options that are no defaults
+        )
+
+
+def _hashable(option: Any) -> Hashable:
+    return id(option) if isinstance(option, Tensor) else tuple(option) if isinstance(option, list) else option
+
+
+def _full_bases(kept: Kept) -> Callable[[], dict[str, bool]]:
+    """Asks the device which bases have no empty column. Returns a function that waits for the answer, by site."""
+    bases = {site: values["basis"] for site, values in kept.items() if "basis" in values}
+    sizes = [torch.linalg.vector_norm(V, dtype=torch.float64).square() for V in bases.values()]
+    if not sizes:
+        return dict
+    full = to_host(torch.stack([size > V.shape[1] - 0.5 for size, V in zip(sizes, bases.values(), strict=True)]))
+    return lambda: dict(zip(bases, full().tolist(), strict=True))  # columns are orthonormal, or zero
+
+
 def _write_into(old: Kept, new: Kept) -> Kept:
     """The new values, in the old tensors where these have the shape."""
     moved: list[tuple[Tensor, Tensor]] = []
 
-    def place(entries: Mapping[str, Tensor], key: str, value: Tensor) -> Tensor:
-        there = entries.get(key)
+    def place(there: Tensor | None, value: Tensor) -> Tensor:
         if there is None or there is value or there.shape != value.shape or there.dtype != value.dtype:
             return value
         moved.append((there, value))
         return there
 
     placed = {
-        site: {key: place(old.get(site, {}), key, value) for key, value in values.items()}
+        site: {key: place(old.get(site, {}).get(key), value) for key, value in values.items()}
         for site, values in new.items()
     }
     if moved:  # by one kernel for all of them
@@ -262,7 +302,7 @@ def _write_into(old: Kept, new: Kept) -> Kept:
 
 
 def _replaced(old: Kept, new: Kept) -> bool:
-    """Has another tensor come into the place of one of these, as one of another shape or precision does?"""
+    """Whether another tensor came into the place of an old one, as one of another shape or precision does."""
     return any(new.get(site, {}).get(key, there) is not there for site in old for key, there in old[site].items())
 
 

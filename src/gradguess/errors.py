@@ -33,3 +33,14 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     *others, last = map(repr, choices)
     if value not in choices:
         raise InputError(f"{name}: expected {', '.join(others)} or {last}, found {value!r}.")
+
+
+def reason_of(error: Exception) -> str:
+    """The type of another's error and its words, in one line. That memory is out is no reason: it is raised."""
+    import torch  # here: the help of the command needs errors, and no PyTorch
+
+    cause = getattr(error, "inner_exception", error)  # the compiler wraps what it meets
+    text = str(cause)
+    if isinstance(cause, torch.OutOfMemoryError | MemoryError) or "out of memory" in text or "allocate memory" in text:
+        raise cause
+    return ": ".join([type(cause).__name__, *text.splitlines()[:1]])[:200]

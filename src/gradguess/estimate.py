@@ -10,16 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from gradguess.backends.policy import one_at_a_time
+from gradguess.compile.compiler import Compiler
 from gradguess.errors import InputError, NonFiniteError, check_choice, check_count
 from gradguess.guesses.base import Guess
 from gradguess.methods import Estimate, Method
-from gradguess.methods.compiled import Compiler
 from gradguess.methods.guessed import as_method
 from gradguess.methods.mixing import warn_of_mixing
 from gradguess.methods.run import Plan, as_it_is, find_layout, run_step
-from gradguess.model.assumptions import Members
 from gradguess.model.side_effects import Snapshot, untouched
-from gradguess.model.site import Layout, Sites
+from gradguess.model.site import Layout, Members, Sites
 from gradguess.model.task import LossFn, Task, check_model, opened
 from gradguess.step.base import Kept, Options, State, Written
 from gradguess.step.parts import pool_of

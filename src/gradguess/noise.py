@@ -67,6 +67,16 @@ class Noise:
         """Start the order anew."""
         self.column = 0
 
+    @property
+    def drawn(self) -> bool:
+        """Whether the key was drawn."""
+        return "value" in vars(self._key)
+
+    def keys(self) -> list[Tensor]:
+        """The key with which the numbers of row 0 are those of the first sample here, and that of no sample."""
+        own, shift = self._key.value, (self.row * int(GAMMA) << ROW) % 2**64
+        return [own + (shift - 2**64 if shift >= 2**63 else shift) if shift else own, own]
+
     def undo(self) -> None:
         """Put the generator back to where it was before the key was drawn."""
         if self._key.before is not None:
@@ -83,7 +93,11 @@ class Noise:
 
     def _drawn(self, row: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         start, self.column = self.column, self.column + -(-columns // 2)
-        return normal_numbers(self._key.value, row, rows, start, columns, dtype)
+        found: Tensor = torch.ops.gradguess.normal_numbers.default(self._key_of(row), row, rows, start, columns, dtype)
+        return found
+
+    def _key_of(self, row: int) -> Tensor:
+        return self._key.value
 
 
 class SketchNoise(Noise):
@@ -142,3 +156,13 @@ def _hashed(key: int, row: int, rows: int, column: int, words: int) -> np.ndarra
         if factor is not None:
             x *= factor
     return x
+
+
+_NAME = "gradguess::normal_numbers"  # one operation in a graph
+torch.library.define(_NAME, "(Tensor key, int row, int rows, int column, int columns, ScalarType dtype) -> Tensor")
+torch.library.impl(_NAME, "CompositeExplicitAutograd", lambda *args: normal_numbers(*args))
+
+
+@torch.library.register_fake(_NAME)
+def _empty(key: Tensor, row: int, rows: int, column: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return key.new_empty(rows, columns, dtype=dtype)

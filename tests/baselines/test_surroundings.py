@@ -12,7 +12,7 @@ from torch import nn
 
 import gradguess as gg
 from combinations import each
-from gradguess.methods import compiled
+from gradguess.compile import compiler
 from models import Case, make
 from traced_graphs import as_compiled
 
@@ -44,7 +44,7 @@ def test_gradients_need_not_be_enabled(model, name):
 @pytest.mark.parametrize(("name", "model"), each(RIVALS, MODELS))
 @pytest.mark.filterwarnings("ignore:Samples mix")
 def test_compiled_steps_are_the_same(model, name, monkeypatch):
-    monkeypatch.setattr(compiled, "compiled", as_compiled)  # the trace alone, without a compiler
+    monkeypatch.setattr(compiler, "compiled", as_compiled)  # the trace alone, without a compiler
     case = make(model)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="compile=True")  # no step is refused

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gradguess.compile import compiler
 from gradguess.errors import GradguessError, InputError
-from gradguess.methods import compiled
 from gradguess_lab import environment, tasks
 from gradguess_lab.bench import apart, run
 from gradguess_lab.bench.apart import EXACT, Timing, probe
@@ -129,7 +129,7 @@ def stand_in(monkeypatch, **configs: TrainConfig) -> None:
 @pytest.fixture
 def graphs_alone(monkeypatch):
     """Nothing is compiled in this process: graphs run as they are."""
-    monkeypatch.setattr(compiled, "compiled", as_compiled)
+    monkeypatch.setattr(compiler, "compiled", as_compiled)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gradguess as gg
-from gradguess.methods import compiled
+from gradguess.compile import compiler
 from gradguess_lab import checkpoint, compiled_backprop
 from gradguess_lab.compiled_backprop import CompiledBackprop, losses
 from gradguess_lab.config import TrainConfig
@@ -26,7 +26,7 @@ pytest.importorskip("safetensors")
 @pytest.fixture
 def graphs_alone(monkeypatch):
     """Graphs are traced, and run as they are: compiling them takes seconds each."""
-    monkeypatch.setattr(compiled, "compiled", as_compiled)
+    monkeypatch.setattr(compiler, "compiled", as_compiled)
     monkeypatch.setattr(compiled_backprop, "compiled_losses", lambda: losses)
 
 

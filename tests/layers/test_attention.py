@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gradguess as gg
+from gradguess.compile import compiler
 from gradguess.layers import attention
 from gradguess.layers.table import TangentRules
-from gradguess.methods import compiled
 from gradguess.passes.forward_mode import forward_mode
 
 ATTENTION = torch.ops.gradguess.attention_tangent.default
@@ -265,7 +265,7 @@ def test_no_pass_of_a_step_holds_all_pairs():
 def graphs(monkeypatch):
     """The traced steps, which are not compiled."""
     kept: list[torch.fx.GraphModule] = []
-    monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: kept.append(graph) or graph)
+    monkeypatch.setattr(compiler, "compiled", lambda graph, arguments: kept.append(graph) or graph)
     return kept
 
 

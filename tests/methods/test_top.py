@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.methods import compiled
+from gradguess.compile import compiler
 from traced_graphs import as_compiled
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -70,7 +70,7 @@ def test_less_noise_and_the_same_mean():
 )
 @pytest.mark.parametrize("sites", ["auto", 2])
 def test_however_the_step_is_made(options, sites, monkeypatch):
-    monkeypatch.setattr(compiled, "compiled", as_compiled)  # the traced graph is run as it is
+    monkeypatch.setattr(compiler, "compiled", as_compiled)  # the traced graph is run as it is
     found = []
     for extra in ({}, options):
         model, (x, t) = network(), batch()

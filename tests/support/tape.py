@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gradguess import captured_step, noise
+from gradguess import captured_step
 from gradguess.backends import cuda_graphs
 
 
@@ -76,15 +76,8 @@ def _memory(leaf: Any) -> int | None:
     return leaf.untyped_storage().data_ptr() if real else None
 
 
-def _plain_numbers(key: Tensor, row: int, rows: int, column: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Numbers that depend on all that noise depends on, by operations that a tape sees."""
-    places = torch.arange(row, row + rows)[:, None] * 7.7 + torch.arange(column, column + columns) * 1.3
-    return ((key % 1_000_003) * 0.37 + places).sin().to(dtype) * 2**0.5
-
-
 def on_tape(monkeypatch: pytest.MonkeyPatch, warm_up: int = 2) -> None:
     """`CapturedStep` records on tapes."""
     monkeypatch.setattr(captured_step, "require", lambda device, what: None)
     monkeypatch.setattr(captured_step, "WARM_UP", warm_up)
     monkeypatch.setattr(captured_step, "Recording", Tape)
-    monkeypatch.setattr(noise, "normal_numbers", _plain_numbers)

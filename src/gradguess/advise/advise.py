@@ -20,8 +20,7 @@ from gradguess.advise.advice import Advice, Row, recommend
 from gradguess.advise.candidates import Candidate, candidates_for
 from gradguess.backends import RandomState, peak_bytes, seed_global
 from gradguess.backends import seconds as seconds_of
-from gradguess.backends.tracing import reason_of
-from gradguess.errors import GradguessError, InputError, NonFiniteError, check_count
+from gradguess.errors import GradguessError, InputError, NonFiniteError, check_count, reason_of
 from gradguess.estimate import ForwardGradient
 from gradguess.model.cut_pass import watched_run
 from gradguess.model.find_sites import lay_out

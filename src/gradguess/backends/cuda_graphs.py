@@ -10,6 +10,7 @@ from functools import cache
 from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from gradguess.errors import InputError
 
@@ -32,7 +33,7 @@ def require(device: torch.device, what: str) -> None:
 
 
 def recording() -> bool:
-    """Is a graph being recorded on the current stream? False without CUDA."""
+    """Whether a graph is being recorded on the current stream. False without CUDA."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
@@ -67,19 +68,19 @@ class Recording(Generic[T]):
         return self._result
 
 
-class Coming:
-    """Numbers on their way to the host: they are sent at once, and waited for when they are asked for."""
+def to_host(numbers: Tensor) -> Callable[[], Tensor]:
+    """Sends numbers to the host. Returns a function that waits for them, and returns them there."""
+    there = numbers.to("cpu", non_blocking=True)
+    arrived = torch.cuda.Event() if numbers.is_cuda else None
+    if arrived is not None:
+        arrived.record()
 
-    def __init__(self, numbers: torch.Tensor) -> None:
-        self._numbers = numbers.to("cpu", non_blocking=True)
-        self._there = torch.cuda.Event() if numbers.is_cuda else None
-        if self._there is not None:
-            self._there.record()
+    def wait() -> Tensor:
+        if arrived is not None:
+            arrived.synchronize()
+        return there
 
-    def wait(self) -> torch.Tensor:
-        if self._there is not None:
-            self._there.synchronize()
-        return self._numbers
+    return wait
 
 
 def on_side_stream(function: Callable[[], T]) -> T:

@@ -11,7 +11,6 @@ import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradguess.backends.tracing import is_wrapped, tracing
 from gradguess.layers.entry import Layer, is_constant, unpack
 
 BLOCK = 2**23  # numbers: a vocabulary of 8192 for as many tokens is 8 blocks, of 32 MiB each in float32
@@ -25,8 +24,9 @@ def tangent(function: Any, x: Tensor, target: Tensor, **options: Any) -> Tensor 
         return None
     p, t = unpack(x)
     weight = options["weight"]
-    small = p.numel() <= BLOCK or len(p) == 1 or tracing()  # a compiler has blocks of its own
-    if small or type(x) is not Tensor or is_wrapped(p) or not _given(target) or not _given(weight):
+    compiler = torch._guards.TracingContext.try_get() is not None  # it has blocks of its own
+    wrapped = type(x) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(p)
+    if p.numel() <= BLOCK or len(p) == 1 or compiler or wrapped or not _given(target) or not _given(weight):
         return None
     return _in_blocks(partial(function, **options), p, t, target, weight)
 

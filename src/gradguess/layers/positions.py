@@ -16,7 +16,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from gradguess.backends.tracing import fixed
 from gradguess.layers.table import CHANNELS_FIRST
 
 Kind = Literal["full", "shared", "each"]
@@ -88,11 +87,12 @@ def project_words(output: Tensor) -> Tensor:
     return output @ _projection(output.shape[-1], output.dtype, output.device)
 
 
+PROJECTIONS: list[Tensor] = []  # they are never written to: compiled steps hold them
+
+
 @cache
 def _projection(alphabet: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    def make() -> Tensor:
-        source = torch.Generator().manual_seed(alphabet)
-        P = torch.randn(alphabet, WORDS, generator=source, dtype=torch.float64) / WORDS**0.5
-        return P.to(device, dtype)
-
-    return fixed(make)
+    source = torch.Generator().manual_seed(alphabet)
+    P = torch.randn(alphabet, WORDS, generator=source, dtype=torch.float64) / WORDS**0.5
+    PROJECTIONS.append(P.to(device, dtype))
+    return PROJECTIONS[-1]

@@ -20,7 +20,6 @@ from gradguess.layers.elementwise import gate_of
 from gradguess.layers.entry import Gate, GradientRule
 from gradguess.layers.positions import pattern_of
 from gradguess.layers.table import gradient_of, is_matrix
-from gradguess.model.assumptions import Members
 from gradguess.model.autograd_graph import AutogradGraph
 from gradguess.model.bottlenecks import bottleneck_calls
 from gradguess.model.branches import branch_calls
@@ -28,7 +27,7 @@ from gradguess.model.cut_pass import Call, CutPass, Want, candidates, watched_ru
 from gradguess.model.hooks import CallHooks
 from gradguess.model.severed import pulls_back, severed_leaves
 from gradguess.model.side_effects import untouched
-from gradguess.model.site import Layout, Site, Sites
+from gradguess.model.site import Layout, Members, Site, Sites
 from gradguess.model.task import Task, check_differentiable, check_plain, check_trainable
 
 PROBE = 3  # samples in the pass that finds the sites

@@ -8,7 +8,7 @@ them and which parameters lie below it is read off the autograd graph of one sma
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from gradguess.layers.entry import Gate, GradientRule
 from gradguess.layers.positions import FULL, Pattern
-from gradguess.model.assumptions import Members
 from gradguess.model.task import Task
 
 Sites = str | int | Sequence[str]
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +77,55 @@ class Site:
     def gate_at(self, s: Tensor) -> Tensor | None:
         """The gate `D` where the output is `s`: (batch, d), at least float32."""
         return None if self.gate is None else self.gate(at_least_float32(self.flat(s)))
+
+
+class Members:
+    """The modules and parameters of a model, listed once: a walk over the model takes as long as a small layer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.parameters = dict(model.named_parameters())
+        self.size = sum(p.numel() for p in self.parameters.values())
+        self.name_of = {id(p): name for name, p in self.parameters.items()}
+        self.modules = list(model.modules())
+        self._training = [module.training for module in self.modules]
+        self._own = [vars(module) for module in self.modules]
+        self._forwards = [own.get("forward") for own in self._own]  # one that was put on a module
+        dicts = [own[name] for own in self._own for name in (*_HOOKS, "_modules", "_parameters")]
+        self._empty = [inside for inside in dicts if not inside]
+        self._filled = [inside for inside in dicts if inside]
+        self._copies = [inside.copy() for inside in self._filled]
+        self._slots = [p for own in self._own for p in own["_parameters"].values() if p is not None]
+        self._free = [p.requires_grad for p in self._slots]
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers as they are now, without a walk where there are none."""
+        return dict(self.model.named_buffers()) if any(module._buffers for module in self.modules) else {}
+
+    def current(self) -> bool:
+        """Whether layers, hooks, training mode, parameters and what is frozen are still the same."""
+        return (
+            [p.requires_grad for p in self._slots] == self._free
+            and [module.training for module in self.modules] == self._training
+            and [own.get("forward") for own in self._own] == self._forwards
+            and not any(self._empty)
+            and same_contents(self._filled, self._copies)
+        )
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for members that are the same objects in the same state."""
+        contents = tuple((key, id(value)) for copy in self._copies for key, value in copy.items())
+        sizes = tuple(len(own[name]) for own in self._own for name in (*_HOOKS, "_modules", "_parameters"))
+        return contents, sizes, tuple(self._training), tuple(self._free), tuple(map(id, self._forwards))
+
+
+def same_contents(own: Any, copy: Any) -> bool:
+    """Whether containers hold the same. Objects that are identical are not looked into."""
+    try:
+        return bool(own == copy)
+    except (RuntimeError, TypeError, ValueError):  # tensors and arrays are compared number by number
+        return False
 
 
 class LayoutChanged(Exception):

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from gradguess.backends.policy import one_at_a_time
-from gradguess.backends.tracing import reason_of
-from gradguess.errors import GradguessError, InputError, NonFiniteError
+from gradguess.errors import GradguessError, InputError, NonFiniteError, reason_of
 from gradguess.model.task import LossFn, check_trainable
 from gradguess.online.rule import SHARED, Error, OneStep, Rule, Tensors, Transition, of_streams, with_streams
 from gradguess.online.state_tree import StateTree, batch_of

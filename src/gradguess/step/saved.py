@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from gradguess.backends.tracing import reason_of
-from gradguess.errors import InputError
+from gradguess.errors import InputError, reason_of
 from gradguess.guesses.base import Guess
 from gradguess.model.site import Sites
 from gradguess.step.base import State

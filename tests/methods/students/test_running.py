@@ -11,7 +11,7 @@ from torch import nn
 
 import gradguess as gg
 from asserts import assert_same
-from gradguess.methods import compiled
+from gradguess.compile import compiler
 from pieces import (
     CLASSES,
     METHODS,
@@ -89,7 +89,7 @@ def test_replay_gives_what_store_gives(name):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "local"])
 def test_a_traced_step_is_the_same(name, monkeypatch):
-    monkeypatch.setattr(compiled, "compiled", as_compiled)
+    monkeypatch.setattr(compiler, "compiled", as_compiled)
     wanted, plain = trained(METHODS[name], steps=5)
     found, traced = trained(METHODS[name], steps=5, compile=True)  # a warning would be an error
     assert len(traced.plan.runner._graphs) == 1

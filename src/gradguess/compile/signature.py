@@ -1,7 +1,7 @@
-"""What a step that is compiled or recorded assumes, asked before each of its replays. This is the whole list.
+"""What a compiled or recorded step assumes, as a key: steps with equal keys do the same. This is the whole list.
 
-Members   layers, hooks, training mode, parameters, what is frozen: a change needs another layout as well
-Values    plain values that Python code reads: attributes of modules and of what modules hold (configurations),
+layout    layers, hooks, training mode, parameters, what is frozen (`model.site.Members`)
+values    plain values that Python code reads: attributes of modules and of what modules hold (configurations),
           closures, defaults, and the globals that `forward`, the loss and the functions that they name read
 forms     shapes, strides, dtypes and devices of parameters, buffers, batch and state; what else is in the batch
 settings  autocast, precision of products, the default dtype, deterministic algorithms
@@ -25,60 +25,68 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from gradguess.compile.trace import NotTraceable
+from gradguess.model.site import Layout, same_contents
+from gradguess.model.task import Task
+from gradguess.step.base import Kept
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 CONSTANT = (*PLAIN, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, Enum)
 LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "gradguess"}  # their globals stay as they are
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-class Members:
-    """The modules and parameters of a model, listed once: a walk over the model takes as long as a small layer."""
+class Signatures:
+    """Keys of steps. What code reads is read again only where something has changed."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.parameters = dict(model.named_parameters())
-        self.size = sum(p.numel() for p in self.parameters.values())
-        self.name_of = {id(p): name for name, p in self.parameters.items()}
-        self.modules = list(model.modules())
-        self._training = [module.training for module in self.modules]
-        self._own = [vars(module) for module in self.modules]
-        self._forwards = [own.get("forward") for own in self._own]  # one that was put on a module
-        dicts = [own[name] for own in self._own for name in (*_HOOKS, "_modules", "_parameters")]
-        self._empty = [inside for inside in dicts if not inside]
-        self._filled = [inside for inside in dicts if inside]
-        self._copies = [inside.copy() for inside in self._filled]
-        self._slots = [p for own in self._own for p in own["_parameters"].values() if p is not None]
-        self._free = [p.requires_grad for p in self._slots]
+    def __init__(self) -> None:
+        self._values: dict[str, tuple[Any, Values, int]] = {}
+        self._numbers: dict[Hashable, int] = {}  # of the values that were met
+        self.changed: str | None = None  # what held another value when values were last read
 
-    def buffers(self) -> dict[str, Tensor]:
-        """The buffers as they are now, without a walk where there are none."""
-        return dict(self.model.named_buffers()) if any(module._buffers for module in self.modules) else {}
+    def of_model(self, task: Task, layout: Layout) -> Hashable:
+        """What the outputs depend on."""
+        own = [*layout.members.parameters.values(), *layout.members.buffers().values()]
+        devices = dict.fromkeys(t.device.type for t in own)
+        return layout, batch(task.inputs), tuple(forms(own)), settings(devices), self._read("model", task.model)
 
-    def current(self) -> bool:
-        """Whether layers, hooks, training mode, parameters and what is frozen are still the same."""
-        return (
-            [p.requires_grad for p in self._slots] == self._free
-            and [module.training for module in self.modules] == self._training
-            and [own.get("forward") for own in self._own] == self._forwards
-            and not any(self._empty)
-            and _equal(self._filled, self._copies)
+    def of_step(self, task: Task, layout: Layout, *state: Kept) -> Hashable:
+        """What losses, gradients and the new state depend on."""
+        kept = tuple(
+            (site, *values, *forms(values.values())) for part in state for site, values in (*part.items(), ("", {}))
         )
+        return self._read("loss", task.loss_fn), batch(task.targets), kept, self.of_model(task, layout)
 
-    @property
-    def key(self) -> Hashable:
-        """Equal for members that are the same objects in the same state."""
-        contents = tuple((key, id(value)) for copy in self._copies for key, value in copy.items())
-        sizes = tuple(len(own[name]) for own in self._own for name in (*_HOOKS, "_modules", "_parameters"))
-        return contents, sizes, tuple(self._training), tuple(self._free), tuple(map(id, self._forwards))
+    def _read(self, name: str, root: Any) -> int:
+        known = self._values.get(name)
+        other = None if known is None else known[1].changed()
+        if known is None or known[0] is not root or other is not None:
+            values = Values([root])
+            known = self._values[name] = root, values, self._numbers.setdefault(values.key, len(self._numbers))
+            self.changed = other or self.changed
+        return known[2]
 
 
-def _equal(own: Any, copy: Any) -> bool:
-    """Whether containers hold the same. Objects that are identical are not looked into."""
-    try:
-        return bool(own == copy)
-    except (RuntimeError, TypeError, ValueError):  # tensors and arrays are compared number by number
-        return False
+def batch(tree: Any) -> Hashable:
+    """Form and plain values of inputs or targets."""
+    leaves, spec = tree_flatten(tree)
+    for leaf in leaves:
+        if not isinstance(leaf, (Tensor, *PLAIN)):
+            raise NotTraceable(f"Inputs or targets hold a {type(leaf).__name__}: expected tensors, numbers and text.")
+    return str(spec), tuple(forms([leaf])[0] if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
+
+
+def settings(devices: Iterable[str]) -> Hashable:
+    """What PyTorch's own switches say of precision."""
+    autocast = tuple(torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in devices)
+    exact = torch.are_deterministic_algorithms_enabled()
+    return autocast, torch.get_float32_matmul_precision(), torch.get_default_dtype(), exact
+
+
+def forms(tensors: Iterable[Tensor]) -> list[Hashable]:
+    """What tensors are besides their numbers."""
+    return [(t.dtype, t.shape, t.stride(), t.device) for t in tensors]
 
 
 class Values:
@@ -105,16 +113,16 @@ class Values:
         """What holds another value by now; None if all is the same."""
         for space, names, values in self._globals:
             now = [space.get(name) for name in names]
-            if not _equal(now, values):
-                other = (name for name, a, b in zip(names, now, values, strict=True) if not _equal(a, b))
+            if not same_contents(now, values):
+                other = (name for name, a, b in zip(names, now, values, strict=True) if not same_contents(a, b))
                 return f"the global {next(other)!r} of {space.get('__name__')}"
-        if _equal(self._own, self._copies):
+        if same_contents(self._own, self._copies):
             return None
         for own, copy, label in zip(self._own, self._copies, self._labels, strict=True):
-            if isinstance(copy, dict) and not _equal(own, copy):
+            if isinstance(copy, dict) and not same_contents(own, copy):
                 return f"{next(key for key in {**own, **copy} if own.get(key) is not copy.get(key))!r} of {label}"
         pairs = zip(self._own, self._copies, self._labels, strict=True)
-        return next(label for own, copy, label in pairs if not _equal(own, copy))
+        return next(label for own, copy, label in pairs if not same_contents(own, copy))
 
     def _watch(self, container: Any, label: str) -> None:
         if id(container) not in self._read:
@@ -241,15 +249,3 @@ def _cells(function: FunctionType) -> list[Any]:
         except ValueError:
             continue
     return found
-
-
-def settings(devices: Iterable[str]) -> Hashable:
-    """What PyTorch's own switches say of precision."""
-    autocast = tuple(torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in devices)
-    exact = torch.are_deterministic_algorithms_enabled()
-    return autocast, torch.get_float32_matmul_precision(), torch.get_default_dtype(), exact
-
-
-def forms(tensors: Iterable[Tensor]) -> list[Hashable]:
-    """What tensors are besides their numbers."""
-    return [(t.dtype, t.shape, t.stride(), t.device) for t in tensors]

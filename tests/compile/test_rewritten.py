@@ -9,14 +9,14 @@ import pytest
 
 import gradguess as gg
 from combinations import pairwise
-from gradguess.methods import compiled
+from gradguess.compile import compiler
 from rewritten_networks import METHODS, assert_same, gradients, networks, of_method
 from traced_graphs import as_compiled
 
 
 @pytest.mark.parametrize(("network", "method"), pairwise(networks(), METHODS))
 def test_the_graph_has_the_same_gradients(network, method, monkeypatch):
-    monkeypatch.setattr(compiled, "compiled", as_compiled)
+    monkeypatch.setattr(compiler, "compiled", as_compiled)
     model, x = networks()[network]
     guess, options = of_method(method, network)
     plain, graph = (gradients(model, guess, x, compile=on, **options) for on in (False, True))
@@ -27,7 +27,7 @@ def test_the_graph_has_the_same_gradients(network, method, monkeypatch):
 def test_the_graph_is_rewritten(network, monkeypatch):
     """Else the test above would show nothing."""
     seen = []
-    monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: seen.append(graph) or graph)
+    monkeypatch.setattr(compiler, "compiled", lambda graph, arguments: seen.append(graph) or graph)
     model, x = networks()[network]
     gradients(model, gg.WPerp(k=3), x, compile=True)
     assert not any("layer_norm_backward" in str(node.target) for node in seen[-1].graph.nodes)

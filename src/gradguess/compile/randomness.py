@@ -1,4 +1,9 @@
-"""Random numbers that a model draws (dropout), drawn outside of its passes: first they are watched, then given."""
+"""Random numbers in a graph: white noise from the keys of its step, and what a model draws (dropout), drawn outside.
+
+A global generator gives the same numbers to a graph as to a step that runs by itself only if they are drawn in the same
+order. So one step is watched; before each run of the graph the same operations draw again, and the graph takes the
+numbers as arguments.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gradguess.backends.random import RandomState
-from gradguess.backends.tracing import NotTraceable, draws
+from gradguess.compile.trace import NotTraceable, draws
+from gradguess.noise import Noise
 
 _FUSED_DROPOUT = torch.ops.aten.native_dropout.default
+
+
+class KeyedNoise(Noise):
+    """Noise whose keys, `Noise.keys`, are given."""
+
+    def __init__(self, source: Noise, keys: Sequence[Tensor]) -> None:
+        self.generator, self._given = source.generator, keys
+
+    def _key_of(self, row: int) -> Tensor:
+        if not self._given:
+            raise NotTraceable("it draws directions in some steps and not in others")
+        return self._given[0 if row >= 0 else 1]
 
 
 class _Draw:
@@ -23,9 +41,9 @@ class _Draw:
         self.func = func
         self.args, self.kwargs = tree_map_only(Tensor, _Like, (args, kwargs))
 
-    def __call__(self) -> Any:
-        """The same operation on ones: dropout of ones is its mask."""
-        args, kwargs = tree_map_only(_Like, lambda like: like.ones(), (self.args, self.kwargs))
+    def __call__(self) -> Tensor:
+        """The result of the same operation on ones: dropout of ones is its mask."""
+        args, kwargs = tree_map_only(_Like, _Like.ones, (self.args, self.kwargs))
         out = self.func(*args, **kwargs)
         return out[0] if self.func is _FUSED_DROPOUT else out
 
@@ -41,7 +59,7 @@ class _Like:
 
 
 def _depends_on_shapes_alone(func: Any, args: Any, kwargs: Any) -> bool:
-    """Are the values of its tensors of no account? Of `torch.normal(mean, std)` they are not."""
+    """Whether an operation draws the same whatever the values of its tensors. `torch.normal(mean, std)` does not."""
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     name = func._schema.name.removeprefix("aten::")
     if func is _FUSED_DROPOUT or name.endswith("_like") or not given:
@@ -49,8 +67,8 @@ def _depends_on_shapes_alone(func: Any, args: Any, kwargs: Any) -> bool:
     return len(given) == 1 and (func._schema.is_mutable or func is torch.ops.aten.bernoulli.p)
 
 
-def _draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Does the operation draw from a global generator?"""
+def _draws_globally(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the operation draws from a global generator."""
     return kwargs.get("generator") is None and draws(func, args, kwargs)
 
 
@@ -70,12 +88,11 @@ class Watched(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _draws(func, args, kwargs):
+        if _draws_globally(func, args, kwargs):
             if not _depends_on_shapes_alone(func, args, kwargs):
                 self.refused = str(func)
             state = RandomState.everywhere().fingerprint()
-            if self._states and state == self._states[0]:
-                self._later = True
+            self._later = self._later or state in self._states[:1]
             if not self._later:
                 if state in self._states:
                     self.refused = f"{func} a second time (a checkpoint that is computed again)"
@@ -98,7 +115,7 @@ class Given(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.values or not _draws(func, args, kwargs):
+        if not self.values or not _draws_globally(func, args, kwargs):
             return func(*args, **kwargs)  # what draws without a value is found in the graph
         value = self.values[self._next % len(self.values)]
         self._next += 1

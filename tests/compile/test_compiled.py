@@ -15,8 +15,8 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.backends import tracing
-from gradguess.methods import compiled
+from gradguess.compile import compiler
+from gradguess.compile import trace as tracing
 from models import ZOO, Calls, make
 from traced_graphs import as_compiled
 
@@ -39,7 +39,7 @@ METHODS = {
 @pytest.fixture
 def graphs_alone(monkeypatch):
     """The traced graph is run as it is."""
-    monkeypatch.setattr(compiled, "compiled", as_compiled)
+    monkeypatch.setattr(compiler, "compiled", as_compiled)
 
 
 class Attention(nn.Module):
@@ -355,7 +355,7 @@ class Branches(nn.Module):
 
 def test_a_second_pass_costs_only_what_differs(monkeypatch):
     graphs = []
-    monkeypatch.setattr(compiled, "compiled", lambda graph, arguments: graphs.append(graph) or graph)
+    monkeypatch.setattr(compiler, "compiled", lambda graph, arguments: graphs.append(graph) or graph)
     model = Branches()
     forward = gg.ForwardGradient(model, gg.WPerp(k=2), compile=True)
     for _ in range(3):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, fx
 
 from gradguess.backends.policy import full_precision
-from gradguess.backends.tracing import Graph, NotTraceable, reason_of
+from gradguess.compile.trace import NotTraceable
+from gradguess.errors import reason_of
 
+Graph = Callable[..., Sequence[Tensor]]
 FEW = 2**20  # numbers that a kernel runs over: one with no more of them takes about as long as its start
 FUSED = 256  # operations in one kernel, where the compiler would stop at 64: the factors of small matrices have more
 # no compiler on this machine, a compiler that gives up, or an interface of PyTorch that has another form

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from gradguess.backends.tracing import trace
+from gradguess.compile.trace import trace
 
 B, T, C, H = 6, 5, 7, 9
 

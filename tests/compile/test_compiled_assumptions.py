@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.methods import compiled
+from gradguess.compile import compiler
 from traced_graphs import as_compiled
 
 SCALE, TABLE = 1.0, {"gain": 1.0}
@@ -66,7 +66,7 @@ class Loop:
 
 @pytest.fixture(autouse=True)
 def _graphs_alone(monkeypatch):
-    monkeypatch.setattr(compiled, "compiled", as_compiled)
+    monkeypatch.setattr(compiler, "compiled", as_compiled)
 
 
 def smoothed(weight: float, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def test_a_loss_that_is_made_anew_at_every_step_finds_its_graph():
 
 
 def test_what_changes_at_every_step_is_named(monkeypatch):
-    monkeypatch.setattr(compiled, "MOST", 5)
+    monkeypatch.setattr(compiler, "MOST", 5)
     loop = Loop(True)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
