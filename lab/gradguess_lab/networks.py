@@ -62,23 +62,21 @@ def mlp(shape: Shape, width: int, depth: int, bias: bool, activation: Activation
 
 
 class Residual(nn.Module):
-    """`skip(x) + branch(x)` for each branch in turn, then the modules of `then`; all of them have names."""
+    """`skip(x) + branch(x)` for each branch in turn; a branch is a chain of modules with names."""
 
-    def __init__(self, *branches: dict[str, nn.Module], skip: nn.Module | None = None, **then: nn.Module) -> None:
+    def __init__(self, *branches: dict[str, nn.Module], skip: nn.Module | None = None) -> None:
         super().__init__()
-        self.branches, self.then = [list(branch) for branch in branches], list(then)
-        for name, module in itertools.chain(*(part.items() for part in (*branches, then))):
+        self.branches = [list(branch) for branch in branches]
+        for name, module in itertools.chain(*(branch.items() for branch in branches)):
             self.add_module(name, module)
         self.skip = skip
 
     def forward(self, x: Tensor) -> Tensor:
         for names in self.branches:
-            x = (x if self.skip is None else self.skip(x)) + self.chain(names, x)
-        return self.chain(self.then, x)
-
-    def chain(self, names: list[str], x: Tensor) -> Tensor:
-        for name in names:
-            x = getattr(self, name)(x)
+            branch = x
+            for name in names:
+                branch = getattr(self, name)(branch)
+            x = (x if self.skip is None else self.skip(x)) + branch
         return x
 
 
@@ -169,14 +167,20 @@ def convolved(shape: Shape, below: int, above: int, size: int, stride: int = 1) 
     return conv(shape, below, above, size, stride, bias=False), norm(above)
 
 
-def post_norm_block(shape: Shape, below: int, above: int, stride: int, activation: Activation) -> Residual:
+class PostNormBlock(nn.Module):
     """`φ(skip(x) + norm conv φ norm conv x)`; the skip is a 1 × 1 convolution with a norm where the shape changes."""
-    conv1, norm1 = convolved(shape, below, above, 3, stride)
-    conv2, norm2 = convolved(shape, above, above, 3)
-    branch = {"conv1": conv1, "norm1": norm1, "act1": activation(), "conv2": conv2, "norm2": norm2}
-    changes = stride > 1 or below != above
-    skip = nn.Sequential(*convolved(shape, below, above, 1, stride)) if changes else nn.Identity()
-    return Residual(branch, skip=skip, act2=activation())
+
+    def __init__(self, shape: Shape, below: int, above: int, stride: int, activation: Activation) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = convolved(shape, below, above, 3, stride)
+        self.conv2, self.norm2 = convolved(shape, above, above, 3)
+        self.act1, self.act2 = activation(), activation()
+        changes = stride > 1 or below != above
+        self.skip = nn.Sequential(*convolved(shape, below, above, 1, stride)) if changes else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.norm2(self.conv2(self.act1(self.norm1(self.conv1(x)))))
+        return self.act2(self.skip(x) + branch)
 
 
 @network()
@@ -189,7 +193,7 @@ def resnet18(shape: Shape, width: int, depth: int, bias: bool, activation: Activ
     layers = [AsImage(), *convolved(shape, channels(shape), width, 3), activation()]
     for stage, block in itertools.product(range(STAGES), range(BLOCKS)):
         stride = 2 if stage > 0 and block == 0 else 1
-        layers.append(post_norm_block(shape, width, width * stride, stride, activation))
+        layers.append(PostNormBlock(shape, width, width * stride, stride, activation))
         width *= stride
     return nn.Sequential(*layers, Head(width, shape.classes))
 
