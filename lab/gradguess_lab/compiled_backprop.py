@@ -39,7 +39,13 @@ class CompiledBackprop(Method):
 
     def run(self, step: Step) -> tuple[Estimate, State]:
         task = step.task
-        found = self._losses(task.model, task.loss_fn, task.inputs, task.targets)
+        try:
+            with torch.enable_grad():
+                found = self.compiled(task.model, task.loss_fn, task.inputs, task.targets) if self.compiled else None
+        except Exception as error:  # no compiler on this machine, for instance
+            self.compiled = found = None
+            why = (str(error).splitlines() or [""])[0][:200]
+            warnings.warn(f"compile=True has no effect. torch.compile: {why} Steps run uncompiled.", stacklevel=2)
         if found is None:
             return gg.Backprop().run(replace(step, detail=False))
         own = {name: p for name, p in step.layout.members.parameters.items() if p.requires_grad}
@@ -48,15 +54,3 @@ class CompiledBackprop(Method):
         every = zip(own, torch.autograd.grad(loss, list(own.values()), allow_unused=True), strict=True)
         grads = {name: g for name, g in every if g is not None}
         return Estimate(loss.detach(), grads, found.new_zeros(0, len(found)), losses=found.detach()), step.state
-
-    def _losses(self, model: nn.Module, loss_fn: LossFn, x: Tensor, y: Tensor) -> Tensor | None:
-        if self.compiled is None:
-            return None
-        try:
-            with torch.enable_grad():
-                return self.compiled(model, loss_fn, x, y)
-        except Exception as error:  # no compiler on this machine, for instance
-            self.compiled = None
-            why = (str(error).splitlines() or [""])[0][:200]
-            warnings.warn(f"compile=True has no effect. torch.compile: {why} Steps run uncompiled.", stacklevel=2)
-            return None

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.errors import GradguessError
-from gradguess_lab import checkpoint, environment, interrupts, watch
-from gradguess_lab.augment import check_augment, draw_moves, moved
+from gradguess.errors import GradguessError, NonFiniteError
+from gradguess_lab import checkpoint, environment, interrupts
 from gradguess_lab.compiled_backprop import CompiledBackprop
 from gradguess_lab.config import TrainConfig, differences, misfit
 from gradguess_lab.data import Dataset, load
@@ -29,8 +28,9 @@ from gradguess_lab.inspection import inspect_epoch
 from gradguess_lab.loss import batch_accuracy, evaluate, smoothed_loss
 from gradguess_lab.methods import guess_for
 from gradguess_lab.models import MODELS
-from gradguess_lab.optimiser import as_weights, build_optimiser, set_rate
+from gradguess_lab.recipe import as_weights, build_optimiser, check_augment, draw_moves, moved, set_rate
 from gradguess_lab.scripts import prepare_model, scripted
+from gradguess_lab.watch import watch_for
 from gradguess_lab.world import ONE, World, world
 
 Row = dict[str, Any]
@@ -159,16 +159,22 @@ class _Run:
 
     def go(self, on_epoch: Callable[[Row], None] | None, say: Callable[[str], None]) -> Row:
         self.resume()
-        watching = watch.watching(self.config, self.data.y_train, self.rows, say)
-        memory = environment.PeakMemory(self.config.device)
-        with interrupts.asked_between_steps(), watching as look:
+        watch, memory = watch_for(self.config, self.data.y_train), environment.PeakMemory(self.config.device)
+        for row in self.rows:  # those before an interruption are not spoken of again
+            watch(row)
+        with interrupts.asked_between_steps():
             while self.epoch < self.config.epochs:
-                self.rows.append(self.run_epoch())
+                try:
+                    self.rows.append(row := self.run_epoch())
+                except NonFiniteError:
+                    say(f"diverged: a loss or a derivative became NaN or infinite. {watch.remedy}")
+                    raise
                 self.peak_mb = max(self.peak_mb, memory.megabytes())
                 self.save()
-                look(self.rows[-1])
+                if line := watch(row):
+                    say(line)
                 if on_epoch and self.ranks.rank == 0:
-                    on_epoch(self.rows[-1])
+                    on_epoch(row)
         return self.ranks.from_first(self.finish)
 
     def finish(self) -> Row:
@@ -229,9 +235,6 @@ class _Run:
                 row["train_accuracy_before_last"] = batch_accuracy(self.model, self.data, self.config.batch)
         return row
 
-    def diagnosis(self, epoch: int) -> Row:
-        return inspect_epoch(self.model, self.guess, self.data, self.config, epoch, self.forward)
-
     def measurements(self, epoch: int) -> Row:
         """What is known after an epoch."""
         row: Row = {}
@@ -243,6 +246,9 @@ class _Run:
         if self.config.diagnosed(epoch):
             row["diagnostics"] = self.diagnosis(epoch)
         return row
+
+    def diagnosis(self, epoch: int) -> Row:
+        return inspect_epoch(self.model, self.guess, self.data, self.config, epoch, self.forward)
 
     def save(self) -> None:
         if self.directory is None:

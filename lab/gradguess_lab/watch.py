@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-
-from gradguess.errors import NonFiniteError
 
 if TYPE_CHECKING:
     from gradguess_lab.config import TrainConfig
@@ -44,10 +41,9 @@ class Watch:
 
     def _look(self, row: Row) -> tuple[str, str]:
         epoch, accuracy = row["epoch"], row.get("train_accuracy")
-        wrong = [name for name in LOSSES if not math.isfinite(row.get(name, 0.0))]
-        if wrong:
-            return "diverged", f"the {wrong[0].replace('_', ' ')} of epoch {epoch} is NaN or infinite."
         self.idle = self.idle + 1 if row["loss"] >= self.chance_loss else 0
+        if wrong := [name for name in LOSSES if not math.isfinite(row.get(name, 0.0))]:
+            return "diverged", f"the {wrong[0].replace('_', ' ')} of epoch {epoch} is NaN or infinite."
         if accuracy is not None and accuracy > self.best:
             self.best, self.best_epoch = accuracy, epoch
         if accuracy is not None and accuracy <= self.chance + NEAR and self.best >= self.chance + FAR:
@@ -59,13 +55,19 @@ class Watch:
         return "", ""
 
 
-def remedy(config: TrainConfig) -> str:
-    """What to try against it.
+def watch_for(config: TrainConfig, targets: Tensor) -> Watch:
+    """The watch over a run on training data with these class numbers.
 
+    Chance is a network that gives every sample the frequencies of the classes.
+
+    >>> import torch
     >>> from gradguess_lab.config import TrainConfig
-    >>> remedy(TrainConfig(method="backprop", lr=0.1))
-    'Try a smaller --lr (it is 0.1).'
+    >>> watch = watch_for(TrainConfig(method="backprop", lr=0.1), torch.tensor([0, 1, 2, 3] * 5))
+    >>> watch.chance_loss, watch.chance, watch.remedy
+    (1.3862943611198906, 0.25, 'Try a smaller --lr (it is 0.1).')
     """
+    counts = targets.flatten().cpu().bincount().double()
+    shares = counts[counts > 0] / targets.numel()
     tries = [f"a smaller --lr (it is {config.lr:g})"]
     if config.method.startswith("feedback"):
         tries += ["fewer sites (--sites 4)", "--bootstrap 0.3", "--method students --sites 4"]
@@ -74,43 +76,4 @@ def remedy(config: TrainConfig) -> str:
         tries += ["another --student-lr"] if config.method.startswith(("students", "local-guess")) else []
     elif config.method not in ("backprop", "checkpointed"):
         tries += ["--method feedback-chained or --method students --sites 4 instead of a bare guess"]
-    return f"Try {', or '.join(tries)}."
-
-
-@contextlib.contextmanager
-def watching(
-    config: TrainConfig, targets: Tensor, past: Iterable[Row], say: Callable[[str], None]
-) -> Iterator[Callable[[Row], None]]:
-    """What the block calls with each row of the log. An error about NaN is named as well, and raised on.
-
-    Args:
-        targets: class numbers of the training data.
-        past: rows of the same run before it was interrupted; they are not spoken of again.
-        say: gets the line.
-    """
-    watch = Watch(*chance(targets), remedy(config))
-    for row in past:
-        watch(row)
-
-    def look(row: Row) -> None:
-        line = watch(row)
-        if line:
-            say(line)
-
-    try:
-        yield look
-    except NonFiniteError:
-        say(f"diverged: a loss or a derivative became NaN or infinite. {watch.remedy}")
-        raise
-
-
-def chance(targets: Tensor) -> tuple[float, float]:
-    """Loss and accuracy of a network that gives every sample the frequencies of the classes.
-
-    >>> import torch
-    >>> chance(torch.tensor([0, 1, 2, 3] * 5))
-    (1.3862943611198906, 0.25)
-    """
-    counts = targets.flatten().cpu().bincount().double()
-    shares = counts[counts > 0] / targets.numel()
-    return float(-(shares * shares.log()).sum()), float(shares.max())
+    return Watch(float(-(shares * shares.log()).sum()), float(shares.max()), f"Try {', or '.join(tries)}.")

@@ -14,12 +14,11 @@ import torch.nn.functional as F
 import gradguess as gg
 from gradguess.errors import InputError
 from gradguess_lab import checkpoint, data
-from gradguess_lab.augment import REACH, draw_moves, moved
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.datasets import Arrays, Source, named
 from gradguess_lab.loss import per_sample_loss, smoothed_loss
 from gradguess_lab.models import MODELS
-from gradguess_lab.optimiser import build_optimiser, learning_rate
+from gradguess_lab.recipe import REACH, build_optimiser, draw_moves, learning_rate, moved
 from gradguess_lab.tasks import TASKS
 from gradguess_lab.train import _Run, train
 from gradguess_lab.world import World
