@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+import torch.autograd.forward_ad as fwAD
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._pytree import tree_map_only
 
 from gradguess.layers import attention, cross_entropy, elementwise, linear, norms, recurrence
 from gradguess.layers.entry import GradientRule, Layer, TangentRule
@@ -62,11 +64,13 @@ class TangentRules(TorchFunctionMode):
 
     Args:
         always: by those rules alone that hold under autocast, and that passes without a tangent need as well.
+        finish: whether each tangent gets the dtype of its primal and leaves the reverse graph. It must under autocast,
+            where PyTorch's formulas mix dtypes, and beside a graph, which would hold all that tangents are made of.
     """
 
-    def __init__(self, *, always: bool = False) -> None:
+    def __init__(self, *, always: bool = False, finish: bool = False) -> None:
         super().__init__()
-        self.rules = _ALWAYS if always else TANGENTS
+        self.rules, self.finish = _ALWAYS if always else TANGENTS, finish
         self.paused = False
 
     def __torch_function__(
@@ -81,7 +85,18 @@ class TangentRules(TorchFunctionMode):
                 out = written_out(func, *args, **kwargs)
         if out is None and rule is not None and args:
             out = rule(func, *args, **kwargs)
-        return func(*args, **kwargs) if out is None else out
+        if out is None:
+            out = func(*args, **kwargs)
+        return tree_map_only(Tensor, _finished, out) if self.finish else out
+
+
+def _finished(t: Tensor) -> Tensor:
+    if not t.is_floating_point():
+        return t
+    primal, tangent = fwAD.unpack_dual(t)
+    if tangent is None or (tangent.dtype == primal.dtype and not tangent.requires_grad):
+        return t
+    return fwAD.make_dual(primal, tangent.detach().to(primal.dtype))
 
 
 @contextmanager

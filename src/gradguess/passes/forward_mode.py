@@ -14,8 +14,6 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import ForwardModeError, InputError
 from gradguess.layers.table import TangentRules
@@ -26,17 +24,14 @@ from gradguess.model.task import Task
 @contextmanager
 def forward_mode(model: nn.Module, *, graph: bool = False) -> Iterator[None]:
     """Dual numbers on kernels that have a forward-mode formula; with `graph`, a reverse graph of the values alone."""
-    cut = _NoGraphOfTangents() if graph else nullcontext()
-    with torch.set_grad_enabled(graph), formula_kernels(model), dual_numbers(), tangent_rules(model), cut:
+    with torch.set_grad_enabled(graph), formula_kernels(model), dual_numbers(), tangent_rules(model, graph=graph):
         yield
 
 
-@contextmanager
-def tangent_rules(model: nn.Module) -> Iterator[None]:
+def tangent_rules(model: nn.Module, *, graph: bool = False) -> TangentRules:
     """The rules of the table of layers for dual numbers."""
     under_autocast = any(torch.is_autocast_enabled(device.type) for device in {p.device for p in model.parameters()})
-    with _TangentsKeepDtype() if under_autocast else nullcontext(), TangentRules(always=under_autocast):
-        yield
+    return TangentRules(always=under_autocast, finish=graph or under_autocast)
 
 
 def dual_numbers() -> AbstractContextManager[Any]:
@@ -75,36 +70,6 @@ def unpack_dual(t: Tensor) -> tuple[Tensor, Tensor]:
     """Value and tangent of a dual number; the tangent is zero where none arrived."""
     primal, tangent = fwAD.unpack_dual(t)
     return primal, torch.zeros_like(primal) if tangent is None else tangent
-
-
-class _NoGraphOfTangents(TorchFunctionMode):
-    """Cuts every tangent off the reverse graph, which would hold all that tangents were made of."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return tree_map_only(Tensor, _cut, func(*args, **(kwargs or {})))
-
-
-def _cut(t: Tensor) -> Tensor:
-    if not (t.requires_grad and t.is_floating_point()):
-        return t
-    primal, tangent = fwAD.unpack_dual(t)
-    return t if tangent is None or not tangent.requires_grad else fwAD.make_dual(primal, tangent.detach())
-
-
-class _TangentsKeepDtype(TorchFunctionMode):
-    """Under autocast a norm with float32 weights returns a half-precision output with a float32 tangent: cast it."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.is_floating_point():
-            primal, tangent = fwAD.unpack_dual(out)
-            if tangent is not None and tangent.dtype != primal.dtype:
-                return fwAD.make_dual(primal, tangent.to(primal.dtype))
-        return out
 
 
 @contextmanager
