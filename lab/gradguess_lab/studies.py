@@ -20,8 +20,7 @@ from typing import Any
 from torch import Tensor
 
 import gradguess as gg
-from gradguess.baselines.dfa import random_start
-from gradguess.baselines.fdfa import Momentum
+from gradguess.baselines.feedback_alignment import Momentum, random_start
 from gradguess.errors import InputError
 from gradguess.methods.base import Draws
 from gradguess.methods.feedback.lesson import (

@@ -68,7 +68,10 @@ class _Recomputed:
             del module.forward
 
     def _forwards(self, module: nn.Module) -> Iterator[tuple[nn.Module, Run]]:
-        """The modules that run as checkpoints, or in parts that do, and how. One that somebody changed stays."""
+        """The modules that run as checkpoints, or in parts that do, each with its new `forward`.
+
+        A module whose `forward` was replaced already stays as it is.
+        """
         for child in module.children():
             if self._cut_inside(child):
                 yield from self._forwards(child)
@@ -100,7 +103,7 @@ class _Recomputed:
         return self._again(nn.ModuleList(part), lambda x: reduce(lambda x, layer: layer(x), part, x), x)
 
     def _again(self, module: nn.Module, run: Run, *args: Any, **kwargs: Any) -> Any:
-        """Run, and keep the arguments alone. A single layer keeps no more than these by itself."""
+        """Runs a part of the model, and keeps its arguments alone. A single layer keeps no more than these anyway."""
         layers = [inner for inner in module.modules() if not list(inner.children())]
         if self.passed or len(layers) < 2:
             out = run(*args, **kwargs)
@@ -109,7 +112,8 @@ class _Recomputed:
             if self.layout.mutates:
                 before = Snapshot(module, random=False)
                 options["context_fn"] = lambda: (nullcontext(), _buffers_of(before, module))  # of the two runs
-            own = partial(_on_copies, run) if getattr(layers[0], "inplace", False) else run
+            copies = getattr(layers[0], "inplace", False)  # the first layer writes to its input
+            own = (lambda *args, **kwargs: run(*tree_map_only(Tensor, Tensor.clone, args), **kwargs)) if copies else run
             versions = [x._version for x in tensors((args, kwargs))]
             out = checkpoint(own, *args, **options, **kwargs)
             if versions != [x._version for x in tensors((args, kwargs))]:
@@ -119,11 +123,6 @@ class _Recomputed:
                 )
         self.passed = self.passed or any(inner is self.last for inner in module.modules())
         return out
-
-
-def _on_copies(run: Run, *args: Any, **kwargs: Any) -> Any:
-    """Runs on copies of the arguments, for a piece that starts with an in-place layer."""
-    return run(*tree_map_only(Tensor, Tensor.clone, args), **kwargs)
 
 
 def _is_sequence(module: nn.Module) -> TypeGuard[nn.Sequential]:

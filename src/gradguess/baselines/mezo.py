@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradguess.errors import InputError
 from gradguess.methods.base import Estimate, Method
@@ -55,64 +56,42 @@ class MeZO(Method):
 
     @torch.no_grad()
     def run(self, step: Step) -> tuple[Estimate, State]:
-        weights, passes = _Weights(step.task.model), Pass(step.task, step.layout)
-        sources = [step.noise.apart(number) for number in range(step.options.tangents)]
+        model, passes = step.task.model, Pass(step.task, step.layout)
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        before = {name: p.detach().clone() for name, p in parameters.items()}
+        padding, sources = padding_rows(model), [step.noise.apart(number) for number in range(step.options.tangents)]
+
+        def drawn(source: Noise) -> Iterator[tuple[str, Tensor]]:
+            """`z` of one parameter after the other, the same at each call."""
+            source.rewind()
+            for name, p in parameters.items():
+                z = source.normal(p.shape, p.dtype, p.device)
+                if name in padding:
+                    z[padding[name]] = 0  # the padding row has no gradient
+                yield name, z
+
         sides = []
         try:
-            for source in sources:
-                for distance in (self.epsilon, -self.epsilon):
-                    weights.move(distance, source)
-                    sides.append(step.task.losses(passes.moved(None, first=True)))
+            for source, distance in itertools.product(sources, (self.epsilon, -self.epsilon)):
+                for name, z in drawn(source):  # through .data: PyTorch need not see that the weights were elsewhere
+                    parameters[name].data.copy_(z.mul_(distance).add_(before[name]))
+                sides.append(step.task.losses(passes.moved(None, first=True)))
         finally:
-            weights.restore()
+            for name, p in parameters.items():
+                p.data.copy_(before[name])
         above, below = torch.stack(sides).unflatten(0, (-1, 2)).unbind(1)  # (tangents, batch) each
         jvp, losses = (above - below) / (2 * self.epsilon), ((above + below) / 2).mean(0)
         alone = step.pool.size == 1  # else one number is sent for each direction, and nothing else
         means = jvp.mean(1) if alone else step.pool.sum(or_nan(jvp.mean(1) * step.share, losses))
-        result = Estimate(losses.mean(), weights.gradients(means, sources), jvp, losses=losses)
+        grads = before  # the memory of the copy, which is no longer needed
+        for i, source in enumerate(sources):
+            for name, z in drawn(source):
+                part = z.mul_(means[i].to(z.dtype) / len(sources))
+                grads[name] = grads[name].add_(part) if i else grads[name].copy_(part)
+        result = Estimate(losses.mean(), grads, jvp, losses=losses)
         if not alone:
             result.pooled, result.all_finite = True, torch.isfinite(means).all()
         if step.detail:
-            result.directions = weights.directions(sources)
+            directions = [dict(drawn(source)) for source in sources]
+            result.directions = {name: torch.stack([one[name] for one in directions]) for name in parameters}
         return result, step.state
-
-
-class _Weights:
-    """The weights of a model, which are moved in place and come back."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.kept = {name: p.detach().clone() for name, p in self.parameters.items()}
-        self.padding = padding_rows(model)
-
-    def _draw(self, source: Noise) -> Iterator[tuple[str, Tensor]]:
-        """`z` of one parameter after the other, from the start."""
-        source.rewind()
-        for name, p in self.parameters.items():
-            z = source.normal(p.shape, p.dtype, p.device)
-            if name in self.padding:
-                z[self.padding[name]] = 0  # the padding row has no gradient
-            yield name, z
-
-    def move(self, distance: float, source: Noise) -> None:
-        """Moves the weights to `θ + distance z`, through `.data`: PyTorch need not see that they were elsewhere."""
-        for name, z in self._draw(source):
-            self.parameters[name].data.copy_(z.mul_(distance).add_(self.kept[name]))
-
-    def restore(self) -> None:
-        for name, p in self.parameters.items():
-            p.data.copy_(self.kept[name])
-
-    def gradients(self, means: Tensor, sources: Sequence[Noise]) -> dict[str, Tensor]:
-        """`c z`, averaged over directions, in the memory of the copy that is no longer needed."""
-        grads, self.kept = self.kept, {}
-        for i, source in enumerate(sources):
-            for name, z in self._draw(source):
-                part = z.mul_(means[i].to(z.dtype) / len(sources))
-                grads[name] = grads[name].add_(part) if i else grads[name].copy_(part)
-        return grads
-
-    def directions(self, sources: Sequence[Noise]) -> dict[str, Tensor]:
-        """`z` of all directions by the parameter's name, (directions, *shape)."""
-        drawn = [dict(self._draw(source)) for source in sources]
-        return {name: torch.stack([one[name] for one in drawn]) for name in self.parameters}
