@@ -83,11 +83,11 @@ class Advice:
 
     def table(self) -> str:
         """The rows as plain text. A method that does not work has its reason in place of numbers."""
-        found = [
-            [row.problem] if row.problem else [shown(getattr(row, n), ".2f") for n in COLUMNS] for row in self.rows
-        ]
-        names = ["method", *(row.method for row in self.rows)]
-        return aligned([[name, *cells] for name, cells in zip(names, [list(COLUMNS.values()), *found], strict=True)])
+        lines = [["method", *COLUMNS.values()]]
+        for row in self.rows:
+            cells = [shown(getattr(row, name), ".2f") for name in COLUMNS] if row.problem is None else [row.problem]
+            lines.append([row.method, *cells])
+        return aligned(lines)
 
     def __str__(self) -> str:
         return "\n\n".join([self.table(), textwrap.fill(self.recommendation, 120), self.code]).rstrip()
@@ -97,23 +97,21 @@ def recommend(rows: Sequence[Row], memory_mb: float | None = None) -> tuple[Row 
     """The first row that works and fits into `memory_mb`, and why. What was not measured does not fit."""
     working = [row for row in rows if row.works]
     sizes = {row.method: row.memory_mb for row in working if row.memory_mb is not None}
-    fits = working if memory_mb is None else [row for row in working if sizes.get(row.method, math.inf) <= memory_mb]
+    fits = [row for row in working if memory_mb is None or sizes.get(row.method, math.inf) <= memory_mb]
+    if fits:
+        chosen, limit = fits[0], "" if memory_mb is None else f" in {memory_mb:g} MB"
+        why = f"Use {chosen.method}, the first method that works here{limit}"
+        if chosen.method in (BACKPROP, CHECKPOINTED):
+            return chosen, f"{why}: its gradient is exact."
+        near = "" if chosen.cosine is None else f" (cosine {chosen.cosine:.2f})"
+        check = "compare its accuracy with that of backpropagation on a smaller model or batch."
+        return chosen, f"{why}. Its gradient is an approximation{near}: {check}"
     if not working:
         return None, "Nothing works here; the table says why."
-    if not sizes and not fits:
+    if not sizes:
         return None, "Memory is not counted on this device, so nobody knows what fits."
-    if not fits:
-        least = min(sizes, key=sizes.__getitem__)
-        return None, (
-            f"Nothing that was measured fits into {memory_mb:g} MB; {least} needs least, {sizes[least]:.4g} MB. Take a "
-            "smaller batch (or chunk= of gg.ForwardGradient), more pieces, or memory='replay'."
-        )
-    chosen, limit = fits[0], "" if memory_mb is None else f" in {memory_mb:g} MB"
-    why = f"Use {chosen.method}, the first method that works here{limit}"
-    if chosen.method in (BACKPROP, CHECKPOINTED):
-        return chosen, f"{why}: its gradient is exact."
-    near = "" if chosen.cosine is None else f" (cosine {chosen.cosine:.2f})"
-    return chosen, (
-        f"{why}. Its gradient is an approximation{near}: compare its accuracy with that of backpropagation on a "
-        "smaller model or batch."
+    least = min(sizes, key=sizes.__getitem__)
+    return None, (
+        f"Nothing that was measured fits into {memory_mb:g} MB; {least} needs least, {sizes[least]:.4g} MB. Take a "
+        "smaller batch (or chunk= of gg.ForwardGradient), more pieces, or memory='replay'."
     )

@@ -95,7 +95,8 @@ def advise(
     try:
         with opened(model, loss_fn, inputs, targets, finite=True) as task, torch.enable_grad():
             task = _copied(task)
-            trials, lowest = _trials(task, sites, pieces, seed)
+            pieces, lowest = _places(task, sites, pieces)
+            trials = [Trial(candidate, task, sites, pieces, seed) for candidate in candidates_for(task.model)]
             _measure(trials, lowest, begin, seconds)
     finally:
         before.restore()
@@ -115,8 +116,8 @@ def _copied(task: Task) -> Task:
     return Task(model, loss_fn, *tree_map_only(Tensor, own, (task.inputs, task.targets)))
 
 
-def _trials(task: Task, sites: Sites, pieces: int, seed: int) -> tuple[list[Trial], tuple[str, ...]]:
-    """One for each candidate, and the parameters of the lowest site."""
+def _places(task: Task, sites: Sites, pieces: int) -> tuple[int, tuple[str, ...]]:
+    """Into how many pieces the model can be cut, `pieces` at most, and the parameters of the lowest site."""
 
     def found(where: Sites) -> Layout | None:
         try:
@@ -124,11 +125,10 @@ def _trials(task: Task, sites: Sites, pieces: int, seed: int) -> tuple[list[Tria
         except Exception:  # the candidates that need it meet the same error, and say so
             return None
 
-    count = next((n for n in range(pieces, 2, -1) if found(n) is not None), 2)
     layout = found(sites) if sites == "auto" else lay_out(task, sites)  # what the caller named must be there
     owned = [site.parameters for site in layout.sites if site.parameters] if layout else []
-    trials = [Trial(candidate, task, sites, count, seed) for candidate in candidates_for(task.model)]
-    return trials, owned[0] if owned else tuple(trials[0].parameters)[:1]
+    first = [name for name, p in task.model.named_parameters() if p.requires_grad][:1]
+    return next((n for n in range(pieces, 2, -1) if found(n)), 2), owned[0] if owned else tuple(first)
 
 
 def _measure(trials: list[Trial], lowest: tuple[str, ...], begin: float, seconds: float) -> None:
@@ -169,7 +169,7 @@ class Trial:
         self.length = 1  # rounds of `every` steps that are timed together: a step after one of another method is slower
 
     def attempt(self, run: Callable[[], None]) -> None:
-        """Do `prepare` or `round`; an error is the reason why this candidate does not work."""
+        """Runs `prepare` or `round`; an error is the reason why this candidate does not work."""
         try:
             run()
         except Exception as error:
@@ -181,10 +181,10 @@ class Trial:
         self.row = Row(self.row.method, self.row.code, problem)
 
     def prepare(self, true: Gradients | None, lowest: tuple[str, ...]) -> None:
-        """The first steps: they set up libraries, measure memory and let the method learn. The last is compared.
+        """The first steps: they set up libraries, measure memory and let the method learn.
 
         Args:
-            true: the gradients of backpropagation; None where they are not known.
+            true: the gradients of backpropagation, with which those of the last step are compared; None: unknown.
             lowest: the parameters of the lowest site.
         """
         kept, steps, candidate = 0, STEPS, self.candidate
@@ -217,13 +217,13 @@ class Trial:
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
     def round(self) -> None:
-        """Time some steps."""
+        """Times some steps."""
         self._rewind()
         count = self.length * self.candidate.every
         self.rounds.append(seconds_of(lambda: self.step(count), self.device) / count)
 
     def step(self, count: int = 1) -> None:
-        """Compute gradients, so many times."""
+        """Computes gradients, `count` times."""
         for _ in range(count):
             self._clear()
             seed_global(self.seed)  # the same dropout masks for all
@@ -261,7 +261,7 @@ class Trial:
         return found + extra / (self.candidate.refresh * self.candidate.every) / statistics.median(base.rounds)
 
     def _rewind(self, *, search: bool = False) -> None:
-        """Make the next step one that searches, or the first of a round that does not."""
+        """Makes the next step one that searches, or the first of a round that does not."""
         if self.forward is not None:
             self.forward.state = replace(self.forward.state, count=0 if search else self.candidate.every)
 

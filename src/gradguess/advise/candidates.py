@@ -1,4 +1,4 @@
-"""What is tried, in the order in which it is recommended.
+"""The methods that `advise` tries, in the order in which it recommends them.
 
 The exact gradient comes first, then what trained best in the measurements: students on deep networks (`docs/deep.md`),
 feedback in pieces with rare lessons on shallow ones (`docs/real.md`).
