@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -64,25 +63,6 @@ class Rule(ABC):
     @abstractmethod
     def advance(self, memory: Tensors, transition: Transition) -> Tensors:
         """The memory after the step."""
-
-
-@dataclass(frozen=True)
-class OneStep(Rule):
-    """`P = 0`: the state before the step is taken as an input.
-
-    Bias: all credit beyond the step itself. Memory: none. Time: that of the step. The same as `TBPTT(1)`.
-
-    Reference: Elman 1990.
-    """
-
-    def start(self, transition: Transition) -> Tensors:
-        return {}
-
-    def credit(self, memory: Tensors, error: Error, transition: Transition) -> Tensors:
-        return {}
-
-    def advance(self, memory: Tensors, transition: Transition) -> Tensors:
-        return memory
 
 
 # --- a dense influence: "P/<parameter>" has the shape (batch, rank, size of the parameter) ----------------------------
