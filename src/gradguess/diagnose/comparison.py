@@ -1,4 +1,4 @@
-"""One batch with its true gradient, with which the estimates of a method are compared."""
+"""One batch with its true gradient, and the estimates of a method compared with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradguess.diagnose.covariance import distance, explicit, variances
+from gradguess.diagnose.covariance import covariance, explicit
 from gradguess.diagnose.report import SiteReport
 from gradguess.guesses.base import Guess
 from gradguess.guesses.frames import Frame
@@ -67,24 +67,22 @@ class Comparison:
 
     def by_frames(self, guess: Guess) -> dict[str, SiteReport]:
         """Moments from each site's frame."""
-        estimate, drawing = self._at_sites(self.estimate), Drawing(self.step, guess)
-        known = not_guessed(self.layout, self.options)
+        drawing, known, reports = Drawing(self.step, guess), not_guessed(self.layout, self.options), {}
         frames = {site.name: self._frame(drawing, site) for site in self.layout.sites if site.name not in known}
         expected = {name: covariance_times(frame, self.g[name]) for name, frame in frames.items()}
         energy = self._energies({name: (self.g[name] * expected[name]).sum(-1) for name in frames})
-        reports = {}
-        for name, g in self.g.items():
+        for name, estimate in self._at_sites(self.estimate).items():
+            g = self.g[name]
             if name in known:
-                reports[name] = summary(g, estimate[name], g, 0.0, torch.zeros_like(g[0]), None, self.batch)
+                reports[name] = summary(g, estimate, g, 0.0, torch.zeros_like(g[0]), None, self.batch)
                 continue
-            frame, mean, s = frames[name], expected[name], self._flat(self.layout[name])
-            diagonal = variances(frame, s, self.noise, self.draws).double()
-            square = diagonal * energy[name][:, None] + 2 * mean.square()
+            mean = expected[name]
+            diagonal, distance = covariance(frames[name], self._flat(self.layout[name]), self.noise, self.draws)
+            square = diagonal.double() * energy[name][:, None] + 2 * mean.square()
             error = g.square() - 2 * g * mean + square  # E (g - ĝ)²
             bias = (mean - g).mean(0)
-            norm = distance(frame, s, self.noise, self.draws).mean().item() / g.shape[1]
-            variance = error.mean(0) - bias.square()
-            reports[name] = summary(g, estimate[name], mean, bias.norm().item(), variance, norm, self.batch)
+            norm, variance = distance.mean().item() / g.shape[1], error.mean(0) - bias.square()
+            reports[name] = summary(g, estimate, mean, bias.norm().item(), variance, norm, self.batch)
         return reports
 
     def _flat(self, site: Site) -> Tensor:
@@ -114,24 +112,21 @@ class Comparison:
         def draw(site: Site, x: Any, s: Tensor) -> Tensor | None:
             return self.noise.normal(s.shape, s.dtype, s.device) if site.batch_dim is None else None
 
-        squares = [self.step.passes.tangent(draw).jvp.double().square() for _ in range(self.draws)]
-        return torch.stack(squares).mean(0)
+        return torch.stack([self.step.passes.tangent(draw).jvp.double().square() for _ in range(self.draws)]).mean(0)
 
     # --- other methods: draws ------------------------------------------------------------------------------
 
     def by_draws(self) -> dict[str, SiteReport]:
         """Moments from several estimates; two are enough to see that a method is deterministic."""
-        first = self._at_sites(self.estimate)
+        first = drawn = self._at_sites(self.estimate)
         totals = {name: Errors(g) for name, g in self.g.items()}
-        drawn = first
         for draw in range(self.draws):
+            if draw:
+                drawn = self._at_sites(self._estimate(self._step()))
+            if draw == 1 and all(torch.equal(drawn[name], value) for name, value in first.items()):
+                break
             for name, values in drawn.items():
                 totals[name].add(values)
-            if draw + 1 == self.draws:
-                break
-            drawn = self._at_sites(self._estimate(self._step()))
-            if draw == 0 and all(torch.equal(drawn[name], value) for name, value in first.items()):
-                break
         reports = {}
         for name, g in self.g.items():
             mean, bias, variance = totals[name].moments()
@@ -246,23 +241,18 @@ def _cosine(a: Tensor, b: Tensor) -> float:
 def decompose(W: Tensor, g: Tensor) -> dict[str, Any]:
     """Rank, singular values and overlap of `W` (n, m, d) with the gradients `g` (n, d) of the same samples."""
     n, m, d = W.shape
-    values, curves = g.new_zeros(n, d), g.new_zeros(n, d)
-    ranks = g.new_zeros(n)
+    values, squares, ranks = g.new_zeros(n, d), g.new_zeros(n, d), g.new_zeros(n)
     for i in range(n):
         alive = (W[i] != 0).any(0)  # closed units have singular value zero: half of them under a ReLU
         _, S, Vh = torch.linalg.svd(W[i][:, alive], full_matrices=False)
-        if len(S) == 0:
-            continue
-        real = S / S[0] > max(m, d) * torch.finfo(W.dtype).eps
+        real = max(m, d) * torch.finfo(W.dtype).eps * S[:1] < S
         ranks[i], values[i, : len(S)] = real.sum(), S.double()
-        inside = ((Vh.double() @ g[i, alive]) * real).square().cumsum(0)  # ‖V_k V_kᵀ g‖²
-        curves[i] = inside[-1]
-        curves[i, : len(S)] = inside
+        squares[i, : len(S)] = ((Vh.double() @ g[i, alive]) * real).square()
     lengths = g.square().sum(1)
     seen = lengths > 0
-    overlap = (curves[seen] / lengths[seen, None]).clamp_max(1).sqrt().mean(0).tolist() if seen.any() else None
+    parts = (squares.cumsum(1)[seen] / lengths[seen, None]).clamp_max(1).sqrt()  # ‖V_k V_kᵀ g‖ / ‖g‖
     return {
         "rank": ranks.mean().item(),
         "singular_values": tuple(values.mean(0).tolist()),
-        "overlap": None if overlap is None else tuple(overlap),
+        "overlap": tuple(parts.mean(0).tolist()) if seen.any() else None,
     }

@@ -1,8 +1,8 @@
-"""What is known in closed form of the covariance `Cov(y) = A Aᵀ` of a guess, per kind of frame.
+"""The covariance `Cov(y) = A Aᵀ` of a guess, in closed form where the kind of frame has one.
 
-`variances` is its diagonal and `distance` is `‖Cov(y) - I‖_F`, both per sample. Neither builds a `batch × d × d` array.
-Where a frame is known only by products that are too many to make, both fall back on `draws` random vectors and are then
-unbiased estimates (of the diagonal, and of the squared distance), with a relative error of about `√(2 / draws)`.
+No `batch × d × d` array is built. Where a frame is known only by products that are too many to make, the diagonal and
+the squared distance from the identity are unbiased estimates from `draws` random vectors, with a relative error of
+about `√(2 / draws)`.
 
 `s` is the output of the site as (batch, d): its shape, dtype and device are those of the directions.
 """
@@ -37,44 +37,29 @@ def _columns(frame: Frame, s: Tensor) -> Iterator[Tensor]:
         yield frame.apply(rows[:, None].expand(-1, len(s), -1))
 
 
-def variances(frame: Frame, s: Tensor, noise: Noise, draws: int) -> Tensor:
-    """`diag Cov(y)`, (batch, d)."""
-    if isinstance(frame, Identity):
-        return torch.ones_like(s)
-    if isinstance(frame, Matrix):
-        return frame.P.square().sum(-2)
-    if isinstance(frame, Transposed) and isinstance(frame.W, GatedLinear):
-        lengths = frame.W.weight.square().sum(0)  # squared, of the columns of W
-        return lengths.expand_as(s) if frame.W.gate is None else lengths * frame.W.gate.square()
-    if frame.orthonormal:
-        return sum((part.square().sum(0) for part in _columns(frame, s)), start=torch.zeros_like(s))
-    drawn = (frame.apply(_white(frame.latent, s, noise)).square() for _ in range(draws))
-    return sum(drawn, start=torch.zeros_like(s)) / draws
-
-
-def distance(frame: Frame, s: Tensor, noise: Noise, draws: int) -> Tensor:
-    """`‖Cov(y) - I‖_F`, (batch,)."""
+def covariance(frame: Frame, s: Tensor, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
+    """`diag Cov(y)`, (batch, d), and `‖Cov(y) - I‖_F`, (batch,)."""
     d = s.shape[1]
     if isinstance(frame, Identity):
-        return s.new_zeros(len(s))
+        return torch.ones_like(s), s.new_zeros(len(s))
     if isinstance(frame, Matrix):
         m = frame.P.shape[-2]  # ‖PᵀP - I_d‖² = ‖PPᵀ - I_m‖² + d - m: the smaller product, for a few samples at a time
         eye = torch.eye(min(m, d), dtype=s.dtype, device=s.device)
         parts = frame.P.split(max(1, CHUNK // eye.numel()))
         squares = [((P @ P.mT if m < d else P.mT @ P) - eye).square().sum((-2, -1)) for P in parts]
-        return (torch.cat(squares) + max(d - m, 0)).sqrt()
+        return frame.P.square().sum(-2), (torch.cat(squares) + max(d - m, 0)).sqrt()
     if isinstance(frame, Transposed) and isinstance(frame.W, GatedLinear):
         # Cov = D G D with one G = WᵀW for the batch: Σ_jk (D_j G_jk D_k - δ_jk)², its diagonal apart
         gram = frame.W.weight.double().mT @ frame.W.weight.double()
         q = torch.ones_like(s).double() if frame.W.gate is None else frame.W.gate.square().double()
-        on_diagonal = (q * gram.diagonal() - 1).square().sum(-1)
-        return (on_diagonal + ((q @ gram.fill_diagonal_(0).square()) * q).sum(-1)).sqrt()
+        diagonal = q * gram.diagonal()
+        others = ((q @ gram.fill_diagonal_(0).square()) * q).sum(-1)
+        return diagonal, ((diagonal - 1).square().sum(-1) + others).sqrt()
     if frame.orthonormal:  # a projector: √(d - rank)
-        return (d - variances(frame, s, noise, draws).sum(-1).round()).clamp_min(0).sqrt()
-    drawn = (_white(d, s, noise) for _ in range(draws))
+        diagonal = sum((part.square().sum(0) for part in _columns(frame, s)), start=torch.zeros_like(s))
+        return diagonal, (d - diagonal.sum(-1).round()).clamp_min(0).sqrt()
+    white = lambda size: noise.normal((len(s), size), s.dtype, s.device)  # noqa: E731
+    diagonal = sum((frame.apply(white(frame.latent)).square() for _ in range(draws)), start=torch.zeros_like(s)) / draws
+    drawn = (white(d) for _ in range(draws))
     total = sum(((frame.covariance_times(v) - v).square().sum(-1) for v in drawn), start=s.new_zeros(len(s)))
-    return (total / draws).sqrt()
-
-
-def _white(size: int, s: Tensor, noise: Noise) -> Tensor:
-    return noise.normal((len(s), size), s.dtype, s.device)
+    return diagonal, (total / draws).sqrt()

@@ -1,4 +1,8 @@
-"""Which k directions of the state to keep: one basis is one function, named in `BASES`."""
+"""The bases: functions that choose k directions of the state, named in `BASES`.
+
+Each takes the Jacobians of a step (batch, n, n), the second moment `S` of the errors `q` at the state (n, n), and k.
+It returns orthonormal columns (n, k).
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,13 @@ Basis = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def wperp(J: Tensor, S: Tensor, k: int) -> Tensor:
-    """What the recurrence passes on: top right singular vectors of the mean Jacobian (W⊥, along time)."""
+    """The directions that the recurrence passes on: top right singular vectors of the mean Jacobian."""
     mean = J.mean(0)
     return _top(mean.T @ mean, k)
 
 
 def observable(J: Tensor, S: Tensor, k: int) -> Tensor:
-    """What the losses see: top eigenvectors of the observability Gramian `Σ_j (J̄ᵀ)^j S J̄^j`.
+    """The directions that the losses see: top eigenvectors of the observability Gramian `Σ_j (J̄ᵀ)^j S J̄^j`.
 
     Near errors outweigh far ones, as each step back shrinks them.
     """
@@ -36,7 +40,7 @@ def observable(J: Tensor, S: Tensor, k: int) -> Tensor:
 
 
 def lagged(J: Tensor, S: Tensor, k: int) -> Tensor:
-    """What the losses see, whatever the lag: the Gramian's terms, each of trace one, weighing `1 / lag`.
+    """The directions that the losses see, whatever the lag: the Gramian's terms, each of trace one, weighing `1 / lag`.
 
     An error that looks far back is weak, not unimportant: it may be the only one that can be explained. With these
     weights the lags from 1 to 2, from 2 to 4, from 4 to 8 and so on count alike.
@@ -46,7 +50,7 @@ def lagged(J: Tensor, S: Tensor, k: int) -> Tensor:
 
 
 def krylov(J: Tensor, S: Tensor, k: int) -> Tensor:
-    """What the losses of the next k steps see: the Gramian's first k terms, each of trace one.
+    """The directions that the losses of the next k steps see: the Gramian's first k terms, each of trace one.
 
     With one output each term is one direction, and the k of them span all that these losses see.
     """
@@ -60,8 +64,6 @@ BASES: Mapping[str, Basis | None] = {
     "krylov": krylov,
     "random": None,  # the directions of the start stay: the control
 }
-"""Each takes the Jacobians of a step (batch, n, n), the second moment `S` of the errors `q` at the state (n, n), and k.
-It returns orthonormal columns (n, k)."""
 
 
 def _terms(J: Tensor, S: Tensor, count: int) -> Iterator[Tensor]:

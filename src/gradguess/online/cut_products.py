@@ -1,8 +1,8 @@
-"""What a unit does by itself: no gradient passes through a product of state or input with weights."""
+"""Derivatives of what a unit does by itself: none passes through a product of state or input with weights."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,40 +20,37 @@ def _functions(names: str) -> set[Any]:
 
 
 _ADDING = _functions("addmm baddbmm addmv addbmm")  # a + b c
-_PRODUCTS = _ADDING | _functions(
-    "linear bilinear matmul __matmul__ __rmatmul__ mm bmm mv inner dot vdot vecdot tensordot multi_dot chain_matmul "
-    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d cosine_similarity cdist "
-    "scaled_dot_product_attention"
-)
-_TIMES = _functions(
-    "mul multiply __mul__ __rmul__ mul_ multiply_ __imul__ div divide true_divide __truediv__ __rtruediv__ div_ "
-    "divide_ true_divide_ __itruediv__ addcmul addcmul_ addcdiv addcdiv_ lerp lerp_"
-)
-_SUMS = _functions("sum nansum mean nanmean cumsum sum_to_size logsumexp prod norm vector_norm var std")
-_WRITE = _functions("__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ipow__")  # besides names with an underscore
 _FUSED = _functions(
     "rnn_tanh rnn_relu gru lstm rnn_tanh_cell rnn_relu_cell gru_cell lstm_cell multi_head_attention_forward"
 )
+_WRITE = _functions("__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ipow__")  # besides names with an underscore
+_NAMES = {
+    "product": "addmm baddbmm addmv addbmm linear bilinear matmul __matmul__ __rmatmul__ mm bmm mv inner dot vdot "
+    "vecdot tensordot multi_dot chain_matmul conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
+    "conv_transpose3d cosine_similarity cdist scaled_dot_product_attention einsum",
+    "times": "mul multiply __mul__ __rmul__ mul_ multiply_ __imul__ div divide true_divide __truediv__ __rtruediv__ "
+    "div_ divide_ true_divide_ __itruediv__ addcmul addcmul_ addcdiv addcdiv_ lerp lerp_",
+    "sum": "sum nansum mean nanmean cumsum sum_to_size logsumexp prod norm vector_norm var std",
+}
+_KINDS = {function: kind for kind, names in _NAMES.items() for function in _functions(names)}
 
 
-def _kind(func: Any, args: Any) -> Literal["product", "times", "sum", "other"]:
-    """Whether a function multiplies and sums, multiplies number by number, sums, or does anything else."""
+def _kind(func: Any, args: Any) -> str | None:
+    """Whether a function multiplies and sums ("product"), multiplies number by number ("times") or sums ("sum")."""
     if func is torch.einsum and isinstance(args[0], str) and "->" in args[0]:
         terms, _, left = args[0].partition("->")
         summed = set(terms) - set(left) - set(", .")
         return "times" if not summed else "product" if "," in terms else "sum"
-    if func in _PRODUCTS or func is torch.einsum:
-        return "product"
-    return "times" if func in _TIMES else "sum" if func in _SUMS else "other"
+    return _KINDS.get(func)
 
 
 class CutProducts(TorchFunctionMode):
     """While open, what enters a product with weights is taken as a constant.
 
-    What depends on the state or the input is followed from call to call. All else is a weight. A product may also be
-    written as a multiplication by weights, number by number, and a sum of what came of it. So what is multiplied has a
-    twin, in which it was a constant, and so has what is computed from that; sums take the twins. A sum that is written
-    as additions, term by term, is not seen.
+    Tensors that depend on the state or the input are followed from call to call; all others are weights. A product may
+    also be written as a multiplication by weights, number by number, and a sum of the results. So each multiplication
+    makes a twin of its result, in which the factor was a constant, and so does what is computed from that; sums take
+    the twins. A sum that is written as additions, term by term, is not seen.
 
     Args:
         start: the state and the input, a tree.
@@ -95,7 +92,7 @@ class CutProducts(TorchFunctionMode):
         return result
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-        """The twins of what a call makes. A call that writes to its first argument gets a copy, or the twin itself."""
+        """The twins of a call's results. A call that writes to its first argument gets a copy, or the twin itself."""
         name = getattr(func, "__name__", "")
         writes = func in _WRITE or (name.endswith("_") and not name.endswith("__"))
         if writes and all(args[0] is not twin for twin in self._twins.values()):
@@ -110,5 +107,5 @@ class CutProducts(TorchFunctionMode):
 
 
 def _tensors(result: Any, args: Any) -> list[Tensor]:
-    """What a call made, or wrote to."""
+    """The tensors that a call made, or wrote to."""
     return [leaf for leaf in tree_leaves(args[0] if result is None else result) if isinstance(leaf, Tensor)]

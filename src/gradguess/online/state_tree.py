@@ -17,7 +17,7 @@ from gradguess.model.task import tensors
 
 @dataclass(frozen=True)
 class StateTree:
-    """What a state looks like: the tree, and the shape of each leaf for one stream with its dtype.
+    """The structure of a state: the tree, and the shape of each leaf for one stream with its dtype.
 
     Floating-point leaves make up the vector `h`, in order. Others, such as a counter, are carried beside it.
     """
@@ -27,7 +27,7 @@ class StateTree:
 
     @staticmethod
     def of(state: Any, streams: int) -> StateTree:
-        """Of the first state."""
+        """The structure of the first state."""
         leaves, spec = tree_flatten(state)
         for leaf in leaves:
             if not isinstance(leaf, Tensor) or leaf.shape[:1] != (streams,):
@@ -41,7 +41,7 @@ class StateTree:
         return StateTree(spec, tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves))
 
     def check(self, state: Any, batch: int) -> None:
-        """Refuse a state that does not look like this one."""
+        """Refuses a state of another structure."""
         leaves, spec = tree_flatten(state)
         expected = [((batch, *shape), dtype) for shape, dtype in self.kinds]
         found = [(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else type(leaf) for leaf in leaves]

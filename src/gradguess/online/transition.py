@@ -169,7 +169,7 @@ class Transition:
 
     @property
     def output(self) -> Any:
-        """What the model returns beside the new state."""
+        """The model's output beside the new state."""
         return self._ran[0]
 
     @cached_property
