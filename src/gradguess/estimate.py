@@ -17,7 +17,7 @@ from gradguess.methods import Estimate, Method
 from gradguess.methods.guessed import as_method
 from gradguess.methods.mixing import warn_of_mixing
 from gradguess.methods.run import Plan, as_it_is, find_layout, run_step
-from gradguess.model.side_effects import Snapshot, untouched
+from gradguess.model.hooks import Snapshot, untouched
 from gradguess.model.site import Layout, Members, Sites
 from gradguess.model.task import LossFn, Task, check_model, opened
 from gradguess.step.base import Kept, Options, State, Written

@@ -22,7 +22,6 @@ from gradguess.backends import RandomState, peak_bytes, seed_global
 from gradguess.backends import seconds as seconds_of
 from gradguess.errors import GradguessError, InputError, NonFiniteError, check_count, reason_of
 from gradguess.estimate import ForwardGradient
-from gradguess.model.cut_pass import watched_run
 from gradguess.model.find_sites import lay_out
 from gradguess.model.site import Layout, Sites
 from gradguess.model.task import LossFn, Task, check_plain, check_trainable, opened
@@ -233,7 +232,7 @@ class Trial:
                 self.forward(self.task.loss_fn, self.task.inputs, self.task.targets)
 
     def _differentiate(self) -> None:
-        loss = watched_run(self.task, grad=True)[1].mean()
+        loss = self.task.run(grad=True)[1].mean()
         if not loss.requires_grad:
             raise InputError(
                 "The loss has no derivative with respect to any parameter, so there is no gradient to compare with. "

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from gradguess.errors import InputError
 from gradguess.methods.backprop import Backprop
 from gradguess.methods.base import Estimate, Method
-from gradguess.model.side_effects import Snapshot
+from gradguess.model.hooks import Snapshot
 from gradguess.model.site import Layout
 from gradguess.model.task import tensors
 from gradguess.step.base import State, Step

@@ -18,7 +18,7 @@ from gradguess.methods import Method, WeightPerturbation
 from gradguess.methods.guessed import as_method
 from gradguess.methods.mixing import warn_of_mixing
 from gradguess.methods.run import Plan
-from gradguess.model.side_effects import untouched
+from gradguess.model.hooks import untouched
 from gradguess.model.site import Sites
 from gradguess.model.task import LossFn, Task
 from gradguess.noise import Noise

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradguess.jacobian.base import Jacobian
-from gradguess.model.autograd_graph import AutogradGraph
+from gradguess.model.cut_pass import leaves_below
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import tensors
@@ -71,7 +71,7 @@ class CutGraph:
         self.below[site.name], self.above[site.name] = s, leaf
         if self._settle is not None:
             below = {other.name for other in self.layout.sites if site.name in other.above}
-            if {self._names[leaf] for leaf in AutogradGraph.leaves(s) if leaf in self._names} != below:
+            if {self._names[leaf] for leaf in leaves_below(s) if leaf in self._names} != below:
                 raise LayoutChanged
             self._names[id(leaf)] = site.name
             self._met.add(site.name)

@@ -18,7 +18,7 @@ from gradguess.errors import InputError
 from gradguess.guesses.base import StaleBasis
 from gradguess.methods.base import Estimate, Method
 from gradguess.model.find_sites import bare_layout, lay_out
-from gradguess.model.side_effects import Snapshot
+from gradguess.model.hooks import Snapshot
 from gradguess.model.site import Layout, LayoutChanged, Sites
 from gradguess.model.task import Task
 from gradguess.noise import Noise

@@ -6,9 +6,9 @@ The graph is the same whether a model is written with modules or with functions,
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,9 @@ from gradguess.layers.elementwise import gate_of
 from gradguess.layers.entry import Gate, GradientRule
 from gradguess.layers.positions import pattern_of
 from gradguess.layers.table import gradient_of, is_matrix
-from gradguess.model.autograd_graph import AutogradGraph
-from gradguess.model.bottlenecks import bottleneck_calls
-from gradguess.model.branches import branch_calls
-from gradguess.model.cut_pass import Call, CutPass, Want, candidates, watched_run
-from gradguess.model.hooks import CallHooks
-from gradguess.model.severed import pulls_back, severed_leaves
-from gradguess.model.side_effects import untouched
+from gradguess.model.choose_calls import branch_calls, piece_calls, severed_leaves
+from gradguess.model.cut_pass import CallKey, Cut, CutPass, candidates, leaves_below, nodes_below
+from gradguess.model.hooks import call_hooks, untouched
 from gradguess.model.site import Layout, Members, Site, Sites
 from gradguess.model.task import Task, check_differentiable, check_plain, check_trainable
 
@@ -44,34 +40,31 @@ def lay_out(task: Task, sites: Sites = "auto", *, full_batch: bool = False, beyo
     with untouched(task.model):
         probe, sliceable, shapes = (task, False, {}) if full_batch else _probe(task)
     with untouched(task.model):
-        want = _among(bottleneck_calls(probe, sites)) if isinstance(sites, int) else _wanted(task.model, sites)
-    cut, stochastic, mutates = _cut(probe, want)
+        chosen = piece_calls(probe, sites) if isinstance(sites, int) else _named(task.model, sites)
+    cut, stochastic, mutates = _cut(probe, chosen)
     if sliceable and len(cut.losses) != probe.batch:  # time first: two losses of two samples, not of two rows
         return lay_out(task, sites, full_batch=True, beyond_graph=beyond_graph)
-    if not cut.calls:
+    if not cut.cuts:
         raise InputError(_no_site_message(sites))
     if not beyond_graph:
         check_differentiable(cut.losses)
     if sites in ("auto", "branch"):
-        chosen = branch_calls(cut, severed_leaves(probe, cut) if beyond_graph else set())
-        if chosen:
-            cut, _, _ = _cut(probe, _among(chosen))
+        branches = branch_calls(cut, severed_leaves(probe, cut) if beyond_graph else set())
+        if branches:
+            cut, stochastic, mutates = _cut(probe, branches)
     severed = severed_leaves(probe, cut) if beyond_graph else None
-    found = _read(task.model, cut, shapes, severed, sliceable=sliceable, stochastic=stochastic, mutates=mutates)
-    return replace(found, sample_size=probe.sample_size) if sliceable else found
+    sample_size = probe.sample_size if sliceable else 0
+    facts = {"sliceable": sliceable, "stochastic": stochastic, "mutates": mutates, "sample_size": sample_size}
+    return _read(task.model, cut, shapes, severed, **facts)
 
 
-def _cut(task: Task, want: Want | None) -> tuple[CutPass, bool, bool]:
+def _cut(task: Task, chosen: Collection[nn.Module | CallKey] | None) -> tuple[CutPass, bool, bool]:
     """A cut pass that starts where a step does; whether it drew random numbers, and whether it wrote buffers."""
     with untouched(task.model) as traces:
-        return CutPass(task, want), *traces()
+        return CutPass(task, chosen), *traces()
 
 
-def _among(chosen: set[tuple[nn.Module, int]]) -> Want:
-    return lambda module, index: (module, index) in chosen
-
-
-Shapes = dict[tuple[nn.Module, int], list[torch.Size | None]]  # of the tensors that each call returned
+Shapes = dict[CallKey, list[torch.Size | None]]  # of the tensors that each call returned
 
 
 def _probe(task: Task) -> tuple[Task, bool, Shapes]:
@@ -93,8 +86,8 @@ def _probe(task: Task) -> tuple[Task, bool, Shapes]:
         return output
 
     try:
-        with CallHooks(list(task.model.modules()), note):
-            sliceable = watched_run(fewer, grad=False)[1].shape[0] == max(1, rows - 1)
+        with call_hooks(task.model.modules(), note):
+            sliceable = fewer.run(grad=False)[1].shape[0] == max(1, rows - 1)
     except Exception:
         sliceable = False
     if not sliceable:
@@ -102,7 +95,8 @@ def _probe(task: Task) -> tuple[Task, bool, Shapes]:
     return task.part(slice(rows), batch), True, shapes if rows > 1 else {}
 
 
-def _wanted(model: nn.Module, sites: str | Sequence[str]) -> Want | None:
+def _named(model: nn.Module, sites: str | Sequence[str]) -> set[nn.Module] | None:
+    """The modules that the caller named; None where no names are given."""
     if isinstance(sites, str):
         if sites not in ("auto", "leaf", "branch"):
             raise InputError(
@@ -118,7 +112,7 @@ def _wanted(model: nn.Module, sites: str | Sequence[str]) -> Want | None:
     chosen = {modules[name] for name in sites}
     if not chosen:
         raise InputError("sites: the list of module names is empty. Name at least one, or use sites='auto'.")
-    return lambda module, index: module in chosen
+    return chosen
 
 
 def _no_site_message(sites: Sites) -> str:
@@ -131,46 +125,43 @@ def _no_site_message(sites: Sites) -> str:
     return f"None of the modules {list(sites)} was called in the forward pass, or none gave a differentiable tensor."
 
 
-def _read(model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int] | None, **facts: bool) -> Layout:
+def _read(model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int] | None, **facts: Any) -> Layout:
     """Turn the cut graph, and what else is known, into a layout. `severed` is None where it is not looked for."""
     parameters = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-    roots = {(call, slot): s for call in cut.calls for slot, (s, _) in call.slots.items()}
-    graph, at_output = AutogradGraph([cut.losses, *roots.values()]), AutogradGraph.leaves(cut.losses)
-    reach = dict(zip(roots, cut.reach.values(), strict=True))
+    graph, at_output = _Graph([cut.losses, *(one.s for one in cut.cuts)]), leaves_below(cut.losses)
     reached = cut.reached(severed or ())
-    used = [(call, slot) for call, slot in roots if id(call.slots[slot][1]) in reached]  # the loss depends on these
-    title = {(call, slot): _title(call, slot, used) for call, slot in used}
-    nodes = graph.leaf_nodes()
-    rules = _rules([call.module for call, _ in used], graph, nodes, cut.altered)
+    used = [one for one in cut.cuts if id(one.leaf) in reached]  # the loss depends on these
+    title = {one: _title(one, used) for one in used}
+    rules = _rules(used, graph, cut.altered)
     found = []
-    for call, slot in used:
-        s, leaf = call.slots[slot]
-        above, reaches_output = [key for key in used if id(leaf) in reach[key]], id(leaf) in at_output
-        if severed is not None and not pulls_back(
-            [*(roots[key] for key in above), *[cut.losses] * reaches_output], leaf
+    for one in used:
+        s, key = one.s, id(one.leaf)
+        above, reaches_output = [other for other in used if key in other.below], key in at_output
+        if severed is not None and not _pulls_back(
+            [*(other.s for other in above), *[cut.losses] * reaches_output], one.leaf
         ):
             above, reaches_output = [], False
-        gate, end = _follower(graph, nodes.get(id(leaf)))  # no node: nothing above records a graph
-        fewer = shapes.get((call.module, call.index), [])
-        batch_dim = _batch_dim(s, cut.losses.shape[0], fewer[slot] if slot < len(fewer) else None)
-        plain = s.dim() == 2 and batch_dim == 0 and id(leaf) not in at_output
-        below = {key: name for key, name in parameters.items() if key in reach[call, slot]}
-        own = {id(p) for p in call.module.parameters(recurse=False) if p.requires_grad}
+        gate, end = _gate_above(one.leaf, graph)
+        fewer = shapes.get(one.call, [])
+        batch_dim = _batch_dim(s, cut.losses.shape[0], fewer[one.slot] if one.slot < len(fewer) else None)
+        plain = s.dim() == 2 and batch_dim == 0 and key not in at_output
+        below = {p: name for p, name in parameters.items() if p in one.below}
+        own = {id(p) for p in one.module.parameters(recurse=False) if p.requires_grad}
         found.append(
             Site(
-                name=title[call, slot],
-                module=call.module,
-                call=call.index,
-                slot=slot,
+                name=title[one],
+                module=one.module,
+                call=one.index,
+                slot=one.slot,
                 batch_dim=batch_dim,
                 gate=gate,
-                above=tuple(title[key] for key in above),
+                above=tuple(title[other] for other in above),
                 reaches_output=reaches_output,
                 is_output=gate is None and len(cut.ends) == 1 and end is not None and cut.ends[0].grad_fn is end,
                 linear=_linear_above(above, end, graph, cut.altered) if plain else None,
                 parameters=tuple(below.values()),
-                gradient=rules.get(call.module) if below and below.keys() == own else None,
-                pattern=pattern_of(call.module, s, batch_dim, cut.ends),
+                gradient=rules.get(one.module) if below and below.keys() == own else None,
+                pattern=pattern_of(one.module, s, batch_dim, cut.ends),
                 shape=tuple(s.shape[1:]),
             )
         )
@@ -192,16 +183,16 @@ def bare_layout(task: Task) -> Layout:
     """No sites: for methods that need none."""
     check_trainable(task.model)
     with untouched(task.model) as traces:
-        watched_run(task, grad=False)
+        task.run(grad=False)
         stochastic, mutates = traces()
     return Layout((), (), (), False, stochastic, mutates, Members(task.model), {})
 
 
-def _title(call: Call, slot: int, used: Sequence[tuple[Call, int]]) -> str:
+def _title(one: Cut, used: Sequence[Cut]) -> str:
     """The module's name; `#1` for its second call; `[2]` for a further tensor that the call returned."""
-    name = call.name or type(call.module).__name__
-    name += f"#{call.index}" if call.index else ""
-    return name if slot == min(s for c, s in used if c is call) else f"{name}[{slot}]"
+    name = one.name or type(one.module).__name__
+    name += f"#{one.index}" if one.index else ""
+    return name if one.slot == min(other.slot for other in used if other.call == one.call) else f"{name}[{one.slot}]"
 
 
 def _batch_dim(s: Tensor, batch: int, fewer: torch.Size | None) -> int | None:
@@ -212,44 +203,59 @@ def _batch_dim(s: Tensor, batch: int, fewer: torch.Size | None) -> int | None:
     return dims[0] if dims else None
 
 
-def _follower(graph: AutogradGraph, leaf: Any) -> tuple[Gate | None, Any]:
+def _pulls_back(ends: list[Tensor], leaf: Tensor) -> bool:
+    """Whether reverse mode leads from `ends` to `leaf`. Quantised layers, say, record a graph that cannot be used."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # PyTorch warns where an operation is not differentiable
+            return torch.autograd.grad(ends, leaf, ends, retain_graph=True, allow_unused=True)[0] is not None
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
+class _Graph:
+    """The autograd graph below some tensors: which nodes use a node; the nodes of leaves, by the leaf's `id`."""
+
+    def __init__(self, roots: Sequence[Tensor]) -> None:
+        nodes = nodes_below(root.grad_fn for root in roots)
+        self.leaves = {id(node.variable): node for node in nodes if hasattr(node, "variable")}
+        self._users: dict[Any, list[Any]] = {}
+        for node in nodes:
+            for below, _ in node.next_functions:
+                if below is not None:
+                    self._users.setdefault(below, []).append(node)
+
+    def users(self, node: Any) -> list[Any]:
+        """The nodes that use `node`, once for each use."""
+        return self._users.get(node, [])
+
+
+def _gate_above(leaf: Tensor, graph: _Graph) -> tuple[Gate | None, Any]:
     """The gate of a site, and the node through which the rest of the graph sees the site."""
-    node = leaf
-    consumers = graph.consumers.get(node, [])
-    if len(consumers) == 1 and consumers[0].name() == "CloneBackward0":
-        node = consumers[0]
-        consumers = graph.consumers.get(node, [])
-    if len(consumers) == 1:
-        gate = gate_of(consumers[0])
-        if gate is not None:
-            return gate, consumers[0]
-    return None, node
+    for copy in graph.users(graph.leaves.get(id(leaf))):  # that of the cut; none where nothing above records a graph
+        users = graph.users(copy)
+        gate = gate_of(users[0]) if len(users) == 1 else None
+        return gate, copy if gate is None else users[0]
+    return None, None
 
 
-def _linear_above(
-    above: Sequence[tuple[Call, int]], end: Any, graph: AutogradGraph, altered: set[nn.Module]
-) -> nn.Linear | None:
+def _linear_above(above: Sequence[Cut], end: Any, graph: _Graph, altered: set[nn.Module]) -> nn.Linear | None:
     """The linear layer above, if all paths are elementwise -> that layer and nothing else."""
-    if len(above) != 1 or len(graph.consumers.get(end, [])) != 1:
+    if len(above) != 1 or len(graph.users(end)) != 1:
         return None
-    call = above[0][0]
-    plain = is_matrix(call.module) and isinstance(call.x, Tensor) and call.x.dim() == 2
-    plain = plain and call.module not in altered
-    return call.module if plain and call.x.grad_fn is end else None  # type: ignore[return-value]
+    module, x = above[0].module, above[0].x
+    plain = is_matrix(module) and module not in altered and isinstance(x, Tensor) and x.dim() == 2
+    return module if plain and x.grad_fn is end else None  # type: ignore[return-value]
 
 
-def _rules(
-    called: Sequence[nn.Module], graph: AutogradGraph, nodes: dict[int, Any], altered: set[nn.Module]
-) -> dict[nn.Module, GradientRule]:
+def _rules(used: Sequence[Cut], graph: _Graph, altered: set[nn.Module]) -> dict[nn.Module, GradientRule]:
     """The closed forms of the layers whose parameters nothing else uses than calls of such layers."""
-    closed = [module for module in called if gradient_of(module) is not None and module not in altered]
-    uses = Counter(id(p) for module in closed for p in module.parameters(recurse=False))
+    closed = [(one.module, rule) for one in used if (rule := gradient_of(one.module)) and one.module not in altered]
+    uses = Counter(id(p) for module, _ in closed for p in module.parameters(recurse=False))
     return {
         module: rule
-        for module in closed
-        if (rule := gradient_of(module)) is not None
-        and all(
-            len(graph.consumers.get(nodes.get(id(p)), [])) == uses[id(p)]
+        for module, rule in closed
+        if all(
+            len(graph.users(graph.leaves.get(id(p)))) == uses[id(p)]
             for p in module.parameters(recurse=False)
             if p.requires_grad
         )

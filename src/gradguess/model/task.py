@@ -78,24 +78,17 @@ def check_plain(model: nn.Module) -> None:
             )
 
 
-def _everywhere(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same under all names of a tied tensor. A module that has several names is named once.
-
-    PyTorch would put a tensor into such a module twice and take it out once, and so leave it there for good.
-    """
+def with_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+    """While open, these take the place of the model's own parameters and buffers, under all names of a tied one."""
     names = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     given = {id(own): tensors[name] for name, own in names if name in tensors}
-    return {
+    everywhere = {  # a module that has several names is named once: PyTorch would leave its tensors there for good
         f"{path}.{name}" if path else name: given[id(own)]
         for path, module in model.named_modules()
         for name, own in (*module._parameters.items(), *module._buffers.items())
         if id(own) in given
     }
-
-
-def with_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-    """These take the place of the model's own parameters and buffers, under all names of a tied one."""
-    return _reparametrize_module(model, _everywhere(model, tensors), tie_weights=False)
+    return _reparametrize_module(model, everywhere, tie_weights=False)
 
 
 @dataclass(frozen=True)
@@ -130,16 +123,12 @@ class Task:
     def outputs(self, parameters: Mapping[str, Tensor] | None = None) -> Any:
         """Call the model: a tuple is several arguments, a dict is keyword arguments.
 
-        With `parameters`, these take the place of the model's own.
+        `parameters`, where they are given, take the place of the model's own.
         """
-        if isinstance(self.inputs, Mapping):
-            args, kwargs = (), dict(self.inputs)
-        else:
-            args, kwargs = self.inputs if isinstance(self.inputs, tuple) else (self.inputs,), {}
-        if parameters is None:
-            return self.model(*args, **kwargs)
-        with with_tensors(self.model, parameters):
-            return self.model(*args, **kwargs)
+        with nullcontext() if parameters is None else with_tensors(self.model, parameters):
+            if isinstance(self.inputs, Mapping):
+                return self.model(**self.inputs)
+            return self.model(*(self.inputs if isinstance(self.inputs, tuple) else (self.inputs,)))
 
     @property
     def batch(self) -> int:
@@ -171,12 +160,7 @@ class Task:
                 f"loss_fn must return one loss per sample, shape (batch,), found shape {tuple(losses.shape)}. "
                 "Reduce all but the batch dimension: loss.flatten(1).mean(1)."
             )
-        self._check_batch(outputs, losses)
-        return losses
-
-    def _check_batch(self, outputs: Any, losses: Tensor) -> None:
-        found = tensors(outputs)
-        batch = losses.shape[0]
+        found, batch = tensors(outputs), losses.shape[0]
         if batch == 0:
             raise InputError("The batch is empty: loss_fn returned no loss. Pass at least one sample.")
         if found and not any(batch in out.shape[:2] for out in found):
@@ -185,6 +169,13 @@ class Task:
                 "one loss per sample of the batch. If the loss is per token or per pixel, average it over each "
                 "sample: loss.view(batch, -1).mean(1)."
             )
+        return losses
+
+    def run(self, *, grad: bool) -> tuple[Any, Tensor]:
+        """The outputs and losses of one pass; with `grad`, with a reverse graph."""
+        with torch.set_grad_enabled(grad):
+            outputs = self.outputs()
+            return outputs, self.losses(outputs)
 
     def part(self, rows: slice | Tensor, batch: int) -> Task:
         """The same task on some of its samples."""

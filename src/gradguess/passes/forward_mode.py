@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gradguess.errors import ForwardModeError, InputError
 from gradguess.layers.table import TangentRules
-from gradguess.model.hooks import CallHooks
+from gradguess.model.hooks import call_hooks
 from gradguess.model.task import Task
 
 
@@ -155,7 +155,7 @@ def _culprit(task: Task) -> str:
         running.append(f"{names[module] or 'the model'} ({type(module).__name__})")
 
     try:
-        with CallHooks(names, leave, before=enter), forward_mode(task.model):
+        with call_hooks(names, leave, before=enter), forward_mode(task.model):
             duals = {
                 name: fwAD.make_dual(p.detach(), torch.ones_like(p))
                 for name, p in task.model.named_parameters()

@@ -16,9 +16,8 @@ from torch.utils._pytree import tree_map_only
 from gradguess.errors import InputError
 from gradguess.jacobian import CutGraph
 from gradguess.layers.table import TangentRules
-from gradguess.model.autograd_graph import AutogradGraph
-from gradguess.model.hooks import SiteHooks, Visit
-from gradguess.model.side_effects import Snapshot, untouched
+from gradguess.model.cut_pass import leaves_below
+from gradguess.model.hooks import Snapshot, Visit, site_hooks, untouched
 from gradguess.model.site import Layout, LayoutChanged, Site
 from gradguess.model.task import Task, tensors
 from gradguess.passes.forward_mode import (
@@ -171,7 +170,7 @@ class Pass:
         return CutGraph(self.layout, partial(self.graph, twice=twice))
 
     def _run(self, visit: Visit | None, parameters: Mapping[str, Tensor] | None = None) -> Any:
-        with nullcontext() if visit is None else SiteHooks(self.layout, visit):
+        with nullcontext() if visit is None else site_hooks(self.layout, visit):
             return self.task.outputs(parameters)
 
     @contextmanager
@@ -202,7 +201,7 @@ class _Line:
 
     def cut(self, s: Tensor, site: Site) -> Tensor:
         """Lets all tangents go, and gives what the next piece starts from. A pass that is no line is refused."""
-        if not self.known.keys() & AutogradGraph.leaves(s) <= {self.last}:
+        if not self.known.keys() & leaves_below(s) <= {self.last}:
             raise LayoutChanged
         forget_tangents()
         if site.top:  # no piece starts here
