@@ -78,11 +78,11 @@ def describe(device: str) -> dict[str, Any]:
     }
 
 
-def _kilobytes(field: str) -> int:
-    """A number of /proc/self/status; where Linux does not tell, the peak of the process so far."""
+def resident_kilobytes(peak: bool = False) -> int:
+    """The memory of this process that is resident, or was at most; always the latter where Linux does not tell."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
+            if line.startswith("VmHWM:" if peak else "VmRSS:"):
                 return int(line.split()[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -108,11 +108,11 @@ class PeakMemory:
             return
         try:  # Linux can forget the peak of what ran before in this process
             Path("/proc/self/clear_refs").write_text("5")
-            self.start = _kilobytes("VmRSS")
+            self.start = resident_kilobytes()
         except OSError:
-            self.start = _kilobytes("VmHWM")
+            self.start = resident_kilobytes(peak=True)
 
     def megabytes(self) -> float:
         if self.cuda:
             return torch.cuda.max_memory_allocated(self.device) / 2**20
-        return max(0, _kilobytes("VmHWM") - self.start) / 2**10
+        return max(0, resident_kilobytes(peak=True) - self.start) / 2**10

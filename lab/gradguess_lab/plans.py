@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,16 +62,16 @@ def experiments(preset: Preset) -> dict[str, list[Settings]]:
     """
     near, widths = preset.near, preset.widths
     perp = {"method": "wperp", "solver": preset.solvers}
-    # epochs; the same in every preset, so that presets share their runs
-    look = {"diagnose": "0,1,3,10,30,100,200,300"}
+    paper_perp = {"method": "wperp", "solver": preset.solvers[0]}
+    look = {"diagnose": "0,1,3,10,30,100,200,300"}  # epochs; the same in all presets, so that presets share their runs
     chained = {"method": "feedback-chained"}
-    scripted = widths if preset.heavy else ()
-    cut: Settings = {
-        "residual24-mnist1d": ("6", "12"),
-        "charformer-shakespeare": ("4", "6"),
-        "resnet18-cifar10": ("4", "8"),
-    }
-    cut |= {"mlp-mnist1d": ("4", "6"), "vit-cifar10": ("4",)}
+    rare = ("feedback-direct-rare", "feedback-chained-rare")
+    in_pieces = (*FEEDBACK, {"sweeps": 2, **chained}, {"sites": "4", **chained})
+
+    def students(task: str, *sites: str) -> list[Settings]:
+        loss = {"method": "students", "student_lr": (1e-3, 1e-2), "sites": sites}
+        return grid("backprop", loss, loss | {"method": "students-chained", "student_lr": (1e-3, 3e-3)}, task=task)
+
     return {
         # --- the paper
         "choice-of-k": grid("wt", {"k": ("rank", 25, 10, 1), **perp}, width=near(128)),
@@ -79,9 +79,7 @@ def experiments(preset: Preset) -> dict[str, list[Settings]]:
         "overlap": grid(perp, width=near(128, 512), **look),
         # backpropagation, to see them on its network too
         "bias-variance": grid("wt", "wperp-bottom", "backprop", perp, width=near(128), **look),
-        "scaling": grid(
-            "weight", "activation", "backprop", {"method": "wt", **look}, {**perp, **look}, width=widths
-        ),
+        "scaling": grid("weight", "activation", "backprop", {"method": "wt", **look}, {**perp, **look}, width=widths),
         # with the paper's threshold, and with the one that is placed
         "newton-schulz": grid(
             {"method": "wperp-ns", "threshold": ("nearest", "placed")}, perp, "wt", width=near(128, 512)
@@ -90,15 +88,12 @@ def experiments(preset: Preset) -> dict[str, list[Settings]]:
         "preconditioning": grid(perp, "wp", "wt", width=tuple(w for w in widths if w == 256), **look),
         # what the authors' scripts do and the paper does not say, where our numbers differ (`gradguess_lab.scripts`)
         "scripts": [
-            *grid("wt", script="mask", width=tuple(w for w in scripted if w != 64), **look),
-            *grid("wperp", solver=preset.solvers[0], script="mask", width=scripted, **look),
-            *grid("wperp", solver=preset.solvers[0], script="mask", k=1, width=scripted and near(128)),
-            *grid("wperp-bottom", width=scripted and near(128), script=("mask", "bottom", "mask,bottom"), **look),
-            *grid(
-                "wperp-ns", width=scripted and near(128, 512), threshold="nearest",
-                script=("mask", "floor", "mask,floor"),
-            ),
-        ],
+            *grid("wt", script="mask", width=near(128, 256, 512), **look),
+            *grid(paper_perp, script="mask", width=widths, **look),
+            *grid(paper_perp, script="mask", k=1, width=near(128)),
+            *grid("wperp-bottom", width=near(128), script=("mask", "bottom", "mask,bottom"), **look),
+            *grid("wperp-ns", width=near(128, 512), threshold="nearest", script=("mask", "floor", "mask,floor")),
+        ] if preset.heavy else [],
         # --- beyond it
         # W⊥ by the dense SVD of every sample at every step, which defines it
         "definition": grid("wperp", solver="svd", width=near(128), **look),
@@ -106,18 +101,13 @@ def experiments(preset: Preset) -> dict[str, list[Settings]]:
         "exact-top": grid(*GUESSED, width=widths, top="exact"),
         # learned feedback against backpropagation; rare tangents; tuned learning rates
         "feedback-width": [
-            *grid(*FEEDBACK, "feedback-corrected", "feedback-direct-rare", "feedback-chained-rare", width=widths),
+            *grid(*FEEDBACK, "feedback-corrected", *rare, width=widths),
             *grid(*FEEDBACK, width=preset.wide),
             *grid(*FEEDBACK, schedule="cosine", width=near(512), lr=(3e-4, 1e-3, 3e-3)),
         ],
-        # two sweeps beside one, and four pieces
         "feedback-depth": [
-            one
-            for depth, rates in ((6, (1e-4,)), (12, (1e-4, 3e-4, 1e-3)))
-            for one in grid(
-                *FEEDBACK, {"sweeps": 2, **chained}, {"sites": "4", **chained},
-                depth=depth, lr=rates, width=near(512),
-            )
+            *grid(*in_pieces, depth=6, lr=1e-4, width=near(512)),
+            *grid(*in_pieces, depth=12, lr=(1e-4, 3e-4, 1e-3), width=near(512)),
         ],
         # residual networks: with `B = 0` at equal sweeps, to show what the one-hop chain rule alone does
         "feedback-residual": grid(
@@ -140,12 +130,9 @@ def experiments(preset: Preset) -> dict[str, list[Settings]]:
                 {"teacher": ("wt", "activation")},
                 method=FEEDBACK[1:], width=near(256),
             ),
-            *grid(
-                {"learn": "never", "bootstrap": (0.0, 0.3), **chained},  # synthetic gradients, no tangent
-                {"bootstrap": 0.3, **chained},  # the same, anchored by tangents
-                *({"method": "wperp", **one} for one in ({"balance": True}, {"tangents": 10}, {"isolate": True})),
-                width=near(256),
-            ),
+            # synthetic gradients, no tangent; the same, anchored by tangents
+            *grid({"learn": "never", "bootstrap": (0.0, 0.3)}, {"bootstrap": 0.3}, width=near(256), **chained),
+            *grid({"balance": True}, {"tangents": 10}, {"isolate": True}, width=near(256), method="wperp"),
         ],
         # convolutional, residual and attention networks on images and text
         "real": grid(
@@ -154,14 +141,8 @@ def experiments(preset: Preset) -> dict[str, list[Settings]]:
         # --- experiments of their own
         # students on deep networks, in several numbers of pieces and with several rates of their own
         "deep": [
-            one
-            for task, sites in cut.items()
-            for one in grid(
-                "backprop",
-                {"method": "students", "student_lr": (1e-3, 1e-2), "sites": sites},
-                {"method": "students-chained", "student_lr": (1e-3, 3e-3), "sites": sites},
-                task=task,
-            )
+            *students("residual24-mnist1d", "6", "12"), *students("charformer-shakespeare", "4", "6"),
+            *students("resnet18-cifar10", "4", "8"), *students("mlp-mnist1d", "4", "6"), *students("vit-cifar10", "4"),
         ],
         # differences of plain passes against dual numbers, in two precisions
         "finite": grid(
@@ -188,13 +169,19 @@ def plans(
     `beyond` stands for all that goes beyond the paper on batches, `streams` for the preset's groups of streams.
     """
     groups = GROUPS | {"streams": lookup(PRESETS, preset, "preset").streams}
-    asked = [name for item in only for name in groups.get(item, (item,))]
-    for name in asked:
-        lookup(dict.fromkeys([*EXPERIMENTS, *streams.GROUPS, *groups]), name, "experiment")
+    asked = _asked(only, groups, [*EXPERIMENTS, *streams.GROUPS], "experiment")
     batched = [name for name in asked if name in EXPERIMENTS]
     on_batches = jobs(preset, batched, seeds, solver, device) if batched or not asked else []
     on_streams = [plan for name in asked if name in streams.GROUPS for plan in streams.plans(name, device, seeds)]
     return [at_once(on_batches), *on_streams] if on_batches else on_streams
+
+
+def _asked(only: Iterable[str], groups: Mapping[str, Sequence[str]], known: Sequence[str], kind: str) -> list[str]:
+    """The names with those of a group in its place."""
+    names = [name for item in only for name in groups.get(item, (item,))]
+    for name in names:
+        lookup(dict.fromkeys([*known, *groups]), name, kind)
+    return names
 
 
 def jobs(
@@ -205,9 +192,8 @@ def jobs(
     device: str | None = None,
 ) -> list[Job]:
     """The jobs of the experiments on batches; a run that two experiments share is the same in both."""
-    chosen, asked = lookup(PRESETS, preset, "preset"), [name for item in only for name in GROUPS.get(item, (item,))]
-    for name in asked:
-        lookup(dict.fromkeys(EXPERIMENTS), name, "experiment on batches")
+    chosen = lookup(PRESETS, preset, "preset")
+    asked = _asked(only, GROUPS, EXPERIMENTS, "experiment on batches")
     count = chosen.seeds if seeds is None else seeds
     check_count("seeds", count)
     changes: Settings = {name: value for name, value in (("solver", solver), ("device", device)) if value is not None}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from gradguess.online import LRU, Online, Recurrent
-from gradguess_lab.environment import check_device, describe
+from gradguess_lab.environment import check_device, describe, resident_kilobytes
 from gradguess_lab.streams import tmaze
 from gradguess_lab.streams.config import RULES, StreamConfig
 from gradguess_lab.streams.tasks import TASKS, Balance, Task
@@ -61,7 +59,7 @@ def run(config: StreamConfig, on_point: Callable[[dict[str, Any]], None] | None 
         recent += errors
         tail += errors if count >= last else []
         if (count + 1) % every == 0:
-            point = {"step": count + 1, "error": _mean(recent), "process_mb": resident()}
+            point = {"step": count + 1, "error": _mean(recent), "process_mb": resident_kilobytes() * 1.024e-3}
             curve.append(point | {"step_ms": 1000 * sum(times) / len(times)})
             recent, times = [], []
             if on_point is not None:
@@ -118,11 +116,3 @@ def _mean(values: list[float]) -> float | None:
     """None where there is nothing to average, or no finite number: JSON knows no NaN."""
     mean = sum(values) / len(values) if values else math.nan
     return mean if math.isfinite(mean) else None
-
-
-def resident() -> float | None:
-    """Megabytes of this process that are in memory now; None where the system does not tell."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-    except (OSError, ValueError, IndexError, AttributeError):
-        return None
