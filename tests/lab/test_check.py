@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradguess_lab.check import check, lines, sample
+from gradguess_lab.check import check
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.train import first_losses, train
 
@@ -42,10 +42,3 @@ def test_what_cannot_be_checked_here_is_named(row: dict[str, Any]):
     if not torch.cuda.is_available():
         assert name_of({**row, "config": {**row["config"], "device": "cuda"}}) == "elsewhere"
     assert "epochs must be at least 1" in str(check([{**row, "config": {"method": "wperp", "epochs": -1}}])["stale"])
-
-
-def test_a_sample_is_the_same_at_every_call_and_stale_rows_are_listed(row: dict[str, Any]):
-    rows = [{**row, "key": str(number)} for number in range(30)]
-    assert [one["key"] for one in sample(rows, 5)] == [one["key"] for one in sample(rows, 5)]
-    assert len(sample(rows, None)) == 30
-    assert lines({"current": {}, "stale": {"a": "b"}})[-1] == "  a (b)"

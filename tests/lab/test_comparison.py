@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from gradguess.errors import GradguessError, InputError
+from gradguess.errors import GradguessError
 from gradguess_lab import store, tasks
 from gradguess_lab import train as training
 from gradguess_lab.compare import run, tables
-from gradguess_lab.compare.run import HOLDOUT, Comparison, compare, loss, read_record
+from gradguess_lab.compare.run import HOLDOUT, Comparison, compare, read_record
 from gradguess_lab.config import TrainConfig
 
 SMALL = Comparison(["mlp-mnist1d"], ["frozen"], epochs=4, seeds=2, grid=(1e-3, 1e-2), width=8, samples=200)
@@ -47,27 +47,6 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
 
     monkeypatch.setattr(training, "train", train)
     return made
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"tasks": ["mlp-mnist1"]}, "unknown task 'mlp-mnist1'. Did you mean 'mlp-mnist1d'"),
-        ({"methods": ["dfaa"]}, "unknown method 'dfaa'. Did you mean 'dfa'"),
-        ({"seeds": 0}, "seeds: expected a whole number of at least 1"),
-        ({"epochs": -1}, "epochs: expected a whole number of at least 0"),
-        ({"grid": (1e-3, -1.0)}, "grid: expected positive learning rates"),
-    ],
-)
-def test_what_cannot_be_run_is_refused(changed: dict[str, Any], message: str):
-    with pytest.raises(InputError, match=message):
-        dataclasses.replace(SMALL, **changed)
-
-
-def test_a_text_is_judged_by_bits_of_which_fewer_are_better():
-    row = {"metrics": {"test_accuracy": 0.6, "test_bits": 2.0}}
-    assert (loss("accuracy", row), loss("bits", row)) == (-0.6, 2.0)
-    assert loss("bits", {"metrics": {}}) != loss("bits", {"metrics": {}})  # it is no number
 
 
 def test_a_comparison_is_made_once(tmp_path: Path, untimed: None, trained: list[TrainConfig]):

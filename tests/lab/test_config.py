@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-import gradguess as gg
 from gradguess.errors import InputError
-from gradguess_lab import plans
-from gradguess_lab.bench.loops import make_loop
+from gradguess_lab import plans, store
 from gradguess_lab.config import TrainConfig, differences
-from gradguess_lab.methods import METHODS, MethodEntry, guess_for, tried_by
+from gradguess_lab.methods import METHODS, guess_for, tried_by
 from gradguess_lab.streams import plan as streams
-from gradguess_lab.tables.runs import Group, flat
+from gradguess_lab.streams.config import StreamConfig
 from gradguess_lab.tasks import used_in
 
 
@@ -53,11 +52,6 @@ def test_bad_values_are_refused(field: str, value: object, message: str):
         TrainConfig(**{field: value})
 
 
-def test_an_unknown_field_suggests_the_nearest():
-    with pytest.raises(InputError, match="Did you mean 'width'"):
-        TrainConfig.from_dict({"widht": 3})
-
-
 def test_differences_name_each_field():
     other = {**TrainConfig(lr=1e-3).as_dict(), "new": 1}
     del other["k"]  # of a version that did not know it: it stands at its default
@@ -71,54 +65,28 @@ def test_every_method_builds_a_guess(method: str):
     assert guess_for(TrainConfig(method=method)) is not None
 
 
-def test_a_method_takes_one_line(monkeypatch: pytest.MonkeyPatch):
-    """The command line, the benchmark, the tables and the figures all learn of it from the registry."""
-    entry = MethodEntry(
-        "mine", "My own", "#123456", "#abcdef", "o", lambda config: gg.WPerp(config.k), frozenset({"k"})
-    )
-    monkeypatch.setitem(METHODS, "mine", entry)
-    config = TrainConfig(method="mine", k=3)
-    assert guess_for(config) == gg.WPerp(3)
-    assert make_loop("mine", TrainConfig(width=8, depth=2, batch=6, k=2)).forward.guess == gg.WPerp(2)
-    group = Group([flat({"key": "a", "config": config.as_dict(), "metrics": {}})])
-    assert group.label == "My own, k = 3"
-    assert group.command.startswith("gradguess train --data mnist1d --method mine")
-
-
 def unique(*arguments, **options) -> dict[str, plans.Job]:
     return {job.key: job for job in plans.jobs(*arguments, **options)}
 
 
-def test_plans_share_runs():
+def test_plans_share_runs_and_quick_leaves_out_what_takes_an_hour_unless_asked_for():
     quick, full = plans.jobs("quick"), unique("paper")
     assert {job.experiment for job in quick} == set(plans.PAPER) - {"scripts", "preconditioning"}
-    assert {job.settings.width for job in quick} == {64, 128}
+    assert {(job.settings.width, job.settings.seed) for job in quick} == {(64, 0), (128, 0)}
     assert {job.settings.seed for job in full.values()} == set(range(10))
-    assert all(job.settings.epochs == 300 for job in full.values())
-    wt = {job.key for job in quick if (job.settings.method, job.settings.width) == ("wt", 128)}
-    assert len(wt) == 1
+    assert not any(plans.is_heavy(job.settings) for job in quick)
+    assert {("wperp-ns", 10), ("wperp", "rank")} <= {(job.settings.method, job.settings.k) for job in full.values()}
     # a quick run is a run of the paper's preset too, and asking for one experiment alone does not make other runs of it
     assert {job.key for job in quick} <= set(full)
-    alone = plans.jobs("quick", ["choice-of-k"])
-    assert alone == [job for job in quick if job.experiment == "choice-of-k"]
+    assert plans.jobs("quick", ["choice-of-k"]) == [job for job in quick if job.experiment == "choice-of-k"]
+    assert "wperp-ns" in {job.settings.method for job in plans.jobs("quick", ["newton-schulz"])}
+    assert [next(plan) for plan in plans.plans()] == [quick]
+    assert len(plans.plans("quick", ["beyond", "streams"])) == 1 + len(streams.GROUPS["recall12"].entries)
     with pytest.raises(InputError, match="preconditioning: the preset 'quick' has no runs"):
         plans.jobs("quick", ["preconditioning"])
-
-
-def test_quick_leaves_out_what_takes_an_hour_unless_asked_for():
-    assert not any(plans.is_heavy(job.settings) for job in plans.jobs("quick"))
-    assert [next(plan) for plan in plans.plans()] == [plans.jobs("quick")]
-    assert "wperp-ns" in {job.settings.method for job in plans.jobs("quick", ["newton-schulz"])}
-    full = {(job.settings.method, job.settings.k) for job in plans.jobs("paper")}
-    assert {("wperp-ns", 10), ("wperp", "rank")} <= full
-
-
-def test_plans_take_another_solver_and_seeds():
-    made = plans.jobs("quick", ["scaling"], seeds=2, solver="svd", device="cuda")
-    assert {(job.settings.solver, job.settings.device) for job in made} == {("svd", "cuda")}
-    assert {job.settings.seed for job in made} == {0, 1}
-    with pytest.raises(InputError, match="seeds: expected a whole number of at least 1"):
-        plans.jobs(seeds=0)
+    changed = plans.jobs("quick", ["scaling"], seeds=2, solver="svd", device="cuda")
+    found = {(job.settings.solver, job.settings.device, job.settings.seed) for job in changed}
+    assert found == {("svd", "cuda", 0), ("svd", "cuda", 1)}
 
 
 def test_jobs_know_their_task_and_their_variant():
@@ -130,6 +98,10 @@ def test_jobs_know_their_task_and_their_variant():
     assert {"feedback-chained sweeps=2", "pieces-zero sweeps=4", "feedback-chained-bootstrap"} <= swept
 
 
-def test_groups_of_experiments_stand_for_their_members():
-    assert len(plans.plans("quick", ["streams"])) == len(streams.GROUPS["recall12"].entries)
-    assert len(plans.plans("quick", ["beyond", "recall12"])) == 1 + len(streams.GROUPS["recall12"].entries)
+@pytest.mark.parametrize("study", ["paper", "deep", "compare", "streams"])
+def test_a_stored_row_is_found_under_the_key_of_its_settings(study: str):
+    """A key that changed would have every run made again."""
+    for row in store.read(Path(__file__).parents[2] / "results" / study):
+        if config := row.get("config"):
+            made = StreamConfig(**config) if "rule" in config else TrainConfig.from_dict(config)
+            assert made.key == row["key"]

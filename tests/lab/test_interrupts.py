@@ -41,36 +41,6 @@ def test_the_first_waits_for_the_loop_and_the_second_does_not(end: Callable[[], 
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_end_of_the_loop_is_a_place_to_stop():
-    seen: list[str] = []
-    with interrupts.listening(), pytest.raises(KeyboardInterrupt):
-        loop(seen, lambda: None)
-    assert seen == ["waited", "the end"]
-
-
-THRICE = """
-import multiprocessing, signal, time
-from gradguess_lab import interrupts
-
-child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
-child.start()
-print(child.pid, flush=True)
-with interrupts.listening():
-    while True:
-        try:
-            signal.raise_signal(signal.SIGINT)
-        except KeyboardInterrupt:
-            pass
-"""
-
-
-@pytest.mark.slow
-def test_the_third_ends_a_process_that_swallows_the_others():
-    done = subprocess.run([sys.executable, "-c", THRICE], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (130, "")
-    until(lambda: not _lives(int(done.stdout)))
-
-
 # The run spends nearly all of its time in a `__del__`, where Python forgets what is raised.
 SWALLOWS = """
 import time

@@ -20,7 +20,7 @@ import pytest
 from gradguess.errors import GradguessError
 from gradguess_lab import jobs, store
 from gradguess_lab.config import TrainConfig
-from gradguess_lab.jobs import Job, Progress, at_once, run_plans, tuned, work
+from gradguess_lab.jobs import Job, Progress, at_once, run_plans, tuned
 from gradguess_lab.streams.config import StreamConfig
 
 pytest.importorskip("mnist1d")
@@ -107,10 +107,7 @@ def test_a_run_that_diverges_is_said_and_not_tried_again(tmp_path: Path, monkeyp
     assert run_plans([at_once([job])], tmp_path) == (rows, failures)
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "[]", '{"metrics": {"train_accuracy": 1.0}}', {"config": {"lr": 0.5}}, {"key": "x"}, {"metrics": {}}],
-)
+@pytest.mark.parametrize("content", ["", "[]", {"config": {"lr": 0.5}}, {"key": "x"}, {"metrics": {}}])
 def test_a_result_that_is_torn_or_of_another_configuration_is_not_finished(tmp_path: Path, content: Any):
     whole = {"schema": 1, "key": JOB.key, "config": WT.as_dict(), "metrics": {"epochs": 2}, "history": []}
     path = JOB.directory(tmp_path) / "result.json"
@@ -137,18 +134,6 @@ def test_rows_of_other_calls_stay(tmp_path: Path):
     (tmp_path / "s" / "results.jsonl").write_text("{")
     with pytest.raises(GradguessError, match=r"results.jsonl, line 1 is truncated or not JSON"):
         run_plans([at_once([two])], tmp_path / "s")
-
-
-def test_an_error_that_nobody_foresaw_ends_one_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def broken(config: TrainConfig, out: Path) -> None:
-        out.mkdir(parents=True)
-        raise MemoryError("out of memory")
-
-    monkeypatch.setattr("gradguess_lab.train.train", broken)
-    key, message = work(JOB, tmp_path)
-    assert key == JOB.key
-    assert message.startswith("MemoryError: out of memory")
-    assert "MemoryError" in (JOB.directory(tmp_path) / "error.txt").read_text()
 
 
 # --- a worker killed in the middle: no run lost, none run twice ------------------------------------------------------
@@ -229,10 +214,3 @@ def ray_cluster() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore")
 def test_ray_survives(tmp_path: Path, ray_cluster: None):
     survive(tmp_path, backend="ray")
-
-
-def test_bad_backends_are_refused(tmp_path: Path):
-    with pytest.raises(GradguessError, match="--backend must be one of"):
-        run_plans([at_once([JOB])], tmp_path, backend="slurm")  # type: ignore[arg-type]
-    with pytest.raises(GradguessError, match="--address needs"):
-        run_plans([at_once([JOB])], tmp_path, address="tcp://x:1")

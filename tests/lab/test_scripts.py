@@ -6,12 +6,11 @@ import pytest
 import torch
 
 import gradguess as gg
-from gradguess.errors import InputError
 from gradguess.linalg.step_polynomials import SETS
-from gradguess_lab.config import TrainConfig, script_names
+from gradguess_lab.config import TrainConfig
 from gradguess_lab.data import load
 from gradguess_lab.loss import per_sample_loss
-from gradguess_lab.scripts import FlooredNS, Masked, ReducedBottom
+from gradguess_lab.scripts import FlooredNS, ReducedBottom
 from gradguess_lab.train import build_method, build_model, train
 
 CONFIG = TrainConfig(method="wt", width=24, depth=3, epochs=1, batch=64, samples=128, dtype="float64", script="mask")
@@ -109,15 +108,6 @@ def test_floor_takes_sample_0_and_rounds_down():
     found = z.mT @ z / len(z)
     expected = Vh[sample].mT @ torch.diag(p**2) @ Vh[sample]
     assert torch.linalg.matrix_norm(found - expected, 2) < 0.25 * torch.linalg.matrix_norm(expected, 2)
-
-
-def test_names():
-    assert script_names("") == ()
-    assert script_names("mask,floor") == ("mask", "floor")
-    with pytest.raises(InputError, match="masks"):
-        TrainConfig(script="masks")
-    assert isinstance(build_method(CONFIG, network(CONFIG)[0]), Masked)
-    assert TrainConfig(script="mask,floor").key.endswith("scriptmask+floor")
 
 
 def test_a_scripted_run_trains_and_resumes(tmp_path):

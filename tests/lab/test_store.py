@@ -34,15 +34,6 @@ def test_rows_are_merged_by_key(tmp_path: Path):
     assert store.read(tmp_path / "s") == [{"key": "a"}]
 
 
-@pytest.mark.parametrize("rows", [[row("a"), row("a")], [{"metrics": {}}]])
-def test_a_write_that_fails_changes_nothing(tmp_path: Path, rows: list[dict[str, Any]]):
-    store.write(tmp_path / "s", [row("old")])
-    with pytest.raises(GradguessError, match="expected a row with a key of its own"):
-        store.write(tmp_path / "s", rows)
-    assert store.read(tmp_path / "s") == [row("old")]
-    assert len(list(tmp_path.iterdir())) == 2
-
-
 def test_what_lies_in_the_folder_counts_before_the_study_and_is_put_into_it(tmp_path: Path):
     study = tmp_path / "s"
     store.write(study, [row("run"), {"key": "time", "kind": "time", "schema": 1, "rows": [1]}])
