@@ -21,7 +21,6 @@ from torch import Tensor
 
 import gradguess as gg
 from gradguess.baselines.feedback_alignment import Momentum, random_start
-from gradguess.errors import InputError
 from gradguess.methods.base import Draws
 from gradguess.methods.feedback.lesson import (
     WEIGHTED,
@@ -36,7 +35,6 @@ from gradguess.methods.feedback.lesson import (
 from gradguess.methods.output_error import OutputError
 from gradguess.model.site import Site
 from gradguess.step.base import State, Step
-from gradguess_lab.config import LEARN, STARTS
 
 
 class Outputs(LeastMeanSquares):
@@ -60,12 +58,7 @@ class FromLoss(Weighted):
         return ((residual * e).sum(1, keepdim=True) * e).reshape(rows, -1)
 
 
-RULES: dict[str, LearningRule] = {
-    "weighted": WEIGHTED,
-    "outputs": Outputs(),
-    "loss": FromLoss(),
-    "momentum": Momentum(),
-}
+RULES = {"weighted": WEIGHTED, "outputs": Outputs(), "loss": FromLoss(), "momentum": Momentum()}
 
 
 @dataclass(frozen=True)
@@ -75,13 +68,6 @@ class StudiedFeedback(gg.Feedback):
     learn: str = "weighted"
     first: str = "zero"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.learn not in LEARN:
-            raise InputError(f"learn: expected one of {', '.join(map(repr, LEARN))}, found {self.learn!r}.")
-        if self.first not in STARTS:
-            raise InputError(f"start: expected 'zero' or 'random', found {self.first!r}.")
 
     @property
     def rule(self) -> LearningRule:  # type: ignore[override]

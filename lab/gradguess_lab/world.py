@@ -11,6 +11,7 @@ import gc
 import importlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -26,11 +27,12 @@ def launched_rank() -> int:
     return int(os.environ.get("RANK", "0")) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 
+@dataclass(frozen=True)
 class World:
     """The ranks of this run."""
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self.rank, self.size = rank, size
+    rank: int = 0
+    size: int = 1
 
     def own(self, batch: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
         """This rank's samples of a batch, and their place in it."""
