@@ -8,7 +8,6 @@ from gradguess.linalg import (
     batched_top_subspace,
     followed_bases,
     orthonormal_columns,
-    subspaces,
     top_right_singular_vectors,
 )
 from matrices import F64, assert_orthonormal_or_zero, noise, of_rank, projector, top_projector
@@ -145,8 +144,7 @@ def test_a_basis_that_cannot_be_followed_is_found_anew(k: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(60, 40), (40, 60)], ids=["tall", "wide"])
-@pytest.mark.parametrize("short", [0, subspaces.SHORT], ids=["by products", "by a Gram matrix"])
-def test_a_basis_is_followed_by_three_iterations(shape, short, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_basis_is_followed_by_three_iterations(shape) -> None:
     """The slow twin multiplies by `AᵀA` and orthonormalises by Gram–Schmidt, three times."""
     generator = torch.Generator().manual_seed(6)
     A = torch.randn(*shape, generator=generator, dtype=F64)
@@ -155,7 +153,6 @@ def test_a_basis_is_followed_by_three_iterations(shape, short, monkeypatch: pyte
     for _ in range(3):
         Q, R = torch.linalg.qr(A.t() @ A @ expected)
         expected = Q * R.diagonal().sign()
-    monkeypatch.setattr(subspaces, "SHORT", short)
     torch.testing.assert_close(followed_basis(A, 4, warm), expected, rtol=1e-9, atol=1e-10)
 
 
@@ -172,8 +169,7 @@ def test_weak_directions_beside_a_strong_one_are_followed(shape, scale) -> None:
     assert torch.linalg.matrix_norm(found @ found.t() - R[:, :10] @ R[:, :10].t(), 2) < 3e-3
 
 
-@pytest.mark.parametrize("short", [0, subspaces.SHORT], ids=["by products", "by Gram matrices"])
-def test_bases_that_are_found_together_are_those_found_one_by_one(short, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bases_that_are_found_together_are_those_found_one_by_one() -> None:
     """Followed or not, of several shapes and sizes, in an order that mixes them."""
     generator = torch.Generator().manual_seed(8)
     shapes = [(60, 40), (40, 60), (60, 40), (3, 50), (40, 60), (60, 40), (60, 40)]
@@ -184,7 +180,6 @@ def test_bases_that_are_found_together_are_those_found_one_by_one(short, monkeyp
         for A, k in zip(matrices, sizes, strict=True)
     ]
     warm[2] = None
-    monkeypatch.setattr(subspaces, "SHORT", short)
     found = followed_bases(matrices, sizes, warm)
     for V, *one in zip(found, matrices, sizes, warm, strict=True):
         torch.testing.assert_close(V, followed_basis(*one), rtol=1e-10, atol=1e-11)

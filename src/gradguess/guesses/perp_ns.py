@@ -99,9 +99,9 @@ class WPerpNS(Guess):
 def _jacobian(view: SiteView, samples: int | None = None) -> GatedLinear | Dense:
     """`W̃` of the first samples, by one matrix for all and a gate for each, or by a matrix for each."""
     W = view.W
-    if isinstance(W, GatedLinear) and W.gate is not None:
-        return GatedLinear(W.weight, W.gate[:samples]) if samples else W
-    return Dense(W.matrix().expand(len(view.output), -1, -1)[:samples])
+    if isinstance(W, GatedLinear):
+        return GatedLinear(W.weight, (torch.ones_like(view.output) if W.gate is None else W.gate)[:samples])
+    return Dense(W.matrix()[:samples])
 
 
 def _sizes(W: GatedLinear | Dense) -> Tensor:
@@ -129,7 +129,7 @@ def _law(sizes: Tensor, middles: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Polynomial(Frame):
-    """`A = p^N(W̃/σ)ᵀ` by matrices of the smaller side of each sample's `W̃`: its open units, or its outputs.
+    """`A = p^N(W̃/σ)ᵀ` of eqs. (9) and (10), by matrices of each sample's open units, or of its outputs where fewer.
 
     With `X_0 = W̃/σ`, `G_j = X_jᵀX_j` and `p(X) = X q(XᵀX)` the steps are `X_{j+1} = X_j q(G_j)`, so that
     `X_Nᵀ z = q(G_{N-1}) ⋯ q(G_0) X_0ᵀ z` and `G_{j+1} = q(G_j) G_j q(G_j)`. On the other side the same holds of

@@ -14,7 +14,6 @@ from gradguess.linalg.factors import orthonormal_columns, orthonormal_rows, posi
 
 BLOCK = 2**22  # numbers that are converted at once
 WARM = 3  # subspace iterations that bring a basis up to date
-SHORT = 256  # up to this size of the shorter side they use a Gram matrix
 
 
 def top_right_singular_vectors(A: Tensor, k: int) -> Tensor:
@@ -99,28 +98,24 @@ def followed_bases(matrices: Sequence[Tensor], sizes: Sequence[int], warm: Seque
 
 def _followed(matrices: Sequence[Tensor], warm: Sequence[Any]) -> Tensor:
     """Bases (n, d, k) of n matrices of one shape, from those of an earlier search."""
-    wide = len(matrices[0]) < matrices[0].shape[1]
-    short = [A if wide else A.mT for A in matrices]
-    grams = torch.stack([A @ A.mT for A in short]) if len(short[0]) <= SHORT else None
-
-    def product(rows: Tensor) -> Tensor:
-        return _each(rows, lambda i, R: R @ short[i] @ short[i].mT) if grams is None else rows @ grams
+    wide, transposed = len(matrices[0]) < matrices[0].shape[1], [A.mT for A in matrices]
+    there, back = (matrices, transposed) if wide else (transposed, matrices)  # from the shorter side
 
     def rough(rows: Tensor) -> Tensor:
         return F.normalize(orthonormal_rows(rows)[0], dim=-1)  # a weak row is as long as others
 
     rows = torch.stack([V.mT for V in warm])  # (n, k, d)
     if wide:
-        rows = rough(_each(rows, lambda i, R: R @ matrices[i].mT))
+        rows = rough(_times(rows, transposed))
     for _ in range(WARM - 1):
-        rows = rough(product(rows))
-    last = _each(rows, lambda i, R: R @ matrices[i]) if wide else product(rows)
-    return orthonormal_rows(last)[0].mT
+        rows = rough(_times(_times(rows, there), back))
+    last = _times(rows, there)
+    return orthonormal_rows(last if wide else _times(last, back))[0].mT
 
 
-def _each(rows: Tensor, function: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """A function of each block of rows (n, k, ...): a matrix that is large is not copied to lie beside others."""
-    return torch.stack([function(i, R) for i, R in enumerate(rows)])
+def _times(rows: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+    """Each block of rows (n, k, ...) times its matrix: a matrix that is large is not copied to lie beside others."""
+    return torch.stack([R @ A for R, A in zip(rows, matrices, strict=True)])
 
 
 def is_full(V: Tensor) -> bool:
@@ -198,7 +193,7 @@ def _ritz_pairs(Q: Tensor, H: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _pad_columns(V: Tensor, k: int) -> Tensor:
     """`V` with zero columns on the right until there are `k`."""
-    return torch.nn.functional.pad(V, (0, k - V.shape[-1]))
+    return F.pad(V, (0, k - V.shape[-1]))
 
 
 def _fixed_noise(blocks: int, p: int, like: Tensor) -> Tensor:
