@@ -17,31 +17,16 @@ from typing import Any
 from gradguess_lab.compare.run import read_record
 from gradguess_lab.compare.tables import compared
 from gradguess_lab.methods import entry_of, method_label, settings_of
-from gradguess_lab.paper_numbers import (
-    BIAS_VARIANCE,
-    CHOICE_OF_K,
-    NEWTON_SCHULZ,
-    PRECONDITIONING,
-    SCALING,
-    WIDTHS,
-    Published,
-)
+from gradguess_lab.paper_numbers import SCALING, WIDTHS
 from gradguess_lab.report.sections import Section
 from gradguess_lab.store import find
-from gradguess_lab.streams.page import table as streams_table
+from gradguess_lab.streams import page as stream_tables
 from gradguess_lab.streams.plan import GROUPS
-from gradguess_lab.tables.bench import (
-    compiled_matrix,
-    memory_table,
-    speed_claims_table,
-    students_table,
-    times_table,
-)
-from gradguess_lab.tables.beyond import deep_tables, exact_top_table, projector_table, real_matrix
+from gradguess_lab.tables import bench, beyond
 from gradguess_lab.tables.claims import claims_table
 from gradguess_lab.tables.feedback import feedback_tables
 from gradguess_lab.tables.figure import Figure, draw, with_bars
-from gradguess_lab.tables.paper import compare, over_width, papers_curve, scaling_figure, scaling_matrix
+from gradguess_lab.tables.paper import PUBLISHED, compare, over_width, papers_curve, scaling_figure, scaling_matrix
 from gradguess_lab.tables.runs import DEFAULTS, EXPERIMENT, Run, groups, load_benchmarks, load_runs
 from gradguess_lab.tables.table import Table, cell, matrix
 from gradguess_lab.tables.tally import explanations, tally
@@ -82,7 +67,7 @@ def measured(key: str, study: str = "bench") -> dict[str, Any]:
 
 @cache
 def deep_networks() -> dict[str, Table]:
-    return {table.slug: table for table in deep_tables(load_runs(RESULTS / "deep"))}
+    return {table.slug: table for table in beyond.deep_tables(load_runs(RESULTS / "deep"))}
 
 
 @cache
@@ -100,9 +85,9 @@ def shared_basis(runs: Sequence[Run], quantity: str = "train_accuracy", **settin
 # --- blocks: from the runs in results/paper to what stands between two marks ---
 
 
-def published(runs: Sequence[Run], entries: Sequence[Published]) -> str:
+def published(runs: Sequence[Run], slug: str) -> str:
     """Published numbers beside ours by the paper's definition; times are not compared."""
-    rows = [one.row for one in compare(entries, runs) if one.main and one.verdict != NOT_COMPARED]
+    rows = [one.row for one in compare(PUBLISHED[slug][1], runs) if one.main and one.verdict != NOT_COMPARED]
     names = ("Method", "Width", "Quantity", "Paper", "Ours", "± sd", "Verdict")
     table = Table("published", "", [{name: row[name] for name in names} for row in rows], same=("Width", "Quantity"))
     return table.markdown()
@@ -185,7 +170,7 @@ def glance(runs: Sequence[Run]) -> str:
 
 def ends(runs: Sequence[Run]) -> str:
     """The exact top at the smallest and at the largest width."""
-    return exact_top_table(runs).where("Width", str(min(WIDTHS)), str(max(WIDTHS))).markdown()
+    return beyond.exact_top_table(runs).where("Width", str(min(WIDTHS)), str(max(WIDTHS))).markdown()
 
 
 def feedback(runs: Sequence[Run], slug: str) -> str:
@@ -194,7 +179,7 @@ def feedback(runs: Sequence[Run], slug: str) -> str:
 
 
 def projector(runs: Sequence[Run]) -> str:
-    table = projector_table(load_benchmarks(RESULTS / "paper")).where("Width", "512")
+    table = beyond.projector_table(load_benchmarks(RESULTS / "paper")).where("Width", "512")
     return table.markdown("Guess", "Layer", "First weights", "Trained weights", "Directions")
 
 
@@ -218,7 +203,7 @@ def deep(runs: Sequence[Run]) -> str:
 
 
 def streams(runs: Sequence[Run]) -> str:
-    made = {name: streams_table(RESULTS / "streams", name, GROUPS[name]) for name in STREAMS}
+    made = {name: stream_tables.table(RESULTS / "streams", name, GROUPS[name]) for name in STREAMS}
     return "\n\n".join(titled([made[name]], *columns) for name, columns in STREAMS.items())
 
 
@@ -310,27 +295,24 @@ BLOCKS: dict[str, Callable[[Sequence[Run]], str]] = {
     "tally-sentence": tally_sentence,
     "differing": differing,
     "claims": lambda runs: claims_table(runs).markdown("The paper says", "Verdict"),
-    "claims-cost": lambda runs: speed_claims_table(load_benchmarks(RESULTS / "paper")).markdown(),
+    "claims-cost": lambda runs: bench.speed_claims_table(load_benchmarks(RESULTS / "paper")).markdown(),
     "scaling": lambda runs: scaling_matrix(runs).markdown(),
-    "choice-of-k": partial(published, entries=CHOICE_OF_K),
-    "bias-variance": partial(published, entries=BIAS_VARIANCE),
-    "newton-schulz": partial(published, entries=NEWTON_SCHULZ),
-    "preconditioning": partial(published, entries=PRECONDITIONING),
+    **{name: partial(published, slug=name) for name in PUBLISHED if name not in ("ranks", "scaling")},
     "projector": projector,
     "exact-top": ends,
     "tangents": tangents,
     **{slug: partial(feedback, slug=slug) for slug in FEEDBACK},
-    "real": lambda runs: real_matrix(runs).markdown(),
+    "real": lambda runs: beyond.real_matrix(runs).markdown(),
     "students-sentence": students_sentence,
     "deep": deep,
-    "cost-students": of_record(students_table, "steps", "deep"),
+    "cost-students": of_record(bench.students_table, "steps", "deep"),
     "compare": compared_tasks,
     "streams": streams,
-    "bench-times": of_record(times_table, "time-cpu"),
-    "bench-times-gpu": of_record(times_table, "time-cuda"),
-    "bench-memory": of_record(memory_table, "memory-cpu"),
-    "bench-compiled-cpu": of_record(compiled_matrix, "compiled-cpu"),
-    "bench-compiled-cuda": of_record(compiled_matrix, "compiled-cuda"),
+    "bench-times": of_record(bench.times_table, "time-cpu"),
+    "bench-times-gpu": of_record(bench.times_table, "time-cuda"),
+    "bench-memory": of_record(bench.memory_table, "memory-cpu"),
+    "bench-compiled-cpu": of_record(bench.compiled_matrix, "compiled-cpu"),
+    "bench-compiled-cuda": of_record(bench.compiled_matrix, "compiled-cuda"),
     "attention": attention,
     "gpt": gpt2,
     "trainer": trainer,

@@ -33,6 +33,7 @@ class Cell:
     value: float | str | None = None
     verdict: str | None = None  # set on the cells that carry a judgement
     note: str = ""  # shown below, in small type
+    sd: float | None = None  # of the runs behind the value
 
 
 def number(value: float | None, form: str = ".3f") -> str:
@@ -66,7 +67,7 @@ def cell(value: Any, form: str = ".3f", verdict: str | None = None, note: str = 
         return value
     if isinstance(value, Summary):
         spread = "" if value.sd is None else f" ± {number(value.sd, form.lstrip('+'))}"
-        return Cell(number(value.mean, form) + spread, value.mean, verdict, note)
+        return Cell(number(value.mean, form) + spread, value.mean, verdict, note, value.sd)
     if isinstance(value, bool):
         value = "yes" if value else "no"
     if isinstance(value, float):
@@ -126,15 +127,12 @@ class Table:
     @property
     def frame(self) -> pd.DataFrame:
         """The values, of hidden columns too; a mean has its standard deviation in a column of its own."""
-        spread = {name for row in self.rows for name, value in row.items() if isinstance(value, Summary)}
-        lines: list[dict[str, Any]] = []
-        for row, cells in zip(self.rows, self.cells, strict=True):
-            lines.append({})
-            for name, one in cells.items():
-                lines[-1][name] = one.value
-                if name in spread:
-                    lines[-1][f"{name}, sd"] = getattr(row.get(name), "sd", None)
-        return pd.DataFrame(lines, dtype=object)
+        found = pd.DataFrame(self.cells, dtype=object)
+        for name in list(found):
+            spread = [one.sd for one in found[name]]
+            if any(sd is not None for sd in spread):
+                found.insert(found.columns.get_loc(name) + 1, f"{name}, sd", [Cell("", sd) for sd in spread])
+        return found.map(lambda one: one.value).astype(object)
 
     def csv(self) -> str:
         """One line per row, numbers as they were computed; a missing number is an empty field."""

@@ -53,15 +53,6 @@ class Explained:
         intervals = (ours, Summary(ours.mean, main.sd, main.n))
         return all(within(entry.value, entry.rounding, one) for one in intervals)
 
-    @property
-    def agreeing(self) -> list[int]:
-        """The diagnosed epochs at which the paper's number lies in our prediction interval."""
-        entry, group = self.line.entry, self.line.group
-        if group is None or entry.layer is None:
-            return []
-        at = {epoch: group.summary(entry.quantity, entry.layer, epoch=epoch) for epoch in group.epochs}
-        return [epoch for epoch, ours in at.items() if ours and within(entry.value, entry.rounding, ours)]
-
 
 def explanations(runs: Sequence[Run]) -> list[Explained]:
     """Every published number whose main line differs."""
@@ -101,32 +92,26 @@ def scripted(entry: Published, runs: Sequence[Run]) -> dict[str, Group]:
 
 def variants_table(runs: Sequence[Run]) -> Table:
     """A row for every published number whose main line differs."""
-    rows, commands = [], {}
-    found = explanations(runs)
-    titles = [name for name in (*TRAINED.values(), LAST_BATCH, BEFORE, ALL) if any(name in one.ways for one in found)]
+    found, rows = explanations(runs), []
+    order = (*TRAINED.values(), LAST_BATCH, BEFORE, ALL)
+    titles = [name for name in order if any(name in one.ways for one in found)]
     for one in found:
-        line, ways = one.line, {}
-        for title in titles:
-            ours = one.ways.get(title)
-            judged = None if ours is None or ours.sd is None else HOLDS if one.closes(ours) else DIFFERS
-            ways[title] = cell(ours, line.form, judged)
-        rows.append(
-            {"Method": line.method, "Width": line.entry.width, "Quantity": line.quantity}
-            | {"Paper": line.set(line.entry.value), "Ours": cell(line.ours, line.form), **ways}
-            | {"Closed by": ", ".join(one.closing) or ("nothing" if one.ways else "not run")}
-            | {"Epochs that agree": ", ".join(map(str, one.agreeing)) or "–"}
-        )
-        for name, group in scripted(line.entry, runs).items():
-            commands[f"{line.method}, width {line.entry.width}: {name}"] = group.command
+        line = one.line
+        verdicts = {
+            name: HOLDS if one.closes(ours) else DIFFERS for name, ours in one.ways.items() if ours.sd is not None
+        }
+        ways = {name: cell(one.ways.get(name), line.form, verdicts.get(name)) for name in titles}
+        closing = ", ".join(one.closing) or ("nothing" if one.ways else "not run")
+        main = {"Paper": line.set(line.entry.value), "Ours": cell(line.ours, line.form)}
+        where = {"Method": line.method, "Width": line.entry.width, "Quantity": line.quantity}
+        rows.append({**where, **main, **ways, "Closed by": closing})
     return Table(
         "variants",
         "What the authors' scripts do and the paper does not say",
         rows,
         "Every published number whose main line differs, with our number in each of the scripts' ways alone, and in "
         "all that apply at once. ✓: nearer to the paper's number, which lies in the prediction interval of that way "
-        "and in one as wide as that of the main line. With many ways some close a gap by chance. Epochs that agree: "
-        "the diagnosed epochs at which our number, measured as the paper says, has the paper's in its interval.",
-        commands=commands,
+        "and in one as wide as that of the main line. With many ways some close a gap by chance.",
     )
 
 
