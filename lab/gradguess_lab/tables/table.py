@@ -127,12 +127,13 @@ class Table:
     @property
     def frame(self) -> pd.DataFrame:
         """The values, of hidden columns too; a mean has its standard deviation in a column of its own."""
-        found = pd.DataFrame(self.cells, dtype=object)
-        for name in list(found):
-            spread = [one.sd for one in found[name]]
-            if any(sd is not None for sd in spread):
-                found.insert(found.columns.get_loc(name) + 1, f"{name}, sd", [Cell("", sd) for sd in spread])
-        return found.map(lambda one: one.value).astype(object)
+        columns: dict[str, list[Any]] = {}
+        for name in self.cells[0] if self.rows else ():
+            column = [row[name] for row in self.cells]
+            columns[name] = [one.value for one in column]
+            if any(one.sd is not None for one in column):
+                columns[f"{name}, sd"] = [one.sd for one in column]
+        return pd.DataFrame(columns, dtype=object)
 
     def csv(self) -> str:
         """One line per row, numbers as they were computed; a missing number is an empty field."""
