@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from functools import partial
@@ -76,21 +77,29 @@ def train(
 ) -> None:
     """Train one network. With --out the run can be killed at any time and continued by the same command."""
     from gradguess_lab.environment import use_threads
-    from gradguess_lab.logs import logs
     from gradguess_lab.train import train as run
     from gradguess_lab.world import launched_rank
 
+    if out is None and (tensorboard or wandb):
+        raise GradguessError(
+            f"--{'tensorboard' if tensorboard else 'wandb'} needs --out DIR: its log is beside the run."
+        )
     use_threads(threads)
     first = launched_rank() == 0
-    with (
-        interruptible(),
-        epoch_bar(config, first) as show,
-        logs(config, out, tensorboard and first, wandb and first) as log,
-    ):
+    with interruptible(), contextlib.ExitStack() as stack:
+        logs = [stack.enter_context(epoch_bar(config, first))]
+        if out is not None and tensorboard and first:
+            from gradguess.integrations.tensorboard import tensorboard_log
+
+            logs.append(stack.enter_context(tensorboard_log(out)))
+        if out is not None and wandb and first:
+            from gradguess.integrations.wandb import wandb_log
+
+            logs.append(stack.enter_context(wandb_log(out, config.key, config.as_dict())))
 
         def on_epoch(row: dict[str, Any]) -> None:
-            show(row)
-            log(row)
+            for log in logs:
+                log(row)
 
         record = run(config, out, on_epoch, say if first else lambda line: None)
     if not first:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,15 +34,12 @@ def network(reads: Literal["numbers", "text", "both"] = "numbers", direct: bool 
         def drawn(
             shape: Shape, width: int, depth: int, bias: bool, activation: str, generator: torch.Generator
         ) -> nn.Module:
-            if shape.kind == "text" and reads == "numbers":
+            if reads != "both" and (shape.kind == "text") != (reads == "text"):
                 name = build.__name__
-                raise InputError(f"The model {name!r} reads numbers, not text: use charformer or gru with this data.")
-            if shape.kind != "text" and reads == "text":
-                raise InputError("The model 'charformer' reads text: use --data shakespeare, or another model.")
+                raise InputError(f"{name!r} reads {reads}, not {shape.kind}: charformer and gru are for text.")
             make = lookup(ACTIVATIONS, activation, "activation")
             if not direct:
-                seed = int(torch.randint(2**62, (), generator=generator))
-                generator = torch.Generator().manual_seed(seed)
+                generator = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator)))
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.set_state(generator.get_state())
                 return build(shape, width, depth, bias, make)
@@ -62,21 +59,20 @@ def mlp(shape: Shape, width: int, depth: int, bias: bool, activation: Activation
 
 
 class Residual(nn.Module):
-    """`skip(x) + branch(x)` for each branch in turn; a branch is a chain of modules with names."""
+    """`x + branch(x)` for each branch in turn; a branch is a chain of modules with names."""
 
-    def __init__(self, *branches: dict[str, nn.Module], skip: nn.Module | None = None) -> None:
+    def __init__(self, *branches: dict[str, nn.Module]) -> None:
         super().__init__()
         self.branches = [list(branch) for branch in branches]
         for name, module in itertools.chain(*(branch.items() for branch in branches)):
             self.add_module(name, module)
-        self.skip = skip
 
     def forward(self, x: Tensor) -> Tensor:
         for names in self.branches:
             branch = x
             for name in names:
                 branch = getattr(self, name)(branch)
-            x = (x if self.skip is None else self.skip(x)) + branch
+            x = x + branch
         return x
 
 
@@ -115,9 +111,9 @@ def channels(shape: Shape) -> int:
     return shape.size[0] if shape.kind == "image" else 1
 
 
-def conv(shape: Shape, below: int, above: int, size: int, stride: int = 1, bias: bool = True) -> nn.Module:
+def conv(shape: Shape, below: int, above: int, size: int, stride: int = 1, **options: Any) -> nn.Module:
     kind = nn.Conv2d if shape.kind == "image" else nn.Conv1d
-    return kind(below, above, size, stride=stride, padding=size // 2, bias=bias)
+    return kind(below, above, size, stride, **{"padding": size // 2} | options)
 
 
 @network()
@@ -137,13 +133,20 @@ def group_norm(width: int) -> nn.GroupNorm:
     return nn.GroupNorm(next(groups for groups in (8, 4, 2, 1) if width % groups == 0), width)
 
 
-def pre_norm_block(shape: Shape, below: int, above: int, stride: int, activation: Activation) -> Residual:
+class PreNormBlock(nn.Module):
     """`skip(x) + conv φ norm conv φ norm x`; the skip is a 1 × 1 convolution where the shape changes."""
-    first, second = conv(shape, below, above, 3, stride), conv(shape, above, above, 3)
-    half = {"norm1": group_norm(below), "act1": activation(), "conv1": first}
-    branch = half | {"norm2": group_norm(above), "act2": activation(), "conv2": second}
-    changes = stride > 1 or below != above
-    return Residual(branch, skip=conv(shape, below, above, 1, stride) if changes else nn.Identity())
+
+    def __init__(self, shape: Shape, below: int, above: int, stride: int, activation: Activation) -> None:
+        super().__init__()
+        self.norm1, self.act1 = group_norm(below), activation()
+        self.conv1 = conv(shape, below, above, 3, stride)
+        self.norm2, self.act2 = group_norm(above), activation()
+        self.conv2 = conv(shape, above, above, 3)
+        self.skip = conv(shape, below, above, 1, stride) if stride > 1 or below != above else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.conv1(self.act1(self.norm1(x)))
+        return self.skip(x) + self.conv2(self.act2(self.norm2(branch)))
 
 
 @network()
@@ -156,7 +159,7 @@ def resnet(shape: Shape, width: int, depth: int, bias: bool, activation: Activat
     layers.append(conv(shape, channels(shape), width, 3))
     for i in range(depth):
         stride = 2 if i in (1, 3) else 1
-        layers.append(pre_norm_block(shape, width, width * stride, stride, activation))
+        layers.append(PreNormBlock(shape, width, width * stride, stride, activation))
         width *= stride
     return nn.Sequential(*layers, group_norm(width), activation(), Head(width, shape.classes))
 
@@ -209,8 +212,7 @@ class Patches(nn.Module):
         whole = shape.size[-1]
         side = next(size for size in (4, 2, 1) if (whole % size == 0 and whole // size >= 4) or size == 1)
         self.as_image = AsImage()
-        kind = nn.Conv2d if shape.kind == "image" else nn.Conv1d
-        self.embed = kind(channels(shape), width, side, stride=side)
+        self.embed = conv(shape, channels(shape), width, side, side, padding=0)
         self.tokens = (whole // side) ** (2 if shape.kind == "image" else 1)
         self.position = nn.Parameter(0.02 * torch.randn(self.tokens, width))
 

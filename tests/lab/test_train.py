@@ -215,16 +215,6 @@ def test_every_method_learns(method: str):
     assert train(config)["metrics"]["train_loss"] < LEARNED
 
 
-RIVALS = ("dfa", "fdfa", "mezo", "local-linear", "local-predsim", "checkpointed", "frozen")
-
-
-@pytest.mark.parametrize("method", RIVALS)
-def test_rivals_train_as_methods_do(method: str):
-    config = TrainConfig(method=method, width=8, depth=2, epochs=2, batch=50, samples=100, sites="2", eval_every=1)
-    first, last = (row["test_loss"] for row in train(config)["history"])
-    assert last != first
-
-
 @pytest.mark.parametrize(
     ("model", "method", "data"),
     [
