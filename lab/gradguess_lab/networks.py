@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -30,7 +29,6 @@ def network(reads: Literal["numbers", "text", "both"] = "numbers", direct: bool 
     """
 
     def wrap(build: Build) -> Build:
-        @functools.wraps(build)
         def drawn(
             shape: Shape, width: int, depth: int, bias: bool, activation: str, generator: torch.Generator
         ) -> nn.Module:
