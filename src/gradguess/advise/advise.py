@@ -20,6 +20,7 @@ from gradguess.advise.advice import Advice, Row, recommend
 from gradguess.advise.candidates import Candidate, candidates_for
 from gradguess.backends import RandomState, peak_bytes, seed_global
 from gradguess.backends import seconds as seconds_of
+from gradguess.diagnose.report import cosine
 from gradguess.errors import GradguessError, InputError, NonFiniteError, check_count, reason_of
 from gradguess.estimate import ForwardGradient
 from gradguess.model.find_sites import lay_out
@@ -208,8 +209,8 @@ class Trial:
         memory, found = None if peak is None else (peak + kept) / 2**20, self.gradients()
         self.row = replace(self.row, memory_mb=memory)
         if true is not None:
-            low = cosine(found, {name: true[name] for name in lowest if name in true})
-            self.row = replace(self.row, cosine=cosine(found, true), lowest_cosine=low)
+            low = cosine_of(found, {name: true[name] for name in lowest if name in true})
+            self.row = replace(self.row, cosine=cosine_of(found, true), lowest_cosine=low)
 
     def gradients(self) -> Gradients:
         """The gradients of the last step."""
@@ -269,15 +270,10 @@ class Trial:
             p.grad = None
 
 
-def cosine(found: Gradients, true: Gradients) -> float:
-    """The cosine of two gradients, over all parameters that have a true one; 0 if either is zero."""
-    inner = square = true_square = 0.0
-    for name, grad in true.items():
-        b = grad.to_dense().double()
-        a = found[name].to_dense().double() if name in found else torch.zeros_like(b)
-        inner, square = inner + float((a * b).sum()), square + float(a.square().sum())
-        true_square += float(b.square().sum())
-    return inner / (square * true_square) ** 0.5 if square * true_square > 0 else 0.0
+def cosine_of(found: Gradients, true: Gradients) -> float:
+    """The cosine of two gradients, over all parameters that have a true one."""
+    dense = lambda grad: grad.to_dense().double()  # noqa: E731
+    return cosine((dense(found.get(name, torch.zeros_like(grad))), dense(grad)) for name, grad in true.items())
 
 
 def reason(error: Exception) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradguess.diagnose.covariance import covariance, explicit
-from gradguess.diagnose.report import SiteReport
+from gradguess.diagnose.report import SiteReport, cosine
 from gradguess.guesses.base import Guess
 from gradguess.guesses.frames import Frame
 from gradguess.jacobian import CutGraph, Jacobian
@@ -227,15 +227,10 @@ def summary(
         bias=bias / batch,
         variance=variance.norm().item() / batch**2,
         covariance_norm=norm,
-        cosine=_cosine(estimate, g),
-        mean_cosine=_cosine(mean, g),
+        cosine=cosine([(estimate, g)]),
+        mean_cosine=cosine([(mean, g)]),
         gradient_norm=g.norm().item() / batch,
     )
-
-
-def _cosine(a: Tensor, b: Tensor) -> float:
-    lengths = (a.norm() * b.norm()).item()
-    return (a * b).sum().item() / lengths if lengths else 0.0
 
 
 def decompose(W: Tensor, g: Tensor) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,15 @@ class Report(Mapping[str, SiteReport]):
         columns = [f.name for f in fields(SiteReport) if f.name not in ("singular_values", "overlap")]
         rows = [["site", *(name.replace("_", " ") for name in columns)]]
         return aligned(rows + [[name, *(shown(getattr(site, key)) for key in columns)] for name, site in self.items()])
+
+
+def cosine(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """The cosine between all numbers of the first tensors and all of the second; 0 if either are zero."""
+    inner = square = true_square = 0.0
+    for a, b in pairs:
+        inner, square = inner + (a * b).sum().item(), square + a.square().sum().item()
+        true_square += b.square().sum().item()
+    return inner / (square**0.5 * true_square**0.5) if square and true_square else 0.0
 
 
 def shown(value: float | None, form: str = ".3g") -> str:
