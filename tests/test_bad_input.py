@@ -35,33 +35,32 @@ def refused(model: nn.Module, error: type[Exception], match: str):
 # --- the loss ------------------------------------------------------------------------------------------------
 
 
-@doors
-@guesses
-def test_a_scalar_loss(door, guess):
-    case = make("relu-bias")
-    with refused(case.model, gg.InputError, r"one loss per sample.*found a scalar.*reduction='none'"):
-        FRONT_DOORS[door](case.model, GUESSES[guess], nn.CrossEntropyLoss(), case.inputs, case.targets)
+def per_token(outputs, targets):
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
+
+
+LOSSES = {  # a network, a loss, targets if they are others, and what is said
+    "a scalar": ("relu-bias", nn.CrossEntropyLoss(), None, r"one loss per sample.*found a scalar.*reduction='none'"),
+    "a matrix": (
+        "relu-bias",
+        nn.MSELoss(reduction="none"),
+        torch.zeros(BATCH, 4).double(),
+        r"one loss per sample.*found shape \(5, 4\).*flatten\(1\)\.mean\(1\)",
+    ),
+    "of tokens": ("tied", per_token, None, r"outputs have shape \(\d, 6, 9\).*returned \d+ losses.*view\(batch, -1\)"),
+}
 
 
 @doors
 @guesses
-def test_a_matrix_of_losses(door, guess):
-    case = make("relu-bias")
-    targets = torch.zeros(BATCH, 4).double()
-    with refused(case.model, gg.InputError, r"one loss per sample.*found shape \(5, 4\).*flatten\(1\)\.mean\(1\)"):
-        FRONT_DOORS[door](case.model, GUESSES[guess], nn.MSELoss(reduction="none"), case.inputs, targets)
-
-
-@doors
-@guesses
-def test_losses_of_another_batch(door, guess):
-    case = make("tied")
-
-    def per_token(outputs, targets):
-        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
-
-    with refused(case.model, gg.InputError, r"outputs have shape \(\d, 6, 9\).*returned \d+ losses.*view\(batch, -1\)"):
-        FRONT_DOORS[door](case.model, GUESSES[guess], per_token, case.inputs, case.targets)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_that_are_not_one_for_each_sample(door, guess, loss):
+    name, loss_fn, targets, match = LOSSES[loss]
+    case = make(name)
+    with refused(case.model, gg.InputError, match):
+        FRONT_DOORS[door](
+            case.model, GUESSES[guess], loss_fn, case.inputs, case.targets if targets is None else targets
+        )
 
 
 @doors
@@ -202,28 +201,23 @@ def test_nan_in_one_chunk_is_skipped_with_the_whole_batch(solver: str, row: int,
     ("make_it", "match"),
     [
         (lambda: gg.WPerp(k=0), r"WPerp\(k\): expected a whole number of at least 1, found 0"),
-        (lambda: gg.WPerp(k=-3), r"WPerp\(k\).*found -3"),
         (lambda: gg.WPerp(k=2.5), r"WPerp\(k\).*found 2\.5"),
         (lambda: gg.WPerp(k=True), r"WPerp\(k\).*found True"),
-        (lambda: gg.WPerp(refresh=0), r"WPerp\(refresh\)"),
         (lambda: gg.WPerp(solver="qr"), r"WPerp\(solver\): expected .*'shared', found 'qr'"),
-        (lambda: gg.WPerp(end="middle"), r"WPerp\(end\): expected 'top' or 'bottom', found 'middle'"),
-        (lambda: gg.WPerpNS(k=0), r"WPerpNS\(k\)"),
         (lambda: gg.WPerpNS(steps=0), r"WPerpNS\(steps\)"),
-        (lambda: gg.WPerpNS(refresh=0), r"WPerpNS\(refresh\)"),
-        (lambda: gg.WPreconditioned(sigma=0), r"WPreconditioned\(sigma\): expected a positive number, found 0"),
-        (lambda: gg.WPreconditioned(sigma=float("nan")), r"WPreconditioned\(sigma\)"),
+        (lambda: gg.WPreconditioned(sigma=float("nan")), r"WPreconditioned\(sigma\): expected a positive number"),
         (lambda: gg.Feedback(gg.WPerp(), rate=2), r"Feedback\(rate\): expected 0 <= rate < 2 .*found 2"),
-        (lambda: gg.Feedback(gg.WPerp(), rate=-0.1), r"Feedback\(rate\).*found -0\.1"),
         (lambda: gg.Feedback(gg.WPerp(), fraction=0), r"Feedback\(fraction\): expected 0 < fraction <= 1, found 0"),
-        (lambda: gg.Feedback(gg.WPerp(), fraction=1.1), r"Feedback\(fraction\).*found 1\.1"),
-        (lambda: gg.Feedback(gg.WPerp(), bootstrap=-0.1), r"Feedback\(bootstrap\): expected 0 <= bootstrap <= 1"),
+        (lambda: gg.Feedback(gg.WPerp(), bootstrap=1.1), r"Feedback\(bootstrap\): expected 0 <= bootstrap <= 1"),
         (lambda: gg.baselines.FDFA(0.0), r"FDFA\(momentum\): expected 0 < momentum <= 1"),
+        (lambda: gg.baselines.FDFA(1.5), r"FDFA\(momentum\): expected 0 < momentum <= 1"),
         (lambda: gg.baselines.DFA(seed=0.5), r"DFA\(seed\): expected a whole number"),
         (lambda: gg.baselines.MeZO(float("inf")), r"MeZO\(epsilon\): expected a positive number"),
-        (lambda: gg.baselines.LocalLinear(lr=0), r"LocalLinear\(lr\): expected a positive number, found 0"),
         (lambda: gg.baselines.PredSim(beta=2), r"PredSim\(beta\): expected 0 <= beta <= 1, found 2"),
-        (lambda: gg.Feedback(gg.WPerp(), bootstrap=1.1), r"Feedback\(bootstrap\).*found 1\.1"),
+        (lambda: gg.Students(form="corrected"), r"form\): expected 'direct' or 'chained', found 'corrected'"),
+        (lambda: gg.Students(learn=("loss", "loss")), r"learn\): expected"),
+        (lambda: gg.Students(lr="fast"), r"lr\): expected a number of at least 0"),
+        (lambda: gg.LocalGuess(make=3), r"LocalGuess\(make\): expected a function"),
     ],
 )
 def test_a_guess_refuses(make_it, match):
@@ -235,11 +229,10 @@ def test_a_guess_refuses(make_it, match):
     ("options", "match"),
     [
         ({"tangents": 0}, "tangents: expected a whole number of at least 1, found 0"),
-        ({"tangents": 1.5}, r"tangents.*found 1\.5"),
         ({"chunk": True}, "chunk: expected a whole number of at least 1"),
         ({"chunk": 2, "coupling": "batch"}, "samples that mix"),
         ({"memory": "recompute"}, "memory: expected 'store' or 'replay', found 'recompute'"),
-        ({"coupling": "both"}, "coupling: expected 'sample' or 'batch', found 'both'"),
+        ({"top": "none"}, "top: expected 'guess' or 'exact', found 'none'"),
         ({"nonfinite": "warn"}, "nonfinite: expected 'raise', 'skip' or 'ignore', found 'warn'"),
     ],
 )
@@ -256,7 +249,6 @@ def test_forward_gradient_refuses(options, match):
         (["long.1.0"], r"no module named 'long\.1\.0'. Nearest: \['long\.1'"),
         (["shard"], r"no module named 'shard'. Nearest: \['shared'"),
         ([], "list of module names is empty"),
-        ([""], "no module named ''"),
     ],
 )
 def test_unknown_sites(sites, match):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import gradguess as gg
 from asserts import assert_close, assert_same
 from combinations import each, pairwise
-from models import BATCH, GUESSES, SITE_GUESSES, STUDENTS, ZOO, Case, Repeats, generator, make
+from models import BATCH, GUESSES, SITE_GUESSES, STUDENTS, ZOO, Case, Net, Repeats, generator, make
 
 FEEDBACK = {f"feedback-{form}": gg.Feedback(gg.WPerp(k=3), form=form) for form in ("direct", "chained", "corrected")}
 METHODS = {**GUESSES, **FEEDBACK, "backprop": gg.Backprop()}
@@ -119,22 +119,19 @@ def test_a_restored_run_continues_bit_for_bit(name, guess, tmp_path):
 # --- store and replay ----------------------------------------------------------------------------------------
 
 
-class FunctionalAttention(nn.Module):
+def functional_attention() -> nn.Module:
     """Closed-form layers around a fused kernel: the replay must choose the same kernel as the tangent pass."""
 
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(6, 24), nn.Linear(8, 4)
+    def run(m, x):
+        q, k, v = m.qkv(x).chunk(3, -1)
+        return m.out(F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0].mean(1))
 
-    def forward(self, x):
-        q, k, v = self.qkv(x).chunk(3, -1)
-        heads = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
-        return self.out(heads.mean(1))
+    return Net(run, qkv=nn.Linear(6, 24), out=nn.Linear(8, 4))
 
 
 def attention_case() -> Case:
     torch.manual_seed(0)
-    return Case(FunctionalAttention().double(), torch.randn(BATCH, 5, 6).double(), torch.randint(4, (BATCH,)))
+    return Case(functional_attention().double(), torch.randn(BATCH, 5, 6).double(), torch.randint(4, (BATCH,)))
 
 
 REPLAYED = [

@@ -35,14 +35,6 @@ def test_random_networks(group: int) -> None:
     assert not broken, "\n\n".join(broken)
 
 
-def test_a_seed_makes_one_case() -> None:
-    one, two = make_case(3), make_case(3)
-    assert str(one) == str(two)
-    for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert torch.equal(one.losses(), two.losses())
-
-
 def plain_cases(first: int, count: int) -> list[Case]:
     """Guesses at sites, on networks whose samples do not mix and that any precision can run."""
     found, seed = [], first

@@ -11,23 +11,17 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from models import Case, make
+from models import Case, Net, make
 
 
-class Gru(nn.Module):
+def gru() -> nn.Module:
     """Its kernels are switched off and on for the whole process."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell, self.head = nn.GRU(6, 5, batch_first=True), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.cell(x)[0][:, -1])
+    return Net(lambda m, x: m.head(m.cell(x)[0][:, -1]), cell=nn.GRU(6, 5, batch_first=True), head=nn.Linear(5, 3))
 
 
 def train_gru(seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    model = Gru().double()
+    model = gru().double()
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype) / 3)

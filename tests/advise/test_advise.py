@@ -21,6 +21,7 @@ from gradguess.model.task import Task
 from gradguess_lab.data import Shape
 from gradguess_lab.loss import per_sample_loss
 from gradguess_lab.models import MODELS
+from models import Net
 
 SIGNAL, IMAGE = Shape("signal", (40,), 10), Shape("image", (3, 8, 8), 10)
 NUMBERS = ("time", "memory", "memory_mb", "cosine", "lowest_cosine")
@@ -181,15 +182,6 @@ def test_what_a_method_keeps_counts_as_memory(monkeypatch: pytest.MonkeyPatch, o
     assert advice["Students"].memory == 1 + kept / 2**20
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_the_callers_mode_does_not_matter(mode, one_round: None):
-    model, loss_fn, *_ = small()
-    with mode():
-        x, t = torch.randn(8, 40), torch.randint(10, (8,))
-        advice = whole(model, loss_fn, x, t)
-    assert all(row.works for row in advice)
-
-
 # --- models, batches and losses that are not plain ---
 
 
@@ -201,18 +193,14 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randn(6, 4), torch.randint(3, (6,))
 
 
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right, self.top = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.top((self.left(x) + self.right(y)).relu())
+def two() -> nn.Module:
+    parts = {"left": nn.Linear(4, 8), "right": nn.Linear(4, 8), "top": nn.Linear(8, 3)}
+    return Net(lambda m, x, y: m.top((m.left(x) + m.right(y)).relu()), **parts)
 
 
 @pytest.mark.parametrize("form", [lambda x: (x, x), lambda x: {"x": x, "y": x}])
 def test_every_line_of_code_runs_with_these_inputs(form, one_round: None):
-    model, (x, t) = Two(), batch()
+    model, (x, t) = two(), batch()
     names = {"gg": gg, "model": model, "loss_fn": per_sample_loss, "inputs": form(x), "targets": t}
     rows = [row for row in whole(model, per_sample_loss, form(x), t) if row.works]
     assert len(rows) > 5
@@ -222,24 +210,6 @@ def test_every_line_of_code_runs_with_these_inputs(form, one_round: None):
         if row.method != BACKPROP:
             names["forward"](per_sample_loss, names["inputs"], t)
         assert all(p.grad is not None for p in model.parameters())
-
-
-def test_a_loss_that_is_a_method_of_the_model_is_copied_with_it(one_round: None):
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.norm = mlp(), nn.BatchNorm1d(3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.body(x)
-
-        def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-            return per_sample_loss(self.norm(outputs), targets)
-
-    model, (x, t) = Own(), batch()
-    advice = advise(model, model.loss, x, t, seconds=0.01)
-    assert model.norm.num_batches_tracked == 0
-    assert advice[CHECKPOINTED].cosine == pytest.approx(1)
 
 
 def test_wrong_input_is_an_error_and_no_row():

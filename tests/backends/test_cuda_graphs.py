@@ -31,18 +31,6 @@ class FakeGraph:
         self.log.append("end")
 
 
-def test_a_recording_registers_the_generator_and_runs_the_function_once(monkeypatch):
-    graph, pools, calls, generator = FakeGraph(), [], [], torch.Generator()
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
-    monkeypatch.setattr(torch.cuda, "graph", lambda g, pool: pools.append(pool) or g)
-    recorded = Recording(lambda: calls.append(1) or "result", generator)
-    assert [recorded.replay(), recorded.replay()] == ["result", "result"]
-    assert calls == [1]
-    assert graph.log == [generator, "start", "end", "replay", "replay"]
-    Recording(lambda: None, beside=recorded)
-    assert pools == [None, graph]
-
-
 def test_a_recording_casts_weights_by_itself_and_leaves_no_casts_behind(monkeypatch):
     """Autocast keeps what it has cast; while a recording is made nothing is computed."""
     graph, weight, x = FakeGraph(), torch.nn.Parameter(torch.ones(2, 2)), torch.ones(1, 2)

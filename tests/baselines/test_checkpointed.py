@@ -10,36 +10,34 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from models import Case, cross_entropy, make
+from models import Case, Net, cross_entropy, make
 
 ZOO = ["relu-bias", "gelu-bias", "in-place", "cnn", "residual", "transformer", "dropout", "batch-norm", "branching"]
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
-        self.norm, self.drop = nn.BatchNorm1d(width), nn.Dropout(0.3)
+def block(width: int) -> nn.Module:
+    return Net(
+        lambda m, x: torch.relu(x + m.second(m.drop(torch.relu(m.norm(m.first(x)))))),
+        first=nn.Linear(width, width),
+        second=nn.Linear(width, width),
+        norm=nn.BatchNorm1d(width),
+        drop=nn.Dropout(0.3),
+    )
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x + self.second(self.drop(torch.relu(self.norm(self.first(x))))))
 
-
-class Net(nn.Module):
+def sequences_inside() -> nn.Module:
     """Sequences inside a module that is none, as in a ResNet."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU())
-        self.low, self.high = nn.Sequential(Block(5), Block(5)), nn.Sequential(Block(5), Block(5))
-        self.head = nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.high(self.low(self.stem(x))))
+    return Net(
+        lambda m, x: m.head(m.high(m.low(m.stem(x)))),
+        stem=nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU()),
+        low=nn.Sequential(block(5), block(5)),
+        high=nn.Sequential(block(5), block(5)),
+        head=nn.Linear(5, 3),
+    )
 
 
 def net() -> Case:
-    return Case(Net().double(), torch.randn(8, 6).double(), torch.randint(3, (8,)))
+    return Case(sequences_inside().double(), torch.randn(8, 6).double(), torch.randint(3, (8,)))
 
 
 def steps(case: Case, method: gg.methods.Method, count: int = 2, **options) -> tuple[list[Tensor], Counter]:

@@ -8,20 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradguess as gg
-from models import Case, cross_entropy, make
+from models import Case, Net, cross_entropy, make
 
 LOCAL = {"linear": gg.baselines.LocalLinear(lr=0.01), "predsim": gg.baselines.PredSim(lr=0.01)}
 
 
-class Characters(nn.Module):
+def characters() -> nn.Module:
     """One prediction for each position."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.mix, self.head = nn.Embedding(7, 5), nn.Linear(5, 5), nn.Linear(5, 7)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.mix(self.embed(x))))
+    parts = {"embed": nn.Embedding(7, 5), "mix": nn.Linear(5, 5), "head": nn.Linear(5, 7)}
+    return Net(lambda m, x: m.head(torch.tanh(m.mix(m.embed(x)))), **parts)
 
 
 def per_sample(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -120,7 +115,7 @@ def test_three_steps_are_those_of_pieces_with_heads(kind, name):
 
 def test_a_text_has_a_prediction_at_every_position():
     x = torch.randint(7, (3, 6))
-    case = Case(Characters().double(), x, x.roll(-1, 1), per_sample)
+    case = Case(characters().double(), x, x.roll(-1, 1), per_sample)
     forward = gg.ForwardGradient(case.model, gg.baselines.LocalLinear(lr=0.1), sites=2)
     forward(*case.args)
     (cut,) = forward.learned
@@ -172,7 +167,7 @@ def test_a_frozen_lower_part_has_no_gradient():
 
 def test_predsim_needs_classes():
     x = torch.randint(7, (3, 6))
-    forward = gg.ForwardGradient(Characters(), gg.baselines.PredSim(), sites=2)
+    forward = gg.ForwardGradient(characters(), gg.baselines.PredSim(), sites=2)
     with pytest.raises(
         gg.InputError, match=r"expected targets of whole numbers, shape \(batch,\), found shape \(3, 6\)"
     ):

@@ -21,7 +21,7 @@ from gradguess.methods import Estimate, Method
 from gradguess.methods.run import Plan, find_layout, run_step
 from gradguess.model.task import Task
 from gradguess.step.base import Options, State
-from models import make
+from models import Net, make
 
 REPEATS, SIGMAS = 3000, 5
 loss_fn = nn.CrossEntropyLoss(reduction="none")
@@ -218,62 +218,53 @@ def test_monte_carlo_with_the_exact_top(isolate):
     assert_monte_carlo(mlp(), gg.WPerp(k=2), *data(), skip=("4",), top="exact", isolate=isolate)
 
 
-class Residual(nn.Module):
+def residual() -> nn.Module:
     """A convolution, a residual block and a head: no site has a closed form above it but by the cut graph."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem = nn.Conv1d(1, 2, 3, padding=1)
-        self.branch = nn.Linear(12, 12)
-        self.head = nn.Linear(12, 4)
-        self.double()
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.stem(x[:, None]).flatten(1)
+        return m.head(nn.functional.gelu(h + m.branch(torch.tanh(h))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.stem(x[:, None]).flatten(1)
-        h = h + self.branch(torch.tanh(h))
-        return self.head(nn.functional.gelu(h))
+    torch.manual_seed(0)
+    stem = nn.Conv1d(1, 2, 3, padding=1)
+    return Net(run, stem=stem, branch=nn.Linear(12, 12), head=nn.Linear(12, 4)).double()
 
 
 @pytest.mark.parametrize("guess", [gg.WTranspose(), gg.WPerp(k=3, solver="svd"), gg.WPerp(k=3)], ids=repr)
 @pytest.mark.parametrize("sites", ["auto", "leaf"])
 def test_monte_carlo_on_general_sites(guess, sites):
-    assert_monte_carlo(Residual(), guess, *data(), sites=sites)
+    assert_monte_carlo(residual(), guess, *data(), sites=sites)
 
 
 def test_a_few_products_agree_with_many(monkeypatch):
     """Above large layers diag Cov and ‖Cov - I‖ are estimated: 1000 draws, 5 %."""
-    exact = gg.diagnose(Residual(), gg.WTranspose(), loss_fn, *data(), seeded())
+    exact = gg.diagnose(residual(), gg.WTranspose(), loss_fn, *data(), seeded())
     monkeypatch.setattr(covariance, "COLUMNS", 0)
-    drawn = gg.diagnose(Residual(), gg.WTranspose(), loss_fn, *data(), seeded(), draws=1000)
+    drawn = gg.diagnose(residual(), gg.WTranspose(), loss_fn, *data(), seeded(), draws=1000)
     for name in ("stem", "branch"):
         assert drawn[name].covariance_norm != exact[name].covariance_norm
         assert drawn[name].covariance_norm == pytest.approx(exact[name].covariance_norm, rel=0.05)
         assert drawn[name].variance == pytest.approx(exact[name].variance, rel=0.05)
 
 
-class Positions(nn.Module):
+def positions() -> nn.Module:
     """A position embedding: one output for the whole batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Linear(1, 3)
-        self.position = nn.Embedding(6, 3)
-        self.head = nn.Linear(18, 4)
-        nn.init.normal_(self.head.weight)  # large: most of the derivative comes from below the head
-        self.double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.embed(x[..., None]) + self.position(torch.arange(6))
-        return self.head(torch.tanh(h).flatten(1))
+    torch.manual_seed(0)
+    model = Net(
+        lambda m, x: m.head(torch.tanh(m.embed(x[..., None]) + m.position(torch.arange(6))).flatten(1)),
+        embed=nn.Linear(1, 3),
+        position=nn.Embedding(6, 3),
+        head=nn.Linear(18, 4),
+    )
+    nn.init.normal_(model.head.weight)  # large: most of the derivative comes from below the head
+    return model.double()
 
 
 @pytest.mark.parametrize("coupling", ["sample", "batch"])
 def test_monte_carlo_where_the_batch_shares_an_output_or_a_derivative(coupling):
     """White noise at every site: 2000 independent tangents of one call are the draws."""
     tangents = 2000
-    model, (x, t), guess = Positions(), data(), gg.ActivationPerturbation()
+    model, (x, t), guess = positions(), data(), gg.ActivationPerturbation()
     options: Any = {"sites": "leaf", "coupling": coupling}
     report = gg.diagnose(model, guess, loss_fn, x, t, seeded(), draws=400, **options)
     est = gg.estimate(model, guess, loss_fn, x, t, tangents=tangents, generator=seeded(1), **options)
@@ -368,21 +359,15 @@ def test_no_array_of_batch_times_d_times_d(guess):
     assert largest.numbers < batch * d * d
 
 
-class Touchy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.Sequential(
-            nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 4)
-        ).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+def touchy() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 4)
+    return nn.Sequential(*layers).double()
 
 
 @pytest.mark.parametrize("guess", [gg.WTranspose(), gg.WPerp(k=2), gg.Backprop(), gg.WeightPerturbation()], ids=repr)
 def test_nothing_is_written(guess):
-    model = Touchy()
+    model = touchy()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
     first = gg.diagnose(model, guess, loss_fn, *data(), seeded(), coupling="batch")
@@ -407,16 +392,6 @@ def test_forward_is_taken_over_and_left_alone():
     assert taken["0"].bias == pytest.approx(torch.stack(outside).mean(0).norm().item(), rel=1e-9)
     assert taken["0"].bias != pytest.approx(fresh["0"].bias, rel=1e-3)
     assert all(torch.equal(value, kept[key]) for key, value in forward.state_dict().items())
-
-
-def test_the_options_of_forward_are_taken_over():
-    model, guess = mlp(), gg.WPerp(k=2)
-    options: Any = {"sites": ["0", "4"], "top": "exact", "isolate": True}
-    forward = gg.ForwardGradient(model, guess, **options)
-    taken = diagnosed(guess, model, forward=forward, curve=False)
-    assert taken == diagnosed(guess, model, curve=False, **options)
-    assert list(taken) == ["0", "4"]
-    assert diagnosed(guess, model, forward=forward, top="guess")["4"].variance > taken["4"].variance == 0
 
 
 @pytest.mark.parametrize("form", ["direct", "chained", "corrected"])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradguess as gg
+from models import Net
 
 loss_fn = nn.CrossEntropyLoss(reduction="none")
 INPUTS, CLASSES = 40, 10
@@ -21,68 +22,56 @@ def chain() -> nn.Module:
     )
 
 
-class _Written(nn.Module):
+def _written() -> nn.Module:
     """The same as a module of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(INPUTS, 64), nn.Linear(64, 64), nn.Linear(64, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(F.relu(self.b(F.relu(self.a(x)))))
+    parts = {"a": nn.Linear(INPUTS, 64), "b": nn.Linear(64, 64), "c": nn.Linear(64, CLASSES)}
+    return Net(lambda m, x: m.c(F.relu(m.b(F.relu(m.a(x))))), **parts)
 
 
-class _Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.norm = nn.Linear(INPUTS, 48), nn.LayerNorm(48)
-        self.up, self.down, self.head = nn.Linear(48, 64), nn.Linear(64, 48), nn.Linear(48, CLASSES)
+def _residual() -> nn.Module:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.stem(x)
+        return m.head(h + m.down(F.gelu(m.up(m.norm(h)))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.stem(x)
-        return self.head(h + self.down(F.gelu(self.up(self.norm(h)))))
+    parts = {"stem": nn.Linear(INPUTS, 48), "norm": nn.LayerNorm(48), "up": nn.Linear(48, 64)}
+    return Net(run, **parts, down=nn.Linear(64, 48), head=nn.Linear(48, CLASSES))
 
 
-class _Convolution(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv1d(1, 8, 5, stride=2), nn.Conv1d(8, 12, 3, stride=2)
-        self.norm, self.head = nn.GroupNorm(4, 12), nn.Linear(12 * 8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.a(x[:, None]))
-        return self.head(F.relu(self.norm(self.b(h))).flatten(1))
-
-
-class _Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Linear(4, 32)
-        self.layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
-        self.head = nn.Linear(32, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(self.stem(x.unflatten(1, (10, 4)))).mean(1))
+def _convolution() -> nn.Module:
+    convolutions = {"a": nn.Conv1d(1, 8, 5, stride=2), "b": nn.Conv1d(8, 12, 3, stride=2)}
+    return Net(
+        lambda m, x: m.head(F.relu(m.norm(m.b(F.relu(m.a(x[:, None]))))).flatten(1)),
+        **convolutions,
+        norm=nn.GroupNorm(4, 12),
+        head=nn.Linear(12 * 8, CLASSES),
+    )
 
 
-class _Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.cell = nn.GRU(4, 12, batch_first=True), nn.LSTMCell(12, 8)
-        self.other, self.head = nn.GRUCell(12, 8), nn.Linear(16, CLASSES)
+def _attention() -> nn.Module:
+    return Net(
+        lambda m, x: m.head(m.layer(m.stem(x.unflatten(1, (10, 4)))).mean(1)),
+        stem=nn.Linear(4, 32),
+        layer=nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True),
+        head=nn.Linear(32, CLASSES),
+    )
 
-    def forward(self, x: Tensor) -> Tensor:
-        h, _ = self.stem(x.unflatten(1, (10, 4)))
-        return self.head(torch.cat([self.cell(h[:, 4])[0], self.other(h[:, 9])], 1))
+
+def _recurrent() -> nn.Module:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h, _ = m.stem(x.unflatten(1, (10, 4)))
+        return m.head(torch.cat([m.cell(h[:, 4])[0], m.other(h[:, 9])], 1))
+
+    cells = {"cell": nn.LSTMCell(12, 8), "other": nn.GRUCell(12, 8)}
+    return Net(run, stem=nn.GRU(4, 12, batch_first=True), **cells, head=nn.Linear(16, CLASSES))
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "chain": chain,
-    "written": _Written,
-    "residual": _Residual,
-    "convolution": _Convolution,
-    "attention": _Attention,
-    "recurrent": _Recurrent,
+    "written": _written,
+    "residual": _residual,
+    "convolution": _convolution,
+    "attention": _attention,
+    "recurrent": _recurrent,
 }
 
 METHODS: dict[str, Callable[[], Any]] = {

@@ -9,9 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradguess.backends import kernels
 from gradguess.guesses import GatedBasis
-from gradguess.layers.attention import attention_tangent, in_blocks
 from gradguess.layers.table import TangentRules
 from gradguess.linalg import orthonormal_columns
 
@@ -42,44 +40,6 @@ def test_orthonormal_columns(d: int, k: int):
     assert relative(Q, orthonormal_columns(A)) < 1e-5
     eye = Q.mT @ Q
     assert float((eye - torch.diag_embed(eye.diagonal(dim1=-2, dim2=-1))).abs().max()) < 1e-5
-
-
-def split(a: list[Tensor], out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    """Queries, keys and values, what attention makes of them, and their tangents together."""
-    return a[0], a[1], a[2], out, tuple(a[3:])
-
-
-@pytest.mark.parametrize(
-    ("dtype", "queries", "keys", "d", "kind"),
-    [
-        (torch.float16, 300, 300, 64, "causal"),
-        (torch.bfloat16, 300, 300, 64, "causal"),
-        (torch.float16, 100, 331, 128, "none"),
-        (torch.bfloat16, 77, 130, 80, "boolean"),
-        (torch.float16, 256, 256, 16, "causal"),
-        (torch.bfloat16, 10, 10, 32, "additive"),
-    ],
-)
-def test_tangent_of_attention(dtype: torch.dtype, queries: int, keys: int, d: int, kind: str):
-    shapes = [(2, 4, queries, d), (2, 2, keys, d), (2, 2, keys, d)] * 2
-    a = [noise(*shape, seed=i).cuda() for i, shape in enumerate(shapes)]
-    mask = None
-    if kind in ("boolean", "additive"):
-        mask = noise(2, 1, queries, keys, seed=7).cuda()
-        mask = mask > 0 if kind == "boolean" else mask
-        mask[0, 0, 3] = False if kind == "boolean" else -torch.inf  # a query that sees no key
-    rest = (kind == "causal", 0.2)
-    low = [t.to(dtype) for t in a]
-    shown = mask if mask is None or kind == "boolean" else mask.to(dtype)
-    wide, wide_mask = [t.double() for t in low], shown if kind != "additive" else shown.double()
-    with sdpa_kernel(SDPBackend.MATH):
-        options = {"attn_mask": wide_mask, "is_causal": rest[0], "scale": rest[1], "enable_gqa": True}
-        out = F.scaled_dot_product_attention(*wide[:3], **options)
-    exact = in_blocks(*split(wide, out), wide_mask, *rest)
-    found = attention_tangent(*split(low, out.to(dtype)), shown, *rest)
-    assert kernels.attends(*low[:3])
-    assert found.dtype == dtype
-    assert float((found - exact).abs().max() / exact.abs().max()) < max(2e-5, 4 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("kind", ["none", "causal", "boolean", "additive", "float32"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from asserts import assert_covariance, assert_in_subspace, assert_projector, assert_unbiased
+from asserts import assert_covariance, assert_projector, assert_unbiased
 from combinations import each
 from frames import covariance, frames_of, matrix
 from gradguess.guesses import perp_ns
@@ -239,18 +238,6 @@ def test_where_the_step_lies_without_a_gap(threshold):
     assert (passed - 10).abs().max() < {"placed": 2.5, "nearest": 20}[threshold]
 
 
-@pytest.mark.parametrize(("width", "strong"), SUBSPACE_ERROR)
-def test_shared_is_a_projector_of_rank_k_inside_the_gate(width, strong):
-    case, W = wide(width, strong=strong)
-    found = covariance(frames_of(case, gg.WPerp(solver="shared"))["0"], width)
-    assert_projector(found, 10)
-    gate = (case.model[0](case.inputs) > 0).double()
-    for P, row in zip(found, gate, strict=True):
-        assert_in_subspace(P, torch.diag(row), atol=0)  # dead units get exactly zero
-    cover = (found * per_sample(W, lambda w: top_projector(w, 10))).sum((1, 2)) / 10
-    assert cover.min() > (0.9 if strong else 10 / width * 5)  # of the exact subspace; by chance it were 10 / width
-
-
 @pytest.mark.parametrize(("k", "activation"), each([1, 2, 7, 20, 40, 70], [nn.ReLU, nn.GELU]))
 def test_shared_of_any_size(k, activation):
     """Projectors on the gated columns `D V`, whichever way small or large ones are factored."""
@@ -266,28 +253,6 @@ def test_shared_of_any_size(k, activation):
     torch.testing.assert_close(found, gated @ torch.linalg.pinv(gated, rtol=1e-12), rtol=0, atol=1e-7)
     A = matrix(frame)
     torch.testing.assert_close(found, A @ A.mT, rtol=0, atol=1e-9)
-
-
-@dataclass(frozen=True)
-class FirstUnits(gg.WPerp):
-    """W⊥ with a search of its own."""
-
-    def search(self, view):
-        seen = super().search(view)["basis"]
-        assert not torch._C._is_torch_function_enabled()  # the rules of a pass do not slow it down
-        return {"basis": torch.eye(len(seen), self.k, dtype=seen.dtype)}
-
-
-@pytest.mark.parametrize("sites", [None, "leaf"])
-def test_a_subclass_may_search_in_its_own_way(sites):
-    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)).double()
-    x, t = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
-    forward = gg.ForwardGradient(model, FirstUnits(k=2), **({} if sites is None else {"sites": sites}))
-    forward(nn.CrossEntropyLoss(reduction="none"), x, t)
-    kept = [values["basis"] for values in forward.kept.values()]
-    assert len(kept) > 1
-    for basis in kept:
-        torch.testing.assert_close(basis, torch.eye(len(basis), 2, dtype=torch.float64))
 
 
 # --- degenerate cases ----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from gradguess.compile import compiler
 from gradguess.layers import attention
 from gradguess.layers.table import TangentRules
 from gradguess.passes.forward_mode import forward_mode
+from models import Net
 
 ATTENTION = torch.ops.gradguess.attention_tangent.default
 
@@ -221,33 +222,18 @@ def test_attention_inside_other_layers(name):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_weights_of_attention_can_be_asked_for():
-    layer, x, t = nn.MultiheadAttention(8, 2).double(), noise(5, 3, 8), noise(5, 3, 8, seed=1)
-    with forward_mode(layer):
-        found = [fwAD.unpack_dual(out) for out in layer(*[fwAD.make_dual(x, t)] * 3)]
-    wanted = torch.autograd.functional.jvp(lambda x: layer(x, x, x), x, t)
-    for (value, moved), expected, slope in zip(found, *wanted, strict=True):
-        torch.testing.assert_close(value, expected)
-        torch.testing.assert_close(moved, slope)
-
-
 T = 400  # tokens
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(self.stem(x)).mean(1))
+def attends() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    return Net(lambda m, x: m.head(m.layer(m.stem(x)).mean(1)), stem=nn.Linear(4, 8), layer=layer, head=nn.Linear(8, 3))
 
 
 def take(steps: int, **options) -> Made:
     """What the last one makes. The first one finds the basis, with a graph of all pairs."""
-    forward = gg.ForwardGradient(Attention().double(), gg.WPerp(k=2), **options)
+    forward = gg.ForwardGradient(attends().double(), gg.WPerp(k=2), **options)
     made = Made()
     for i in range(steps):
         with made if i == steps - 1 else nullcontext():

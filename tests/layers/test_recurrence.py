@@ -10,7 +10,6 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
 import gradguess as gg
-from gradguess.layers import table
 from gradguess.layers.table import TangentRules
 
 
@@ -81,23 +80,6 @@ def test_written_out(name, moving):
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith("rnn")])
-def test_no_fused_function_meets_a_tangent(name, monkeypatch):
-    """On a GPU it would be refused."""
-    met = []
-    functions = (torch.gru, torch.lstm, torch.gru_cell, torch.lstm_cell)
-    refused = {f: lambda func, *args, **options: met.append(func) for f in functions}
-    monkeypatch.setattr(table, "TANGENTS", table.TANGENTS | refused)
-    layer, run = LAYERS[name]
-    layer.double()
-    with TangentRules():
-        run(layer, noise(3, 6, 5))
-        assert met  # without a tangent it is as good as any
-        met.clear()
-        dual(layer, run, noise(3, 6, 5), noise(3, 6, 5, seed=1), {})
-    assert not met
 
 
 def test_a_cell_by_itself_in_float32():

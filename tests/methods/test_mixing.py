@@ -10,23 +10,21 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
+from models import Calls, Net
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
 
-class Sequences(nn.Module):
+def sequences_through(layer: nn.Module, time_first: bool = False) -> nn.Module:
     """A recurrent layer or attention, then a linear layer on the last position."""
 
-    def __init__(self, layer: nn.Module, time_first: bool = False) -> None:
-        super().__init__()
-        self.stem, self.layer, self.head = nn.Linear(4, 6), layer, nn.Linear(6, 3)
-        self.time_first = time_first
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.stem(x)
-        h = self.layer(h, h, h) if isinstance(self.layer, nn.MultiheadAttention) else self.layer(h)
+    def run(m: nn.Module, x: Tensor) -> Tensor:
+        h = m.stem(x)
+        h = m.layer(h, h, h) if isinstance(m.layer, nn.MultiheadAttention) else m.layer(h)
         h = h[0] if isinstance(h, tuple) else h
-        return self.head(h[-1] if self.time_first else h[:, -1])
+        return m.head(h[-1] if time_first else h[:, -1])
+
+    return Net(run, stem=nn.Linear(4, 6), layer=layer, head=nn.Linear(6, 3))
 
 
 class Towers(nn.Module):
@@ -40,27 +38,10 @@ class Towers(nn.Module):
         return self.left(x) @ self.right(x).t()
 
 
-class Function(nn.Module):
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
-class WithoutFormulas(torch.autograd.Function):
-    """The mean over the batch is taken off; no tangent passes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x - x.mean(0)
-
-
 def own_numbers() -> nn.Module:
     """Noise from a generator of its own, which nobody puts back."""
     source = torch.Generator()
-    return Function(lambda x: x + torch.randn(x.shape, generator=source))
+    return Calls(lambda x: x + torch.randn(x.shape, generator=source))
 
 
 def mlp(*middle: nn.Module) -> nn.Sequential:
@@ -70,8 +51,8 @@ def mlp(*middle: nn.Module) -> nn.Sequential:
 vectors, sequences = (5, 4), (5, 7, 4)
 MIXING: dict[str, tuple[Any, tuple[int, ...], str]] = {  # how it is made, its inputs, where the others move first
     "batch norm": (lambda: mlp(nn.BatchNorm1d(6)), vectors, "at '1'"),
-    "time first": (lambda: Sequences(nn.LSTM(6, 6)), sequences, "at 'layer'"),
-    "attention, time first": (lambda: Sequences(nn.MultiheadAttention(6, 2)), sequences, "at 'layer'"),
+    "time first": (lambda: sequences_through(nn.LSTM(6, 6)), sequences, "at 'layer'"),
+    "attention, time first": (lambda: sequences_through(nn.MultiheadAttention(6, 2)), sequences, "at 'layer'"),
     "softmax over the batch": (lambda: mlp(nn.Softmax(0)), vectors, "at '3'"),
     "contrastive": (Towers, vectors, "in the loss or right below it"),
 }
@@ -80,10 +61,10 @@ APART = {
     "evaluation": (lambda: mlp(nn.BatchNorm1d(6)).eval(), vectors),
     "layer norm and dropout": (lambda: mlp(nn.LayerNorm(6), nn.Dropout(0.5)), vectors),
     "noise of its own": (lambda: mlp(own_numbers()), vectors),
-    "batch first": (lambda: Sequences(nn.GRU(6, 6, batch_first=True)), sequences),
-    "attention": (lambda: Sequences(nn.MultiheadAttention(6, 2, batch_first=True, dropout=0.3)), sequences),
-    "the batch is dimension 1": (lambda: Sequences(nn.LSTM(6, 6), time_first=True), (7, 5, 4)),
-    "a statistic that is detached": (lambda: mlp(Function(lambda x: x - x.mean(0).detach())), vectors),
+    "batch first": (lambda: sequences_through(nn.GRU(6, 6, batch_first=True)), sequences),
+    "attention": (lambda: sequences_through(nn.MultiheadAttention(6, 2, batch_first=True, dropout=0.3)), sequences),
+    "the batch is dimension 1": (lambda: sequences_through(nn.LSTM(6, 6), time_first=True), (7, 5, 4)),
+    "a statistic that is detached": (lambda: mlp(Calls(lambda x: x - x.mean(0).detach())), vectors),
 }
 
 
@@ -139,19 +120,6 @@ def test_with_other_options(options: dict[str, Any]) -> None:
     assert not warned(mlp(nn.Dropout(0.5)), vectors, **options)
 
 
-def test_differences_see_what_has_no_formula() -> None:
-    model = mlp(Function(WithoutFormulas.apply))
-    assert len(warned(model, vectors, derivative="finite")) == 1
-
-
-def test_where_the_batch_cannot_be_cut() -> None:
-    """Time comes first, and the batch is dimension 1: the whole batch is looked at."""
-    model = Sequences(nn.LSTM(6, 6), time_first=True)
-    model.head = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
-    (found,) = warned(model, (7, 5, 4))
-    assert "at 'head.1'" in found
-
-
 @pytest.mark.parametrize(
     "method",
     [gg.Backprop(), gg.WeightPerturbation(), gg.baselines.MeZO(), gg.baselines.DFA(), gg.baselines.Frozen()],
@@ -171,17 +139,6 @@ def test_methods_that_do_warn(method: gg.methods.Method) -> None:
 def test_one_sample_mixes_with_none() -> None:
     model = mlp(nn.Softmax(0))
     gg.ForwardGradient(model, gg.WPerp(k=2))(LOSS, torch.randn(1, 4), torch.tensor([1]))
-
-
-def test_once_even_if_the_sites_are_found_again() -> None:
-    model = mlp(nn.BatchNorm1d(6)).eval()
-    forward, (x, t) = gg.ForwardGradient(model, gg.WPerp(k=2)), batch(model, vectors)
-    forward(LOSS, x, t)  # samples do not mix yet
-    model.train()
-    with pytest.warns(UserWarning, match="Samples mix"):
-        forward(LOSS, x, t)
-    model[0].bias.requires_grad_(False)
-    forward(LOSS, x, t)
 
 
 def test_the_check_leaves_no_trace() -> None:

@@ -11,6 +11,7 @@ import gradguess as gg
 from gradguess import InputError
 from gradguess.model.find_sites import lay_out
 from gradguess.model.task import Task
+from models import Net
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -43,16 +44,14 @@ class Tokens(nn.Module):
         return self.head(h).mean(1)
 
 
-class Across(nn.Module):
+def across() -> nn.Module:
     """A connection from the first layer to the last: nothing is narrow between them."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+    def run(m: nn.Module, x: Tensor) -> Tensor:
+        h = m.first(x)
+        return m.last(h + m.middle(h.relu()).relu())
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        return self.last(h + self.middle(h.relu()).relu())
+    return Net(run, first=nn.Linear(4, 6), middle=nn.Linear(6, 6), last=nn.Linear(6, 3))
 
 
 class Ends(nn.Module):
@@ -94,14 +93,14 @@ def task(model: nn.Module, dtype: torch.dtype = torch.float64) -> Task:
         (mlp(), 3, ["6", "14", "22"]),
         (mlp(2), 2, ["0", "2"]),
         (Tokens(), 3, ["blocks.0", "blocks.2"]),  # the outputs are no module's own
-        (Across(), 2, ["first", "last"]),
+        (across(), 2, ["first", "last"]),
     ],
 )
 def test_the_places(model, pieces, expected):
     assert [site.name for site in lay_out(task(model), pieces).sites] == expected
 
 
-@pytest.mark.parametrize(("model", "pieces"), [(Across(), 3), (residual(2), 9), (mlp(2), 20)])
+@pytest.mark.parametrize(("model", "pieces"), [(across(), 3), (residual(2), 9), (mlp(2), 20)])
 def test_there_are_not_enough(model, pieces):
     with pytest.raises(InputError, match=f"for {pieces} pieces .* at {pieces - 1} or more places"):
         lay_out(task(model), pieces)

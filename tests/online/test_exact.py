@@ -34,17 +34,6 @@ def test_steps_without_a_loss_carry_the_influence():
     assert_same(online(network, ol.RTRL(), sparse), through_the_stream(network, sparse))
 
 
-def test_gradients_add_up_as_those_of_backward_do():
-    network, data = model("rnn"), stream(3)
-    learner = ol.Online(network, ol.RTRL())
-    for p in network.parameters():
-        p.grad = torch.ones_like(p)
-    for x, target in data:
-        learner(loss_fn, x, target)
-    found = {name: p.grad - 1 for name, p in network.named_parameters()}
-    assert_same(found, through_the_stream(network, data))
-
-
 def test_loss_output_and_state_are_those_of_the_model():
     network, data = model("lstm"), stream(4)
     learner, state = ol.Online(network, ol.SnAp(1)), network.initial_state(3)
@@ -56,13 +45,6 @@ def test_loss_output_and_state_are_those_of_the_model():
     for found, expected in zip(learner.state, state, strict=True):
         torch.testing.assert_close(found, expected.detach())
     assert not learner.output.requires_grad
-
-
-def test_a_readout_alone_needs_no_influence():
-    network, data = model("gru"), stream(4)
-    network.cells.requires_grad_(False)
-    found = online(network, ol.UORO(), data)
-    assert_same(found, through_the_stream(network, data))
 
 
 @pytest.mark.parametrize("rule", [ol.RTRL(), ol.Blockwise(ol.WPerp(50, refresh=4))], ids=["rtrl", "blocks"])

@@ -61,11 +61,6 @@ def test_eprop_is_truncation_to_two_steps_in_a_plain_network():
     assert_same(online(network, ol.EProp(), data), online(network, ol.TBPTT(2), data))
 
 
-def test_one_step_is_the_shortest_truncation():
-    network, data = model("lstm"), stream(4)
-    assert_same(online(network, ol.OneStep(), data), online(network, ol.TBPTT(1), data))
-
-
 def test_rflo_fades_and_feeds_back_at_random():
     network, data = model("rnn"), stream(4)
     n, streams = 5, 3

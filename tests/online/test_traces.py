@@ -36,24 +36,6 @@ def test_a_word_that_was_not_there_at_the_first_step_gets_credit():
     assert_same(online(network, ol.SnAp(3), data), through_the_stream(network, data))
 
 
-def test_an_embedding_costs_the_cell_nothing():
-    learner = ol.Online(Words().double(), ol.SnAp(1))
-    learner(loss_fn, *words(1)[0])
-    state = learner.state_dict()
-    assert state["rows/T/rest.cells.0.weight_hh"].shape == (3, 4, 1, 4)
-    assert state["rows/T/embedding.weight"].shape == (3, 9, 4, 3)
-
-
-def test_eprop_keeps_nothing_of_what_enters_by_a_product():
-    learner = ol.Online(Words().double(), ol.EProp())
-    for step in words(3):
-        learner(loss_fn, *step)
-    state = learner.state_dict()
-    assert state["rows/T/embedding.weight"].shape == (3, 9, 1, 3)
-    assert (state["shared/slots/embedding.weight"] == -1).all()
-    assert state["shared/colours"].shape == (1, 4)
-
-
 @pytest.mark.parametrize("streams", [1, 3])
 def test_a_unit_that_is_off_at_the_first_step_gets_credit(streams):
     network, data = model("relu"), stream(6, streams)
@@ -213,14 +195,3 @@ def test_a_fused_cell_hides_its_products():
     online(network, ol.SnAp(1), data)
     with pytest.raises(gg.InputError, match=r"gru_cell hides its products .* gg.online.Recurrent"):
         online(network, ol.EProp(), data)
-
-
-def test_rflo_needs_one_output():
-    class Two(ol.Recurrent):
-        def forward(self, x, state=None):
-            output, state = super().forward(x, state)
-            return (output, output), state
-
-    network = Two(nn.RNNCell(3, 4), nn.Linear(4, 2)).double()
-    with pytest.raises(gg.InputError, match="RFLO: expected an output that is one tensor"):
-        ol.Online(network, ol.RFLO())(lambda output, target: loss_fn(output[0], target), *stream(1)[0])

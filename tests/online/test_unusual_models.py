@@ -159,26 +159,6 @@ def test_a_model_may_write_into_the_state_that_it_is_given(rule):
     assert_same(found, through_the_stream(network, data))
 
 
-def test_output_and_state_may_be_written_to():
-    network, data = ol.Recurrent(nn.RNNCell(3, 2)).double(), stream(4)
-    learner = ol.Online(network, ol.RTRL())
-    for x, target in data:
-        learner(loss_fn, x, target)
-        learner.output.zero_()
-        learner.state.zero_()
-    assert_same(grads(network), through_the_stream(network, data))
-
-
-def test_a_state_of_several_dtypes():
-    def two(m, x, state):
-        output, h = plain(m, x, state[0])
-        slow = 0.5 * state[1] + output.float()
-        return output + state[1].double(), (h, slow)
-
-    network, data = Plain(two, lambda n: (torch.zeros(n, 4).double(), torch.zeros(n, 2))).double(), stream(4)
-    assert_same(online(network, ol.RTRL(), data), through_the_stream(network, data), 1e-5)
-
-
 @pytest.mark.parametrize("rule", RULES, ids=rule_name)
 def test_a_state_of_lower_precision_than_the_weights(rule):
     def rounded(m, x, h):
@@ -200,12 +180,6 @@ def test_half_precision(rule, dtype):
     for x, target in stream(5):
         learner(loss_fn, x.to(dtype), target.to(dtype))
     assert all(grad.dtype == dtype for grad in grads(network).values())
-
-
-def test_a_complex_state_is_refused():
-    network = Plain(plain, lambda n: (torch.zeros(n, 4), torch.zeros(n, 4, dtype=torch.complex64)))
-    with pytest.raises(gg.InputError, match="found a complex one"):
-        ol.Online(network, ol.RTRL())(loss_fn, *stream(1)[0])
 
 
 def test_truncation_asks_the_model_for_no_step_that_never_was():

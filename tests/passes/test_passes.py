@@ -16,7 +16,7 @@ from gradguess.guesses import Guess, Identity, SiteView
 from gradguess.model.find_sites import lay_out
 from gradguess.model.site import Layout
 from gradguess.model.task import Task
-from models import CLASSES, INPUTS, Case, cross_entropy, generator, make
+from models import CLASSES, INPUTS, Case, Net, cross_entropy, generator, make
 
 WIDTH, BATCH = 7, 6
 
@@ -82,27 +82,23 @@ def hooked() -> nn.Module:
     return model
 
 
-class Branch(nn.Module):
+def branch() -> nn.Module:
     """ReLUs in place in a branch: no closed form."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem, self.up, self.down = nn.Linear(INPUTS, WIDTH), nn.Linear(WIDTH, 5), nn.Linear(5, WIDTH)
-        self.head = nn.Linear(WIDTH, CLASSES)
-        self.double()
+    def run(m: nn.Module, x: Tensor) -> Tensor:
+        x = m.stem(x).relu_()
+        return m.head(x + m.down(m.up(x).relu_()).relu_())
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x).relu_()
-        x = x + self.down(self.up(x).relu_()).relu_()
-        return self.head(x)
+    torch.manual_seed(0)
+    parts = {"stem": nn.Linear(INPUTS, WIDTH), "up": nn.Linear(WIDTH, 5), "down": nn.Linear(5, WIDTH)}
+    return Net(run, **parts, head=nn.Linear(WIDTH, CLASSES)).double()
 
 
 SHOWN: dict[str, Callable[[], nn.Module]] = {
     "layers": layers,
     "in-place": lambda: layers(in_place),
     "hooked": hooked,
-    "branch": Branch,
+    "branch": branch,
 }
 
 

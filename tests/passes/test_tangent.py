@@ -5,15 +5,13 @@ import sys
 
 import pytest
 import torch
-import torch.autograd.forward_ad as fwAD
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 import gradguess as gg
 from asserts import assert_jvp_matches_autograd
 from combinations import each, pairwise
 from frames import slots_of
-from models import BATCH, GUESSES, SITE_GUESSES, ZOO, Case, cross_entropy, generator, make
+from models import BATCH, GUESSES, SITE_GUESSES, ZOO, Case, Net, cross_entropy, generator, make
 
 
 @pytest.mark.parametrize(("name", "guess"), each([*ZOO] * 3, GUESSES))
@@ -43,16 +41,14 @@ KERNELS = {
 }
 
 
-class Around(nn.Module):
+def around(inner: nn.Module) -> nn.Module:
     """A layer with a fused kernel between two sites."""
 
-    def __init__(self, inner):
-        super().__init__()
-        self.below, self.inner, self.above = nn.Linear(6, 6), inner, nn.LazyLinear(4)
+    def run(m, x):
+        out = m.inner(torch.tanh(m.below(x)))
+        return m.above(out[0].mean(1) if isinstance(out, tuple) else out.mean(1))
 
-    def forward(self, x):
-        out = self.inner(torch.tanh(self.below(x)))
-        return self.above(out[0].mean(1) if isinstance(out, tuple) else out.mean(1))
+    return Net(run, below=nn.Linear(6, 6), inner=inner, above=nn.LazyLinear(4))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +56,7 @@ class Around(nn.Module):
 )
 def test_fused_kernels_make_way(kernel, training, guess):
     torch.manual_seed(0)
-    model, x = Around(KERNELS[kernel]()), torch.randn(BATCH, 3, 6)
+    model, x = around(KERNELS[kernel]()), torch.randn(BATCH, 3, 6)
     model(x)
     model.train(training)
     case = Case(model, x, torch.randint(4, (BATCH,)))
@@ -72,7 +68,7 @@ def test_fused_kernels_make_way(kernel, training, guess):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_switches_are_put_back(kernel, enabled):
     before = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
-    model, x = Around(KERNELS[kernel]()), torch.randn(BATCH, 3, 6)
+    model, x = around(KERNELS[kernel]()), torch.randn(BATCH, 3, 6)
     model(x)
     try:
         torch.backends.mha.set_fastpath_enabled(enabled)
@@ -102,32 +98,3 @@ def test_the_first_dual_number_warns_of_nothing(use):
     code = f"import torch, gradguess as gg; x, t = torch.randn(3, 2), torch.zeros(3, dtype=torch.long); {use}"
     done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, check=True)
     assert "torch.jit.script" not in done.stderr
-
-
-def test_a_recorded_pass_in_pieces_lets_tangents_go():
-    """A reverse graph holds the tangent of what it saves. At a site that all paths cross they are needed no more."""
-    alive = []
-
-    class Watched(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.LayerNorm(6))
-
-        def forward(self, x):
-            _, tangent = fwAD.unpack_dual(x)
-            if tangent is not None:
-                alive.append(StorageWeakRef(tangent.untyped_storage()))
-            return self.inner(x.sin())  # which saves its input, with the tangent
-
-    torch.manual_seed(0)
-    model = nn.Sequential(*[Watched() for _ in range(6)], nn.Linear(6, 3))
-    held = []
-
-    def loss_fn(outputs, targets):
-        held.append(sum(not ref.expired() for ref in alive))
-        alive.clear()
-        return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-    forward = gg.ForwardGradient(model, gg.WPerp(k=2), sites=6)
-    forward(loss_fn, torch.randn(BATCH, 6), torch.randint(3, (BATCH,)))
-    assert max(held) <= 1

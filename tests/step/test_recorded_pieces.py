@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.backends import peak_bytes
+from models import Net
 
 CPU, WIDTH, BLOCKS, ROWS = torch.device("cpu"), 64, 6, 512
 loss_fn = nn.CrossEntropyLoss(reduction="none")
@@ -58,47 +59,37 @@ def test_the_graph_keeps_no_tangents(name):
     assert guessed - exact < (BLOCKS + 2 + 5) * row  # and a tangent on its way through a block
 
 
-class Rewriting(nn.Module):
+def rewriting() -> nn.Module:
     """Writes over what its activation has read."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.norm = nn.Linear(8, WIDTH), nn.LayerNorm(WIDTH)
-        self.up, self.down, self.head = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH), nn.Linear(WIDTH, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.stem(x)
-        wide = self.up(self.norm(h))
+    def run(m: nn.Module, x: Tensor) -> Tensor:
+        h = m.stem(x)
+        wide = m.up(m.norm(h))
         moved = F.gelu(wide)
         wide.mul_(2)
-        return self.head(h + self.down(moved))
+        return m.head(h + m.down(moved))
+
+    parts = {"stem": nn.Linear(8, WIDTH), "norm": nn.LayerNorm(WIDTH), "up": nn.Linear(WIDTH, 64)}
+    return Net(run, **parts, down=nn.Linear(64, WIDTH), head=nn.Linear(WIDTH, 10))
 
 
 def test_what_is_written_over_is_noticed():
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        gg.estimate(Rewriting(), gg.WPerp(), loss_fn, *batch())
+        gg.estimate(rewriting(), gg.WPerp(), loss_fn, *batch())
 
 
-class Halved(nn.Module):
+def halved() -> nn.Module:
     """A second output that no parameter has a part in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(WIDTH, WIDTH) / 8)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x @ self.w, x * 2
+    return Net(lambda m, x: (x @ m.w, x * 2), w=nn.Parameter(torch.randn(WIDTH, WIDTH) / 8))
 
 
-class Forked(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.fork, self.act = nn.Linear(8, WIDTH), Halved(), nn.ReLU()
-        self.frozen, self.head = nn.Linear(WIDTH, WIDTH).requires_grad_(False), nn.Linear(WIDTH, 10)
+def forked() -> nn.Module:
+    def run(m: nn.Module, x: Tensor) -> Tensor:
+        a, b = m.fork(m.stem(x))
+        return m.head(b + m.act(m.frozen(a)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        a, b = self.fork(self.stem(x))
-        return self.head(b + self.act(self.frozen(a)))
+    parts = {"stem": nn.Linear(8, WIDTH), "fork": halved(), "act": nn.ReLU()}
+    return Net(run, **parts, frozen=nn.Linear(WIDTH, WIDTH).requires_grad_(False), head=nn.Linear(WIDTH, 10))
 
 
 @pytest.mark.parametrize("sites", ["auto", "leaf", ["stem", "frozen", "head"], ["stem", "act", "head"]])
@@ -108,7 +99,7 @@ def test_sites_without_parameters_of_their_own(sites, isolate):
     found = []
     for memory in ("store", "replay"):
         torch.manual_seed(0)
-        model = Forked().double()
+        model = forked().double()
         forward = gg.ForwardGradient(model, gg.WPerp(), memory=memory, sites=sites, isolate=isolate)
         forward(loss_fn, batch()[0].double(), batch()[1])
         found.append([p.grad for p in model.parameters() if p.requires_grad])

@@ -69,6 +69,19 @@ class Calls(nn.Module):
         return self.function(x)
 
 
+class Net(nn.Module):
+    """Modules and parameters by name, and a function of them and of the inputs."""
+
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -141,20 +140,3 @@ def with_influence(
             P[b] = {name: carry(name, J, P[b].get(name, torch.zeros_like(f)), f) for name, f in F.items()}
         h = after.detach()
     return grads(network)
-
-
-class Here:
-    """A pool without processes."""
-
-    _processes = None
-
-    def __init__(self, *args, **kwargs):
-        pass
-
-    def submit(self, function, *args):
-        future: Future[str] = Future()
-        future.set_result(function(*args))
-        return future
-
-    def shutdown(self, **kwargs):
-        pass

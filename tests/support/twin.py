@@ -18,12 +18,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gradguess as gg
 from gradguess.model.site import Site
-from gradguess.noise import SketchNoise
 
 Entries = Mapping[str, Mapping[str, Tensor]]
-SEED = 0x5EED  # of the noise of searches
 TINY = torch.finfo(torch.float64).tiny
-PROBE = 256  # samples that a search sees, where they are small
 
 
 @dataclass
@@ -156,67 +153,21 @@ def flat(site: Site, s: Tensor) -> Tensor:
 
 
 def expected_basis(site: Site, k: int, moment: Tensor | None, old: Tensor | None) -> tuple[Tensor, bool]:
-    """The projector on the shared basis of a site below a linear layer; is it well defined?"""
+    """The projector on the shared basis of a site below a linear layer; is it well defined?
+
+    The strongest directions, or those of an old basis after three iterations.
+    """
     assert site.linear is not None
     W = site.linear.weight.detach()
-    W = W if moment is None else W * moment.sqrt()
-    return _strongest(W, min(k, *W.shape), old if k < len(W) else None)
-
-
-def _strongest(W: Tensor, k: int, old: Tensor | None) -> tuple[Tensor, bool]:
-    """The projector on the strongest directions, or on an old basis after three iterations; is it well defined?"""
-    full = old is not None and bool((old != 0).any(0).all())
-    if full and old.shape == (W.shape[1], k) and 2 * k <= min(W.shape):
+    W, k = W if moment is None else W * moment.sqrt(), min(k, *W.shape)
+    follows = old is not None and k < len(W) and old.shape == (W.shape[1], k) and 2 * k <= min(W.shape)
+    if follows and old is not None and bool((old != 0).any(0).all()):
         for _ in range(3):
             old = torch.linalg.qr(W.mT @ (W @ old))[0]
         return old @ old.mT, bool(torch.linalg.matrix_rank(W) >= k)
     _, S, Vh = torch.linalg.svd(W, full_matrices=False)
     after = S[k] if k < len(S) else S.new_zeros(())
     return Vh[:k].mT @ Vh[:k], bool(S[k - 1] - after > 1e-5 * S[0]) and bool(S[0] > 0)
-
-
-def expected_sketch(
-    cut: Cut, site: Site, searched: Sequence[Site], k: int, count: int, old: Tensor | None, mixes: bool
-) -> tuple[Tensor, bool]:
-    """The same for any other site: the strongest directions of `W̃ᵀ ε`, from noise with a seed of its own.
-
-    Sites of which all next ones have been met are sketched together, one such group after the other. Eight vectors for
-    each of 32 samples, or as many in all for more samples, unless samples mix.
-    """
-    least = 8 if mixes else -(-8 * min(32, cut.batch) // cut.batch)
-    noise = SketchNoise(torch.device("cpu"), SEED + count)
-    for group in _groups(cut, [other for other in searched if other.linear is None]):
-        ends = [cut.below[name] for name in dict.fromkeys(name for other in group for name in other.above)]
-        ends += [cut.outputs] if any(other.reaches_output for other in group) else []
-        vectors = max(least, -(-2 * _rank(cut, group[0], k) // cut.batch))
-        eps = [[noise.normal(end.shape, end.dtype, end.device) for end in ends] for _ in range(vectors)]
-        if site in group:
-            leaf = cut.above[site.name]
-            rows = [torch.autograd.grad(ends, leaf, each, retain_graph=True)[0] for each in eps]
-            return _strongest(torch.cat([flat(site, row) for row in rows]), _rank(cut, site, k), old)
-    raise AssertionError(f"{site.name} is not sketched")
-
-
-def _rank(cut: Cut, site: Site, k: int) -> int:
-    m = sum(cut.below[name][0].numel() for name in site.above)
-    m += cut.outputs[0].numel() if site.reaches_output else 0
-    return min(k, flat(site, cut.above[site.name]).shape[1], m)
-
-
-def _groups(cut: Cut, sites: Sequence[Site]) -> list[list[Site]]:
-    """Sites by the call at which the last of those next above them is met; those that reach the output last."""
-    order = [other.name for other in cut.sites]
-    at = {s.name: len(order) if s.reaches_output else max(order.index(name) for name in s.above) for s in sites}
-    return [[s for s in sites if at[s.name] == place] for place in sorted(set(at.values()))]
-
-
-def transposed(cut: Cut, site: Site, eps: Tensor) -> Tensor:
-    """`W̃ᵀ ε`, with the numbers of the sites above one after the other, those of the outputs last."""
-    ends = [cut.below[name] for name in site.above] + ([cut.outputs] if site.reaches_output else [])
-    pieces = eps.split([end[0].numel() for end in ends], dim=-1)
-    shaped = [piece.reshape(end.shape) for piece, end in zip(pieces, ends, strict=True)]
-    (grad,) = torch.autograd.grad(ends, cut.above[site.name], shaped, retain_graph=True)
-    return grad
 
 
 # --- feedback, from its formulas -------------------------------------------------------------------------------

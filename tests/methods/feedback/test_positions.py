@@ -13,22 +13,18 @@ from gradguess.methods.feedback.lesson import Scattered
 from gradguess.model.find_sites import lay_out
 from gradguess.model.task import Task
 from gradguess.step.measure import measure
-from models import Case, cross_entropy, per_sequence
+from models import Case, Net, cross_entropy, per_sequence
 from steps import step_of
 
 
-class TokenModel(nn.Module):
+def token_model(words: int = 5, pooled: bool = False) -> nn.Module:
     """Linear per token, so that the best feedback is known: `Bᵀ` is the head's matrix (over the tokens, if pooled)."""
 
-    def __init__(self, words: int = 5, pooled: bool = False) -> None:
-        super().__init__()
-        self.pooled = pooled
-        self.first, self.second = nn.Linear(6, 4), nn.Linear(4, 4)
-        self.head = nn.Linear(4, words)
+    def run(m: nn.Module, x: Tensor) -> Tensor:
+        x = m.second(m.first(x))
+        return m.head(x.mean(1) if pooled else x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.second(self.first(x))
-        return self.head(x.mean(1) if self.pooled else x)
+    return Net(run, first=nn.Linear(6, 4), second=nn.Linear(4, 4), head=nn.Linear(4, words))
 
 
 def patterns(model: nn.Module, x: Tensor, y: Tensor, loss_fn=cross_entropy) -> dict[str, Pattern]:
@@ -38,8 +34,8 @@ def patterns(model: nn.Module, x: Tensor, y: Tensor, loss_fn=cross_entropy) -> d
 def test_which_pattern_a_site_gets():
     y = torch.tensor([0, 1, 2, 0])
     tokens, words = torch.randn(4, 3, 6), torch.randint(5, (4, 3))
-    assert patterns(TokenModel(), tokens, words, per_sequence)["first"] == Pattern("each", 4)
-    assert patterns(TokenModel(pooled=True), tokens, y)["first"] == Pattern("shared", 4)
+    assert patterns(token_model(), tokens, words, per_sequence)["first"] == Pattern("each", 4)
+    assert patterns(token_model(pooled=True), tokens, y)["first"] == Pattern("shared", 4)
     conv = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
     assert patterns(conv, torch.randn(4, 1, 8, 8), y)["0"].kind == "full"
     large = nn.Sequential(
@@ -52,7 +48,7 @@ def test_which_pattern_a_site_gets():
 @pytest.mark.parametrize("memory", ["store", "replay"])
 def test_the_shared_matrix_becomes_the_jacobian(pooled: bool, memory: str):
     torch.manual_seed(0)
-    model = TokenModel(pooled=pooled).double()
+    model = token_model(pooled=pooled).double()
     x = torch.randn(32, 3, 6, dtype=torch.float64)
     y = torch.randint(5, (32,) if pooled else (32, 3))
     guess = gg.Feedback(gg.ActivationPerturbation(), form="direct", rate=0.5)
@@ -67,7 +63,7 @@ def test_the_shared_matrix_becomes_the_jacobian(pooled: bool, memory: str):
 
 def test_signs_tie_no_two_tokens():
     torch.manual_seed(0)
-    model, x, y = TokenModel().double(), torch.randn(2, 3, 6, dtype=torch.float64), torch.randint(5, (2, 3))
+    model, x, y = token_model().double(), torch.randn(2, 3, 6, dtype=torch.float64), torch.randint(5, (2, 3))
     step = step_of(Case(model, x, y, per_sequence), gg.WPerp(k=1), tangents=400)
     drawn = measure(Scattered(step, gg.WPerp(k=1))).records["first"].y
     assert drawn is not None
@@ -79,7 +75,7 @@ def test_signs_tie_no_two_tokens():
 
 def test_a_model_with_a_large_alphabet_trains():
     torch.manual_seed(0)
-    model = TokenModel(words=600)
+    model = token_model(words=600)
     x = torch.randn(16, 3, 6)
     y = torch.randint(600, (16, 3))
     forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=4), form="direct"))

@@ -15,12 +15,12 @@ from gradguess.methods.students.default import default_student
 from gradguess.methods.students.rules import RULES, Known
 from gradguess.methods.students.student import Student
 from gradguess.passes.forward_mode import formula_kernels
+from models import Net
 from pieces import (
     CLASSES,
     METHODS,
     WIDTH,
     batch_of,
-    close,
     cross_entropy,
     grads,
     images,
@@ -134,19 +134,6 @@ def test_under_autocast_a_student_is_called_with_float32_weights():
     assert set(seen) == {(torch.bfloat16, torch.float32)}
 
 
-def test_sites_that_end_below_the_output_have_students_as_well():
-    """What lies above the last named site is the top piece."""
-    x, t = batch_of()
-    found = {}
-    for sites in (["1", "3", "5"], ["1", "3", "5", "8"]):
-        model = model_of()
-        forward = gg.ForwardGradient(model, gg.Students(), sites=sites)
-        forward(cross_entropy, x, t)
-        assert list(forward.learned) == ["1", "3", "5"]
-        found[len(sites)] = grads(model)
-    close(found[3], found[4])
-
-
 def test_frozen_layers_below_and_between():
     for frozen in (slice(0, 2), slice(2, 4)):
         model = model_of()
@@ -175,14 +162,12 @@ def test_the_details_of_an_estimate():
 # --- what it refuses -------------------------------------------------------------------------------------------------
 
 
-class Pair(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.a, self.b = nn.Linear(5, WIDTH), nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, CLASSES)
+def pair() -> nn.Module:
+    def run(m: nn.Module, x: Tensor) -> Any:
+        s = m.body(x).relu()
+        return m.a(s), m.b(s)
 
-    def forward(self, x: Tensor) -> Any:
-        s = self.body(x).relu()
-        return self.a(s), self.b(s)
+    return Net(run, body=nn.Linear(5, WIDTH), a=nn.Linear(WIDTH, CLASSES), b=nn.Linear(WIDTH, CLASSES))
 
 
 def wrong_shape(shape: tuple[int, ...], outputs: tuple[int, ...]) -> nn.Module:
@@ -201,7 +186,7 @@ def test_a_model_without_a_cut_is_refused(method):
         (gg.Students(), model_of(), "auto", "follow one another in a line.*sites=4"),
         (gg.Students(lambda shape, outputs: 3), model_of(), 4, r"returned? .*int"),
         (gg.Students(wrong_shape), model_of(), 4, r"must return the shape of the model's outputs, \(6, 4\), found"),
-        (gg.Students(), Pair().double(), ["body"], "returns one floating-point tensor.*found 2"),
+        (gg.Students(), pair().double(), ["body"], "returns one floating-point tensor.*found 2"),
     ],
 )
 def test_what_cannot_be_run_says_why(method, model, sites, message):

@@ -48,19 +48,6 @@ def test_students_start_from_the_seed_and_from_nothing_else():
 # --- parts of a batch, replay, traces -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunk", [2, 4])
-@pytest.mark.parametrize("name", ["loss", "loss chained", "local"])
-def test_chunks_give_the_gradients_and_the_students_of_the_whole(name, chunk):
-    wanted, whole = trained(METHODS[name])
-    found, parts = trained(METHODS[name], chunk=chunk)
-    for a, b in zip(found, wanted, strict=True):
-        close(a, b, 1e-7)
-    for site, entries in whole.learned.items():
-        assert parts.learned[site].keys() == entries.keys()
-        assert parts.learned[site]["count"] == 3
-        close({**parts.learned[site]}, {**entries}, 1e-6)
-
-
 @pytest.mark.parametrize("name", ["error", "error chained"])
 def test_chunks_of_relative_rules_weigh_by_their_samples(name):
     """They divide by the size of the chunk's own gradients. Adam's first mean is a tenth of the gradient."""
