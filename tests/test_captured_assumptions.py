@@ -149,19 +149,6 @@ def test_a_change_acts(name, monkeypatch):
     compare(monkeypatch, CHANGES[name])
 
 
-def test_no_rate_no_step(monkeypatch):
-    on_tape(monkeypatch)
-    run = Run(True)
-    for _ in range(6):
-        run.advance()
-    before = run.weights()
-    group("lr", 0.0)(run)
-    group("momentum", 0.0)(run)
-    for _ in range(6):
-        run.advance()
-    assert torch.equal(run.weights(), before)
-
-
 @pytest.mark.parametrize("early", [True, False])
 def test_schedulers_act_without_new_recordings(early, monkeypatch):
     on_tape(monkeypatch)
@@ -184,18 +171,6 @@ def test_schedulers_act_without_new_recordings(early, monkeypatch):
 def test_clipping_and_accumulation(options, monkeypatch):
     run = compare(monkeypatch, lambda run: None, **options)
     assert len(run.step.captured) == min(options.get("accumulate", 1), 3)
-
-
-def test_a_change_of_the_clip_acts(monkeypatch):
-    on_tape(monkeypatch)
-    run = Run(True, clip=10.0)
-    for _ in range(5):
-        run.advance()
-    before = run.weights()
-    run.step.clip = 1e-9
-    group("momentum", 0.0)(run)
-    run.advance()
-    assert (run.weights() - before).norm() < 1e-8
 
 
 def test_what_changes_at_every_step_is_told_once(monkeypatch):

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.layers import attention
 from models import generator
 
 loss_fn = nn.CrossEntropyLoss(reduction="none")
@@ -123,34 +121,6 @@ def test_lightning_logs_how_good_the_estimates_are(guess: Any, options: dict[str
 
 
 # --- Hugging Face --------------------------------------------------------------------------------------------
-
-
-def per_sequence(outputs: Any, tokens: Tensor) -> Tensor:
-    """Next-token loss from a ModelOutput."""
-    logits = outputs.logits[:, :-1]
-    return F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none").mean(1)
-
-
-def test_attention_of_transformers_holds_no_matrix_of_all_pairs(monkeypatch: pytest.MonkeyPatch):
-    """With heads that share their keys, and padding."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 50}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = transformers.LlamaConfig(**sizes, **heads, attn_implementation="sdpa", use_cache=False)
-    model = transformers.LlamaForCausalLM(config).double()
-    calls = []
-    tangent = attention.attention_tangent
-    monkeypatch.setattr(attention, "attention_tangent", lambda *args: calls.append(1) or tangent(*args))
-    tokens = torch.randint(50, (4, 10), generator=generator(2))
-    mask = torch.ones_like(tokens)
-    mask[0, 7:] = 0
-    args = (per_sequence, {"input_ids": tokens, "attention_mask": mask}, tokens)
-    est = gg.estimate(model, gg.WPerp(k=3), *args, generator=generator())
-    assert len(calls) == 2 * config.num_hidden_layers  # in the step, and before it to see whether samples mix
-    truth = gg.estimate(model, gg.Backprop(), *args)
-    expected = sum((est.directions[name] * g).sum() for name, g in truth.site_grads.items() if name in est.directions)
-    torch.testing.assert_close(est.jvp.sum(), expected, rtol=1e-6, atol=0)  # its norms work in float32
 
 
 # --- loggers -------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Random networks × guess × options against dense references, and what they have shown, each by itself.
 
-More of them by hand: `GRADGUESS_CASES=10000 python tests/support/random_networks.py`.
+More of them by hand: `GRADGUESS_CASES=10000 pytest tests/test_random_networks.py -k test_random_networks`.
 """
 
 from __future__ import annotations

@@ -146,19 +146,6 @@ def test_a_checkpoint_of_the_plain_trainer_starts_afresh(tmp_path: Path):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
-def test_a_loss_of_ones_own(tmp_path: Path):
-    def margin(outputs: Any, labels: Tensor) -> Tensor:
-        return (outputs.logits - nn.functional.one_hot(labels, 3)).square().sum(1)
-
-    args = arguments(tmp_path, 20, gradient_accumulation_steps=2)
-    trainer = Bridge(
-        bert("SequenceClassification"), args, train_dataset=labelled((), 3), method=gg.Backprop(), loss_fn=margin
-    )
-    found = losses(trainer)
-    assert 0.5 < found[0] < 2  # about 1, the mean of two parts and not their sum
-    assert found[-1] < found[0]
-
-
 PROGRAM = """
 import gc, json, sys
 from pathlib import Path

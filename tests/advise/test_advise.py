@@ -171,17 +171,6 @@ def test_a_ratio_is_a_median_and_has_its_share_of_searches():
     assert other.compared(base, base).time is None
 
 
-def test_what_a_method_keeps_counts_as_memory(monkeypatch: pytest.MonkeyPatch, one_round: None):
-    monkeypatch.setattr(import_module("gradguess.advise.advise"), "peak_bytes", lambda run, device: 2**20)
-    model, loss_fn, x, t = small()
-    forward = gg.ForwardGradient(model, gg.Students(), sites=4)
-    forward(loss_fn, x, t)
-    kept = sum(value.nbytes for entries in forward.learned.values() for value in entries.values())
-    advice = whole(model, loss_fn, x, t)
-    assert advice[BACKPROP].memory_mb == 1
-    assert advice["Students"].memory == 1 + kept / 2**20
-
-
 # --- models, batches and losses that are not plain ---
 
 

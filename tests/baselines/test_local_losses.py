@@ -172,24 +172,3 @@ def test_predsim_needs_classes():
         gg.InputError, match=r"expected targets of whole numbers, shape \(batch,\), found shape \(3, 6\)"
     ):
         forward(per_sample, x, x)
-
-
-def test_predsim_compares_whole_batches():
-    case = make("relu-bias")
-    with pytest.raises(gg.InputError, match="cannot be cut by chunk or shared by processes"):
-        gg.ForwardGradient(case.model, gg.baselines.PredSim(), sites=2, chunk=2)(*case.args)
-
-
-def test_a_model_with_two_outputs_is_refused():
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            h = self.a(x)
-            return self.b(h), h.sum(1)
-
-    forward = gg.ForwardGradient(Two(), gg.baselines.LocalLinear(), sites=["a", "b"])
-    with pytest.raises(gg.InputError, match=r"local losses need a model .* found 2"):
-        forward(lambda out, t: cross_entropy(out[0], t) + out[1], torch.randn(3, 4), torch.tensor([0, 1, 2]))

@@ -15,7 +15,7 @@ from frames import covariance, frames_of, matrix
 from gradguess.guesses import perp_ns
 from gradguess.linalg.step_polynomials import nearest, placed
 from gradguess.methods import Guessed
-from models import SITE_GUESSES, Case, generator, make
+from models import SITE_GUESSES, Case, cross_entropy, generator, make
 from references import mlp_jacobians, row_projector, sample_gradients, spectral_norms, top_projector
 from steps import step_of
 
@@ -97,29 +97,6 @@ def test_shared_covariance_is_the_definition(name):
         gate = (W / weight)[:, 0]
         found = covariance(frames[site], W.shape[-1])
         torch.testing.assert_close(found, shared_covariance(W, gate, weight), rtol=0, atol=1e-8)
-
-
-@pytest.mark.parametrize("guess", SITE_GUESSES)
-def test_the_top_of_the_network_is_white(guess):
-    case = make("relu-bias")
-    found = covariance(frames_of(case, SITE_GUESSES[guess])["4"], 4)
-    torch.testing.assert_close(found, torch.eye(4, dtype=found.dtype).expand_as(found), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("name", "guess"),
-    each(
-        ["relu-bias", "branching", "transformer", "cnn", "residual", "lstm", "tied"] * 2,
-        ["svd", "subspace", "shared", "svd-bottom", "shared-bottom"],
-    ),
-)
-def test_perpendicular_guesses_are_projectors(name, guess):
-    case = make(name)
-    for frame in frames_of(case, SITE_GUESSES[guess]).values():
-        assert frame.orthonormal or frame.latent == matrix(frame).shape[1]
-        A = matrix(frame)
-        assert_projector(A @ A.mT)
-        assert A.isfinite().all()
 
 
 # --- the law -------------------------------------------------------------------------------------------------
@@ -333,3 +310,14 @@ def test_a_dead_sample_gets_no_direction():
         est = gg.estimate(case.model, SITE_GUESSES[name], *case.args, tangents=2, generator=generator())
         assert torch.equal(est.directions["0"][:, 1], torch.zeros_like(est.directions["0"][:, 1]))
         assert est.directions["0"][:, 0].abs().max() > 0
+
+
+@pytest.mark.parametrize("seed", [1, 5, 8, 9])
+def test_samples_with_few_open_units(seed):
+    """Numbers near the smallest that float32 has came up in the search of W⊥-NS, and `eigh` failed on them."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3))
+    with torch.no_grad():
+        model[0].bias -= 0.8
+    est = gg.estimate(model, gg.WPerpNS(k=4), cross_entropy, torch.randn(50, 6), torch.randint(3, (50,)))
+    assert all(grad.isfinite().all() for grad in est.grads.values())

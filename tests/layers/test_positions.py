@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from gradguess.layers import positions
-from gradguess.layers.positions import WORDS, Pattern, project_words
-
-PATTERNS = [
-    Pattern(kind, 4, first) for kind in ("full", "shared", "each") for first in (False, True)
-]  # of 3 positions × 4 features
-
-
-@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-def test_fold_and_unfold_are_adjoint(pattern: Pattern):
-    v = torch.randn(2, 12, dtype=torch.float64)
-    folded = pattern.fold(v)
-    h = torch.randn_like(folded)
-    torch.testing.assert_close((folded * h).sum(), (v * pattern.unfold(h, 2, 12)).sum())
-    assert folded.shape[1] == pattern.width(12)
+from gradguess.layers.positions import WORDS, coded
 
 
 def test_the_projection_of_an_alphabet_is_the_same_whatever_batch_comes_first():

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asserts import assert_close
-from models import BATCH, ZOO, Case, make
+from models import ZOO, Case, make
 from references import gradients
 from steps import layout_of, oracle
 
@@ -86,25 +85,6 @@ def test_scaling_by_frequency_counts_the_whole_batch():
 def test_true_site_gradients_give_backpropagation(name, sites):
     case = make(name)
     assert_close(oracle(case, sites), gradients(case))
-
-
-def test_layers_written_as_functions():
-    """Parameters that no module call owns belong to the site above them, or to the tail."""
-
-    class Functional(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.c = nn.Linear(6, 7), nn.Linear(7, 7), nn.Linear(7, 4)
-
-        def forward(self, x):
-            x = F.relu(self.a(x))
-            x = F.relu(F.linear(x, self.b.weight, self.b.bias))
-            return F.linear(F.relu(self.c(x)), torch.eye(4), None)
-
-    torch.manual_seed(0)
-    case = Case(Functional(), torch.randn(BATCH, 6), torch.randint(4, (BATCH,)))
-    assert [site.name for site in layout_of(case).sites] == ["a", "c"]
-    assert_close(oracle(case), gradients(case), atol=1e-6)
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["store", "replay"])

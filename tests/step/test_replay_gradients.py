@@ -123,18 +123,6 @@ def test_a_loss_that_is_not_finite_is_found_before_anything_is_written(method, n
     assert all(torch.equal(p.grad, old) for p, old in zip(model.parameters(), before, strict=True))
 
 
-@pytest.mark.parametrize("top", ["guess", "exact"])
-@pytest.mark.parametrize("method", ["wperp", "activation", "weight"])
-def test_so_is_a_derivative_that_is_not_finite(method, top):
-    """√|o| at zero."""
-    model, (x, t) = chain(2), batch()
-    torch.nn.init.zeros_(model[-1].weight)
-    forward = stepping(model, method, top=top)
-    with pytest.raises(gg.NonFiniteError, match=f"directional derivative of {ROWS} "):
-        forward(lambda o, t: o[:, 0].abs().sqrt(), x, t)
-    assert all(p.grad is None for p in model.parameters())
-
-
 class Rooted(nn.Linear):
     """The derivative of its output with respect to a parameter of its own is infinite."""
 

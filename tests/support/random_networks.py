@@ -1,24 +1,14 @@
 """Random networks × guess × options, each made from one integer. Float64, on a CPU, a few milliseconds to run.
 
-`make_case(seed)` makes a case; `network_checks.check(case)` holds it against dense references. By hand, many of them:
-
-    GRADGUESS_CASES=10000 python tests/support/random_networks.py [first seed]
-
-It goes on where it stopped: the seeds that are done are in build/random_networks.txt.
+`make_case(seed)` makes a case; `network_checks.check(case)` holds it against dense references.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import random
-import sys
-import time
-import traceback
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +18,6 @@ from torch.nn.utils import parametrizations
 
 import gradguess as gg
 
-DONE = Path(__file__).parents[2] / "build" / "random_networks.txt"
 Shape = tuple[int, ...]  # of one sample: (d,), (tokens, d), (channels, length) or (channels, height, width)
 
 
@@ -742,40 +731,3 @@ def make_case(seed: int) -> Case:
     if r.random() < 0.2:
         options["coupling"] = "batch"
     return Case(seed, model, inputs, targets, loss_fn, method, sites, options, maker.features)
-
-
-# --- many of them, by hand -------------------------------------------------------------------------------------
-
-
-def main() -> int:
-    from network_checks import check
-
-    torch.set_num_threads(1)
-    total = int(os.environ.get("GRADGUESS_CASES", "1000"))
-    first = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-    DONE.parent.mkdir(exist_ok=True)
-    done = {int(line.split()[0]) for line in DONE.read_text().splitlines()} if DONE.exists() else set()
-    outcomes: Counter[str] = Counter()
-    failed, started, ran = [], time.perf_counter(), 0
-    with DONE.open("a", buffering=1) as log:
-        for seed in range(first, first + total):
-            if seed in done:
-                continue
-            try:
-                outcome = check(make_case(seed))
-            except Exception:
-                outcome = "failed"
-                failed.append(seed)
-                print(f"\n{make_case(seed)}\n{traceback.format_exc(limit=-4)}", flush=True)
-            outcomes[outcome.split(":")[0]] += 1
-            log.write(f"{seed} {outcome}\n")
-            ran += 1
-            if ran % 20 == 0:
-                each = 1000 * (time.perf_counter() - started) / ran
-                print(f"\rseed {seed}  {dict(outcomes)}  {each:.0f} ms each", end="", file=sys.stderr, flush=True)
-    print(f"\n{ran} cases: {dict(outcomes)}. Failing seeds: {failed or 'none'}")
-    return bool(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

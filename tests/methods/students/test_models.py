@@ -26,7 +26,6 @@ from pieces import (
     images,
     images_model,
     model_of,
-    small,
 )
 
 
@@ -145,20 +144,6 @@ def test_frozen_layers_below_and_between():
             assert {name for name, p in model.named_parameters() if p.requires_grad} == grads(model).keys()
 
 
-def test_the_details_of_an_estimate():
-    model = model_of()
-    x, t = batch_of()
-    est = gg.estimate(model, gg.Students(small, form="chained"), cross_entropy, x, t, sites=4)
-    true = gg.estimate(model, gg.Backprop(), cross_entropy, x, t, sites=4)
-    names = list(true.site_grads)
-    torch.testing.assert_close(est.site_grads[names[2]], true.site_grads[names[2]])  # one hop from the loss
-    assert not torch.allclose(est.site_grads[names[0]], true.site_grads[names[0]])
-    torch.testing.assert_close(est.site_grads[names[3]], true.site_grads[names[3]])
-    assert est.jvp.shape == (0, len(x))
-    report = gg.diagnose(model, gg.Students(small), cross_entropy, x, t, sites=4, curve=False)
-    assert list(report) == names
-
-
 # --- what it refuses -------------------------------------------------------------------------------------------------
 
 
@@ -193,17 +178,3 @@ def test_what_cannot_be_run_says_why(method, model, sites, message):
     loss = lambda out, t: cross_entropy(out[0] if isinstance(out, tuple) else out, t)  # noqa: E731
     with pytest.raises(gg.InputError, match=message):
         gg.ForwardGradient(model, method, sites=sites)(loss, *batch_of())
-
-
-def test_time_first_is_refused():
-    class Turned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.c = nn.Linear(5, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.c(self.b(self.a(x.transpose(0, 1))).mean(0))
-
-    x, t = torch.randn(6, 3, 5), torch.randint(CLASSES, (6,))
-    with pytest.raises(gg.InputError, match=r"tensor \(batch, ...\).*'a'.*dimension 1.*sites="):
-        gg.ForwardGradient(Turned(), gg.Students(), sites=3)(cross_entropy, x, t)

@@ -13,7 +13,6 @@ import gradguess as gg
 from asserts import assert_same
 from gradguess.compile import compiler
 from pieces import (
-    CLASSES,
     METHODS,
     batch_of,
     close,
@@ -99,19 +98,6 @@ def test_batch_norm_writes_its_buffers_as_under_backpropagation(name):
         forward(cross_entropy, x, t)
         cross_entropy(other(x), t).mean().backward()
     close(dict(model.named_buffers()), dict(other.named_buffers()))
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_what_follows_a_cut_may_work_in_place(name):
-    found = []
-    for inplace in (False, True):
-        torch.manual_seed(0)
-        layers = [layer for _ in range(3) for layer in (nn.Linear(8, 8), nn.ReLU(inplace))]
-        model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(inplace), *layers, nn.Linear(8, CLASSES)).double()
-        forward = gg.ForwardGradient(model, METHODS[name], sites=["0", "2", "4", "8"])
-        forward(cross_entropy, *batch_of())
-        found.append(grads(model) | {site: entries["weights"] for site, entries in forward.learned.items()})
-    close(*found)
 
 
 def test_the_top_piece_has_the_gradient_of_backpropagation():
