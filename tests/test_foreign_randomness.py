@@ -52,13 +52,6 @@ def test_all_passes_draw_the_same(kind, options, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", DRAWS)
-def test_compiling_says_why_not(kind, monkeypatch):
-    monkeypatch.setattr(compiler, "compiled", as_compiled)
-    with pytest.warns(UserWarning, match="compile=True has no effect"):
-        trained(kind, compile=True)
-
-
-@pytest.mark.parametrize("kind", DRAWS)
 def test_an_estimate_leaves_no_trace(kind):
     random.seed(3)
     np.random.seed(3)

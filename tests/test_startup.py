@@ -10,10 +10,6 @@ import pytest
 
 import gradguess as gg
 from gradguess import front
-from gradguess.online.bases import BASES
-from gradguess_lab import config, studies
-from gradguess_lab.streams import config as streams
-from gradguess_lab.streams.tasks import TASKS
 
 COMMANDS = ("train", "reproduce", "report", "diagnose", "stream", "bench", "compare", "advise")
 SLOW = {"torch", "pandas", "matplotlib", "sklearn", "scipy", "sympy", "jinja2", "joblib", "safetensors", "transformers"}
@@ -55,9 +51,3 @@ def test_the_package_shows_the_names_of_its_front():
     assert all(getattr(gg, name) is getattr(front, name) for name in front.__all__)
     with pytest.raises(AttributeError, match="module 'gradguess' has no attribute 'gess'"):
         gg.gess  # noqa: B018
-
-
-def test_names_that_help_lists_are_those_of_the_code():
-    assert set(config.LEARN) == {*studies.RULES, "truth", "never"}
-    assert list(streams.BASES) == list(BASES)
-    assert (*TASKS, "tmaze") == streams.TASKS

@@ -377,23 +377,6 @@ def test_nothing_is_written(guess):
     assert gg.diagnose(model, guess, loss_fn, *data(), seeded(), coupling="batch") == first
 
 
-def test_forward_is_taken_over_and_left_alone():
-    """A basis found on another batch, not due for a refresh, is the one that is diagnosed."""
-    model, (x, t) = mlp(), data()
-    forward = gg.ForwardGradient(model, gg.WPerp(k=2))
-    forward(loss_fn, x[:2], t[:2])
-    kept = {key: value.clone() for key, value in forward.state_dict().items()}
-    fresh = diagnosed(gg.WPerp(k=2), model)
-    taken = diagnosed(gg.WPerp(k=2), model, forward=forward)
-    V = forward.kept["0"]["basis"]
-    g = dense_sites(model, COVARIANCES[gg.WTranspose()])["0"].g
-    gated = (model[0](x) > 0).double()[:, :, None] * V
-    outside = [v - A @ torch.linalg.pinv(A, rtol=1e-9) @ v for A, v in zip(gated, g, strict=True)]
-    assert taken["0"].bias == pytest.approx(torch.stack(outside).mean(0).norm().item(), rel=1e-9)
-    assert taken["0"].bias != pytest.approx(fresh["0"].bias, rel=1e-3)
-    assert all(torch.equal(value, kept[key]) for key, value in forward.state_dict().items())
-
-
 @pytest.mark.parametrize("form", ["direct", "chained", "corrected"])
 def test_what_forward_has_learned_is_taken_over(form):
     """The report is of the step that it would make next, with the matrices that it has learned by then."""
@@ -426,13 +409,3 @@ def test_a_forward_of_another_model_or_guess_is_refused():
         gg.diagnose(case.model, gg.WPerp(k=3), *case.args, forward=forward)
     with pytest.raises(gg.InputError, match="another model"):
         gg.diagnose(other.model, gg.WPerp(k=2), *other.args, forward=forward)
-
-
-def test_a_bias_that_the_report_does_not_have_is_named():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-    task = (nn.CrossEntropyLoss(reduction="none"), torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0]))
-    with pytest.warns(UserWarning, match="Samples mix.*a bias, which gg.diagnose does not see"):
-        gg.diagnose(model, gg.ActivationPerturbation(), *task)
-    gg.diagnose(model, gg.ActivationPerturbation(), *task, coupling="batch")
-    gg.diagnose(model.eval(), gg.ActivationPerturbation(), *task)

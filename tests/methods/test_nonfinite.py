@@ -73,9 +73,3 @@ def test_large_numbers_are_numbers():
     assert result.is_finite()
     result.grads["a"] = torch.tensor([1.0, torch.nan])
     assert not result.is_finite()
-
-
-def test_sparse_gradients_are_looked_at():
-    grad = torch.sparse_coo_tensor([[0]], torch.tensor([[torch.inf]]), (3, 1), check_invariants=True)
-    zero = torch.zeros(1)
-    assert not Estimate(zero[0], {"a": grad}, zero[None], losses=zero).is_finite()

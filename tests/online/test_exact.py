@@ -34,19 +34,6 @@ def test_steps_without_a_loss_carry_the_influence():
     assert_same(online(network, ol.RTRL(), sparse), through_the_stream(network, sparse))
 
 
-def test_loss_output_and_state_are_those_of_the_model():
-    network, data = model("lstm"), stream(4)
-    learner, state = ol.Online(network, ol.SnAp(1)), network.initial_state(3)
-    for x, target in data:
-        loss = learner(loss_fn, x, target)
-        output, state = network(x, state)
-        torch.testing.assert_close(learner.output, output.detach())
-        torch.testing.assert_close(loss, loss_fn(output, target).mean().detach())
-    for found, expected in zip(learner.state, state, strict=True):
-        torch.testing.assert_close(found, expected.detach())
-    assert not learner.output.requires_grad
-
-
 @pytest.mark.parametrize("rule", [ol.RTRL(), ol.Blockwise(ol.WPerp(50, refresh=4))], ids=["rtrl", "blocks"])
 def test_a_reset_cuts_the_stream_of_one_row(rule):
     network, data = model("lstm"), stream(6)

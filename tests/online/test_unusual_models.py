@@ -160,19 +160,6 @@ def test_a_model_may_write_into_the_state_that_it_is_given(rule):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=rule_name)
-def test_a_state_of_lower_precision_than_the_weights(rule):
-    def rounded(m, x, h):
-        output, h = plain(m, x, h.double())
-        return output, h.float()
-
-    data = stream(4)
-    torch.manual_seed(0)
-    low, high = Plain(rounded, lambda n: torch.zeros(n, 4)).double(), Plain(plain).double()
-    high.load_state_dict(low.state_dict())
-    assert_same(online(low, rule, data), online(high, rule, data), 1e-4)
-
-
-@pytest.mark.parametrize("rule", RULES, ids=rule_name)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(rule, dtype):
     network = model("gru").to(dtype)
@@ -186,25 +173,3 @@ def test_truncation_asks_the_model_for_no_step_that_never_was():
     """A row of zeros has no direction."""
     network, data = Plain(lambda m, x, h: plain(m, x / x.norm(dim=1, keepdim=True), h)).double(), stream(4)
     assert_same(online(network, ol.TBPTT(9), data), through_the_stream(network, data))
-
-
-def test_a_function_without_a_forward_formula():
-    class Sign(torch.autograd.Function):
-        generate_vmap_rule = True
-
-        @staticmethod
-        def forward(x):
-            return x.sign()
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            pass
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
-    network, data = Plain(lambda m, x, h: (plain(m, x, h)[0], Sign.apply(plain(m, x, h)[1]))).double(), stream(2)
-    online(network, ol.RTRL(), data)
-    with pytest.raises(gg.ForwardModeError, match=r"Give your autograd\.Function a jvp"):
-        online(network, ol.UORO(), data)
