@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gradguess.layers import positions
-from gradguess.layers.positions import WORDS, coded
+from gradguess.layers.positions import WORDS, project_words
 
 
 def test_the_projection_of_an_alphabet_is_the_same_whatever_batch_comes_first():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.methods import compiled
+from gradguess.compile import compiler
 from models import Net
 from traced_graphs import as_compiled
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess import captured_step
-from gradguess.methods import compiled
+from gradguess.compile import compiler
 from tape import on_tape
 from traced_graphs import as_compiled
 
@@ -100,7 +100,7 @@ class Run:
 @pytest.fixture(autouse=True)
 def _on_a_cpu(monkeypatch: pytest.MonkeyPatch):
     on_tape(monkeypatch)
-    monkeypatch.setattr(compiled, "compiled", as_compiled)
+    monkeypatch.setattr(compiler, "compiled", as_compiled)
 
 
 Change = Callable[[Run, pytest.MonkeyPatch], Any]
@@ -211,7 +211,7 @@ def test_a_loss_that_is_made_anew_at_every_step_finds_its_graph():
     assert len(run.forward.plan.runner._graphs) == 1
 
 
-@pytest.mark.parametrize(("how", "module"), [("compiled", compiled), ("captured", captured_step)])
+@pytest.mark.parametrize(("how", "module"), [("compiled", compiler), ("captured", captured_step)])
 def test_what_changes_at_every_step_is_told_once(how, module, monkeypatch):
     monkeypatch.setattr(module, "MOST", 5)
     run = Run(how, lr=0.0)
