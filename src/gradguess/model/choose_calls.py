@@ -7,9 +7,7 @@ of that piece, from the estimate at its upper end. Only what crosses from piece 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -97,28 +95,29 @@ def _narrow(cut: CutPass) -> tuple[list[_Narrow], set[Cut], int]:
     A call uses only what earlier calls returned. So all that came before passes through a cut, if no later call and not
     the losses use a cut that is earlier than this one.
     """
-    reached = cut.reached()
-    used = [one for one in cut.cuts if id(one.leaf) in reached]
-    number = {id(one.leaf): n for n, one in enumerate(used)}
-    uses = [*(one.below for one in used), leaves_below(cut.losses)]
-    earliest = [min([n, *(number[leaf] for leaf in leaves if leaf in number)]) for n, leaves in enumerate(uses)]
-    earliest_of_later = list(accumulate(reversed(earliest), min))[-2::-1]
-    tensors_of = Counter(one.call for one in used)
+    reached, number = cut.reached(), {id(one.leaf): n for n, one in enumerate(cut.cuts)}
+    earliest = min((number[leaf] for leaf in leaves_below(cut.losses) & reached), default=0)  # that is used later
+    passed: set[Cut] = set()
+    for n, one in reversed(list(enumerate(cut.cuts))):
+        if id(one.leaf) in reached:
+            if earliest >= n and one.alone:
+                passed.add(one)
+            earliest = min([earliest, *(number[leaf] for leaf in one.below & reached)])
     made_by: dict[int, Cut] = {}  # leaf -> the cut whose call made the tensor: later ones returned it unchanged
-    places: dict[Cut, _Narrow] = {}
+    narrow: dict[Cut, _Narrow] = {}  # by `inner`
     layers: set[CallKey] = set()
-    for n, one in enumerate(used):
+    for one in cut.cuts:
         if any(p.requires_grad for p in one.module.parameters(recurse=False)):
             layers.add(one.call)
-        inner = made_by[id(one.leaf)] = made_by.get(_unchanged(one.s), one)
-        if earliest_of_later[n] < n or tensors_of[one.call] > 1:
-            continue
-        if inner is one:
-            places[one] = _Narrow(one, one, len(layers))
-        elif inner in places and one.begun <= inner.begun:
-            places[inner].outer = one
-    outputs = {made_by[leaf] for end in cut.ends if (leaf := _unchanged(end)) in made_by}
-    return [place for one, place in places.items() if one not in outputs], outputs, len(layers)
+        inner = made_by.get(_unchanged(one.s), one)
+        inner = made_by[id(one.leaf)] = inner if inner.alone else one
+        if one in passed and inner is one:
+            narrow[one] = _Narrow(one, one, len(layers))
+        elif one in passed and inner in narrow and one.begun <= inner.begun:
+            narrow[inner].outer = one
+    ends = [made_by.get(_unchanged(end)) for end in cut.ends]
+    outputs = {inner for inner in ends if inner is not None and inner.alone}
+    return [place for inner, place in narrow.items() if inner not in outputs], outputs, len(layers)
 
 
 def _unchanged(t: Tensor) -> int:

@@ -48,6 +48,7 @@ class Cut:
     module: nn.Module
     index: int  # number of the call
     slot: int  # which tensor of the module's output
+    alone: bool  # whether the output is this tensor and nothing else
     x: Any  # the first input of the call
     begun: int  # how many cuts there were when the call began
     s: Tensor
@@ -119,7 +120,7 @@ class CutPass:
         for slot, s in enumerate(leaves):
             if isinstance(s, Tensor) and s.is_floating_point() and s.requires_grad:
                 leaf = s.detach().requires_grad_()
-                self.cuts.append(Cut(name, module, index, slot, x, begun, s, leaf))
+                self.cuts.append(Cut(name, module, index, slot, s is output, x, begun, s, leaf))
                 leaves[slot] = leaf.clone()  # a leaf must not be changed in place, a clone may
         return tree_unflatten(leaves, spec)
 

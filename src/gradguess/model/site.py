@@ -46,17 +46,17 @@ class Site:
 
     @cached_property
     def top(self) -> bool:
-        """Does no site lie above? The paper draws N(0, I) at such a site."""
+        """Whether no site lies above. The paper draws N(0, I) at such a site."""
         return not self.above
 
     @cached_property
     def severed(self) -> bool:
-        """Does the loss depend on the output through an operation that has no derivative in PyTorch?"""
+        """Whether the loss depends on the output through an operation that has no derivative in PyTorch."""
         return self.top and not self.reaches_output
 
     @cached_property
     def guessed(self) -> bool:
-        """Is there a Jacobian above from which directions can be guessed? Else they are N(0, I)."""
+        """Whether there is a Jacobian above from which directions can be guessed. Else they are N(0, I)."""
         return not self.top and self.batch_dim is not None
 
     def flat(self, s: Tensor) -> Tensor:
@@ -150,12 +150,12 @@ class Layout:
 
     @cached_property
     def needs_graph(self) -> bool:
-        """Is there a parameter whose gradient has no closed form at its own site, and needs a reverse graph?"""
+        """Whether the gradient of some parameter has no closed form at a site, and needs a reverse graph."""
         return bool(self.tail) or any(site.parameters and site.gradient is None for site in self.sites)
 
     @cached_property
     def leaves_traces(self) -> bool:
-        """Does a pass draw random numbers or write buffers?"""
+        """Whether a pass draws random numbers or writes buffers."""
         return self.stochastic or self.mutates
 
     @cached_property
@@ -178,7 +178,7 @@ class Layout:
 
     @cached_property
     def in_a_line(self) -> bool:
-        """Does every site reach the next one alone, and the last the loss?"""
+        """Whether every site reaches the next one alone, and the last the loss."""
         return all(site.guessed for site in self.sites[:-1]) and all(
             site.above == (above.name,) and not site.reaches_output for site, above in pairwise(self.sites)
         )
