@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import gradguess as gg
 from gradguess.backends.cuda_graphs import Recording, on_side_stream
 from gradguess.captured_step import WARM_UP
-from gradguess.extras import require
+from gradguess.errors import require
 from gradguess_lab.bench.run import keep, kind_of, make_record
 from gradguess_lab.data import load
 from gradguess_lab.datasets import CHARACTERS

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import gradguess as gg
-from gradguess.extras import require
+from gradguess.errors import require
 from gradguess.integrations.huggingface import ForwardGradientTrainer
 from gradguess_lab.bench.run import keep, make_record
 from gradguess_lab.data import load

@@ -16,7 +16,6 @@ ORDER = (
 )
 RANK = {name: rank for rank, names in enumerate(ORDER.split("; ")) for name in names.split()}
 CORE = {name for name, rank in RANK.items() if rank < RANK["gradguess"]}
-RANK["extras"] = RANK["backends"]  # for integrations alone
 
 LINES = 350  # in a file of the core
 RUNS = 4  # places that run the user's model
@@ -57,8 +56,6 @@ def imports(path: Path) -> list[tuple[str, str]]:
 
 def allowed(part: str, module: str) -> bool:
     other = [*module.split("."), "gradguess"][1]
-    if other == "extras":
-        return part == "integrations"
     return other == part or (other in RANK and RANK[other] < RANK[part])
 
 

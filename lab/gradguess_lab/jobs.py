@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gradguess.errors import GradguessError, NonFiniteError
-from gradguess.extras import require
+from gradguess.errors import GradguessError, NonFiniteError, require
 from gradguess_lab import interrupts, store
 from gradguess_lab.config import TrainConfig, misfit
 from gradguess_lab.files import exclusive, write_atomic, write_json

@@ -32,9 +32,9 @@ from gradguess.methods.feedback.lesson import (
     Weighted,
     zeros,
 )
-from gradguess.methods.output_error import OutputError
 from gradguess.model.site import Site
 from gradguess.step.base import State, Step
+from gradguess.step.pull_back import OutputError
 
 
 class Outputs(LeastMeanSquares):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,3 +45,14 @@ def reason_of(error: Exception) -> str:
     if isinstance(cause, torch.OutOfMemoryError | MemoryError) or "out of memory" in text or "allocate memory" in text:
         raise cause
     return ": ".join([type(cause).__name__, *text.splitlines()[:1]])[:200]
+
+
+def require(module: str, extra: str, what: str) -> Any:
+    """Import a package beyond PyTorch and NumPy, or say what needs it and which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = getattr(error, "name", None) or module
+        raise GradguessError(
+            f"{what} needs {package.partition('.')[0]}, which is not installed: pip install '{extra}'"
+        ) from error

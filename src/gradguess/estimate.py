@@ -15,8 +15,7 @@ from gradguess.errors import InputError, NonFiniteError, check_choice, check_cou
 from gradguess.guesses.base import Guess
 from gradguess.methods import Estimate, Method
 from gradguess.methods.guessed import as_method
-from gradguess.methods.mixing import warn_of_mixing
-from gradguess.methods.run import Plan, as_it_is, find_layout, run_step
+from gradguess.methods.run import Plan, as_it_is, find_layout, run_step, warn_of_mixing
 from gradguess.model.hooks import Snapshot, untouched
 from gradguess.model.site import Layout, Members, Sites
 from gradguess.model.task import LossFn, Task, check_model, opened

@@ -16,8 +16,7 @@ from gradguess.estimate import ForwardGradient, fresh_generator
 from gradguess.guesses.base import Guess
 from gradguess.methods import Method, WeightPerturbation
 from gradguess.methods.guessed import as_method
-from gradguess.methods.mixing import warn_of_mixing
-from gradguess.methods.run import Plan
+from gradguess.methods.run import Plan, warn_of_mixing
 from gradguess.model.hooks import untouched
 from gradguess.model.site import Sites
 from gradguess.model.task import LossFn, Task

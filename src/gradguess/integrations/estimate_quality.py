@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 import gradguess as gg
-from gradguess.errors import check_count
-from gradguess.extras import require
+from gradguess.errors import check_count, require
 
 Callback: Any = require("lightning.pytorch.callbacks", "gradguess[lightning]", "EstimateQuality").Callback
 NUMBERS = ("cosine", "bias", "variance")

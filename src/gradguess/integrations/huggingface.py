@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.extras import require
+from gradguess.errors import require
 
 Trainer: Any = require("transformers", "gradguess[hf]", "ForwardGradientTrainer").Trainer
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gradguess.extras import require
+from gradguess.errors import require
 
 
 @contextlib.contextmanager

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from gradguess.jacobian.base import Jacobian
 from gradguess.model.cut_pass import leaves_below
-from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import tensors
 from gradguess.noise import Noise
 
 SKETCH = 8  # random vectors per sample when a basis is sketched
 
-Run = Callable[[Visit], tuple[Any, Tensor]]  # a pass with a reverse graph: (outputs, losses)
 Settle = Callable[["CutGraph", list[Site]], None]
 
 
 class CutGraph:
-    """One pass with a reverse graph that is cut at every site.
+    """A reverse graph that is cut at every site of a pass: `visit` is called at each site, `end` with what came out.
 
     With `settle`, the graph is freed on the way: only the pieces are alive that one of `sites` still waits for. A pass
     that is wired in another way than the layout says then raises `LayoutChanged`.
 
     Args:
-        layout, run: the sites, and the pass.
+        layout: the sites.
         vectors: how many random vectors are pulled back for each sample where a basis is sketched, at least.
         sites: those that `settle` is to see.
         settle: called with the graph and those of `sites` above which the pass has just met all that lies next.
@@ -41,10 +39,13 @@ class CutGraph:
         ends: the outputs' tensors that the graph reaches.
     """
 
+    outputs: Any
+    losses: Tensor
+    ends: list[Tensor]
+
     def __init__(
         self,
         layout: Layout,
-        run: Run,
         *,
         vectors: int = SKETCH,
         sites: Sequence[Site] = (),
@@ -57,16 +58,25 @@ class CutGraph:
         self._met = set[str]()
         self._names: dict[int, str] = {}  # id of a leaf -> its site; that of a leaf that is gone may come again
         self._sketch: dict[str, Tensor] = {}
-        self.outputs, self.losses = run(self._cut)
-        self.ends = [out for out in tensors(self.outputs) if out.requires_grad]
-        if settle is not None:
-            self._settle_and_free(settle, ended=True)
+
+    def end(self, outputs: Any, losses: Tensor) -> Self:
+        """The pass has ended."""
+        self.outputs, self.losses = outputs, losses
+        self.ends = [out for out in tensors(outputs) if out.requires_grad]
+        if self._settle is not None:
+            self._settle_and_free(self._settle, ended=True)
+        return self
 
     def jacobian(self, site: Site) -> GraphJacobian:
         """The Jacobian above a site."""
         return GraphJacobian(self, site)
 
-    def _cut(self, site: Site, x: Any, s: Tensor) -> Tensor:
+    def visit(self, site: Site, x: Any, s: Tensor) -> Tensor:
+        """Cut at a site; what is returned takes the place of `s`, and may be changed in place."""
+        return self.cut(site, s).clone()  # after what is settled there, which may need much memory itself
+
+    def cut(self, site: Site, s: Tensor) -> Tensor:
+        """The leaf from which the graph goes on."""
         leaf = s.detach().requires_grad_()
         self.below[site.name], self.above[site.name] = s, leaf
         if self._settle is not None:
@@ -76,7 +86,7 @@ class CutGraph:
             self._names[id(leaf)] = site.name
             self._met.add(site.name)
             self._settle_and_free(self._settle)
-        return leaf.clone()  # after what is settled here, which may need much memory itself
+        return leaf
 
     def _settle_and_free(self, settle: Settle, *, ended: bool = False) -> None:
         """Settle the sites that wait for nothing any more, and free what no other waits for."""

@@ -61,7 +61,9 @@ def linear_tangent(
     p, t = unpack(x)
     if t is None or not is_constant(weight, bias):
         return None
-    return fwAD.make_dual(function(p, weight, bias, *rest, **options), function(t, weight, None, *rest, **options))
+    return fwAD.make_dual(
+        function(p, weight, bias, *rest, **options), function(t, weight.detach(), None, *rest, **options)
+    )
 
 
 def addmm_tangent(function: Any, *args: Any, **options: Any) -> Tensor | None:

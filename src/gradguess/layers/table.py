@@ -87,7 +87,9 @@ class TangentRules(TorchFunctionMode):
             out = rule(func, *args, **kwargs)
         if out is None:
             out = func(*args, **kwargs)
-        return tree_map_only(Tensor, _finished, out) if self.finish else out
+        if not self.finish:
+            return out
+        return _finished(out) if isinstance(out, Tensor) else tree_map_only(Tensor, _finished, out)
 
 
 def _finished(t: Tensor) -> Tensor:

@@ -11,11 +11,10 @@ from torch import Tensor
 from gradguess.errors import InputError
 from gradguess.guesses.base import Guess
 from gradguess.methods.base import Draws, Estimate, Method
-from gradguess.methods.output_error import OutputError
 from gradguess.model.site import Layout, Site
 from gradguess.step.base import Options, State, Step
 from gradguess.step.measure import Drawing, measure
-from gradguess.step.pull_back import pull_back
+from gradguess.step.pull_back import OutputError, pull_back
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from gradguess.passes.forward_mode import (
 
 Observe = Callable[[Site, Any, Tensor], Any]  # (site, input x, output s)
 Draw = Callable[[Site, Any, Tensor], Tensor | None]  # (site, input x, output s) -> direction y, or None
+Cut = Callable[[Site, Tensor], Tensor]  # (site, output s with its graph) -> the same from which the graph goes on
 Scale = Callable[[Site, Tensor, Tensor | None], Tensor]  # (site, y, tangent that arrives from below) -> what is added
 LOSS = "the loss"  # where a tangent must arrive, besides the sites
 
@@ -71,19 +71,23 @@ class Pass:
         with self._one_pass(), torch.no_grad(), formula_kernels(self.task.model), TangentRules(always=True):
             return self._run(visit)  # by the kernels of a tangent pass, so that both see the same numbers
 
-    def _injecting(self, draw: Draw, scale: Scale | None, expected: set[str], graph: bool) -> Visit:
+    def _injecting(self, draw: Draw, scale: Scale | None, expected: set[str], cut: Cut | None) -> Visit:
         """Adds the direction of each site to the tangent that arrives there, and notes where one must arrive."""
-        line = _Line() if graph and self.layout.in_a_line else None
+        one = len(tensors(self.layout.outputs)) == 1  # of several outputs some may have their tangents already
+        line = _Line() if cut is not None and self.layout.in_a_line and one else None
 
         def inject(site: Site, x: Any, s: Tensor) -> Tensor:
             with torch._C.DisableTorchFunction():  # no rules of tangents are needed here
-                below, tangent = fwAD.unpack_dual(s)
-                primal = below
-                if graph:
-                    primal = below.detach() if line is None else line.cut(below, site)
+                primal, tangent = fwAD.unpack_dual(s)
+                if cut is not None:
+                    below, primal = primal, cut(site, primal)
+                    if line is not None:
+                        line.forget(site, below, primal)
+                    if primal.requires_grad:
+                        primal = primal.clone()  # what follows may change its input in place
                     s = primal if tangent is None else fwAD.make_dual(primal, tangent)
                 with torch.no_grad():
-                    moved = add(site, x, below, tangent)
+                    moved = add(site, x, primal.detach(), tangent)
                 return s if moved is None else fwAD.make_dual(primal, moved)
 
         def add(site: Site, x: Any, s: Tensor, tangent: Tensor | None) -> Tensor | None:
@@ -103,16 +107,18 @@ class Pass:
 
         return inject
 
-    def tangent(self, draw: Draw, scale: Scale | None = None, *, graph: bool = False) -> Carried:
+    def tangent(self, draw: Draw, scale: Scale | None = None, cut: Cut | None = None) -> Carried:
         """A pass that carries directions to the losses.
 
         `draw` is called once for every site, in call order. Its direction is added to the tangent that arrives from
         below, after `scale` has seen both. Where an earlier tangent pass was kept, `draw` sees None in place of `s`.
-        With `graph`, `s` has a reverse graph that starts at the sites below it; only where the pass `records_graphs`.
+        `cut` sees the output of every site with a reverse graph that starts at the sites below it; only where the pass
+        `records_graphs`.
         """
+        graph = cut is not None
         with self._one_pass(), named_failures(self.task), forward_mode(self.task.model, graph=graph):
             expected: set[str] = set()
-            outputs = self._run(self._injecting(draw, scale, expected, graph))
+            outputs = self._run(self._injecting(draw, scale, expected, cut))
             losses = self.task.losses(outputs)
             if LOSS in expected and fwAD.unpack_dual(losses).tangent is None:
                 raise lost_tangent(LOSS)
@@ -167,7 +173,8 @@ class Pass:
 
     def cut(self, *, twice: bool = True) -> CutGraph:
         """A pass with a reverse graph that is cut at every site; `twice` as in `graph`, for products `W̃ v`."""
-        return CutGraph(self.layout, partial(self.graph, twice=twice))
+        graph = CutGraph(self.layout)
+        return graph.end(*self.graph(graph.visit, twice=twice))
 
     def _run(self, visit: Visit | None, parameters: Mapping[str, Tensor] | None = None) -> Any:
         with nullcontext() if visit is None else site_hooks(self.layout, visit):
@@ -199,13 +206,13 @@ class _Line:
         self.known: dict[int, Tensor] = {}  # id -> the leaf from which a piece starts
         self.last = 0
 
-    def cut(self, s: Tensor, site: Site) -> Tensor:
-        """Lets all tangents go, and gives what the next piece starts from. A pass that is no line is refused."""
-        if not self.known.keys() & leaves_below(s) <= {self.last}:
+    def forget(self, site: Site, below: Tensor, leaf: Tensor) -> None:
+        """Lets all tangents go where a piece ends and the next one starts from `leaf`; a pass that is no line is
+        refused.
+        """
+        if not self.known.keys() & leaves_below(below) <= {self.last}:
             raise LayoutChanged
         forget_tangents()
-        if site.top:  # no piece starts here
-            return s.detach()
-        leaf = s.detach().requires_grad_()
-        self.known[id(leaf)], self.last = leaf, id(leaf)
-        return leaf.clone()
+        if not site.top:  # else no piece starts here
+            leaf.requires_grad_()
+            self.known[id(leaf)], self.last = leaf, id(leaf)

@@ -94,19 +94,12 @@ class Record:
 
     x: Any  # the input of the layer, where its parameter gradient has a closed form
     version: int  # of x, to notice that it was changed in place
-    s: Tensor | None  # the output, where the method asked for it
-    gate: Tensor | None = None  # with s; computed at once, since an in-place activation changes s
-    y: Tensor | None = None  # (tangents, *s.shape)
-    piece: GradientEdge | None = None  # the graph of s, where it was recorded and the closed form is missing
+    gate: Tensor | None  # where the method asked for it; computed at once, since an in-place activation changes s
+    y: Tensor | None  # (tangents, *s.shape)
+    piece: GradientEdge | None  # the graph of s, where it was recorded and the closed form is missing
 
 
 Records = dict[str, Record]
-
-
-def record(site: Site, x: Any, s: Tensor | None, gate: Tensor | None = None, y: Tensor | None = None) -> Record:
-    """Keep what `pull_back` will need: the input only where gradients have a closed form."""
-    x = x if site.gradient is not None else None
-    return Record(x, x._version if isinstance(x, Tensor) else 0, s, gate, y)
 
 
 @dataclass
@@ -170,24 +163,31 @@ def measure(
     only: Callable[[Site], bool] = lambda site: True,
     *,
     balance: bool = False,
-    keep_outputs: bool = False,
+    keep_gates: bool = False,
     keep_pieces: bool = False,
+    graph: CutGraph | None = None,
     watch: Watch | None = None,
 ) -> Measurement:
     """Draw directions at the sites for which `only` holds, and carry them to the losses.
 
-    With `keep_outputs` the records hold every site's output and gate as well. With `keep_pieces` the first pass records
-    the graph of the pieces whose gradients have no closed form, if it can. With `balance` every site's direction is
-    scaled (one number for the batch) so that it weighs as much in the derivative as those of the sites below; `watch`
-    sees each direction that is so carried, with its σ.
+    With `keep_gates` the records hold every site's gate as well. With `keep_pieces` the first pass records the graph of
+    the pieces whose gradients have no closed form, if it can; `graph` gets all of it. With `balance` every site's
+    direction is scaled (one number for the batch) so that it weighs as much in the derivative as those of the sites
+    below; `watch` sees each direction that is so carried, with its σ.
     """
     step, keeps = drawing.step, drawing.step.keeps
     recorded = keep_pieces and keeps and step.layout.needs_graph and step.passes.records_graphs
-    keep_inputs = recorded or not step.layout.needs_graph  # else `pull_back` runs the model again, and sees them then
-    keep_outputs = keep_outputs or step.detail
+    keep_inputs = graph is None and (recorded or not step.layout.needs_graph)  # else the model is run again
     records: Records = {}
     scales: dict[str, list[Tensor]] = {}
     latest: Tensor | None = None  # the gate of the site that was drawn from last
+    edge: GradientEdge | None = None  # of the site that is drawn from next
+
+    def cut(site: Site, s: Tensor) -> Tensor:
+        """Keep the graph of a site's output, not the output itself."""
+        nonlocal edge
+        edge = get_gradient_edge(s) if s.requires_grad and site.gradient is None else None
+        return s.detach()
 
     def draw(tangent: int, chosen: str | None, site: Site, x: Any, s: Tensor) -> Tensor | None:
         """The direction that this pass carries; all directions of a site are drawn when it is first met."""
@@ -196,14 +196,13 @@ def measure(
         if known is not None:
             y, latest = known.y, known.gate
         else:
-            edge = get_gradient_edge(s) if recorded and s.requires_grad and site.gradient is None else None
-            s, wanted = s.detach(), only(site)
-            latest = gate = site.gate_at(s) if site.gate is not None and (wanted or keep_outputs) else None
+            wanted = only(site)
+            latest = gate = site.gate_at(s) if site.gate is not None and (wanted or keep_gates) else None
             y = drawing.directions(site, s, gate) if wanted else None
             if keeps:
-                kept = record(site, x if keep_inputs else None, s if keep_outputs else None, None, y)
-                kept.gate, kept.piece = gate if keep_outputs else None, edge
-                records[site.name] = kept
+                x = x if keep_inputs and site.gradient is not None else None
+                version = x._version if isinstance(x, Tensor) else 0
+                records[site.name] = Record(x, version, gate if keep_gates else None, y, edge)
         return None if y is None or chosen not in (None, site.name) else y[tangent]
 
     def scaled(number: int, tangent: int, site: Site, y: Tensor, t: Tensor | None) -> Tensor:
@@ -218,15 +217,18 @@ def measure(
     names: list[str | None] = [site.name for site in step.layout.sites if only(site)]
     each = (names if step.options.isolate else []) or [None]
     passes = [(tangent, name) for tangent in range(step.options.tangents) for name in each]
+    first = graph.cut if graph is not None else cut if recorded else None
     seen: list[Carried] = []
     for number, (tangent, chosen) in enumerate(passes):
         if not keeps:
             step.noise.rewind()
         scale = partial(scaled, number, tangent) if balance or step.options.balance else None
-        seen.append(step.passes.tangent(partial(draw, tangent, chosen), scale, graph=recorded and number == 0))
+        seen.append(step.passes.tangent(partial(draw, tangent, chosen), scale, None if number else first))
     jvp = torch.stack([one.jvp for one in seen]) if len(seen) > 1 else seen[0].jvp[None]
-    tangents = [one.output_tangents for one in seen]
-    return Measurement(seen[0].losses, jvp, seen[0].outputs, tangents, passes, records, scales, seen[0].tail)
+    tangents, start = [one.output_tangents for one in seen], seen[0]
+    if graph is not None and start.tail is not None:
+        graph.end(start.outputs, start.tail)
+    return Measurement(start.losses, jvp, start.outputs, tangents, passes, records, scales, start.tail)
 
 
 def _match(y: Tensor, t: Tensor | None, sites_below: int, pool: Pool) -> Tensor:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
+from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import InputError
-from gradguess.model.site import Site
+from gradguess.layers.positions import project_words
+from gradguess.model.site import Site, at_least_float32
+from gradguess.model.task import Task, check_differentiable, tensors
 from gradguess.step.base import Step, Sums
-from gradguess.step.measure import Record, Records, record
+from gradguess.step.measure import Record, Records
 
 HeldGradient = list[Tensor]  # one gradient, until somebody takes it out, so that it is freed there
-Cotangent = Callable[[Site, Tensor | None], Tensor]  # (site, output s if it is known) -> estimate at the site
+Cotangent = Callable[[Site, Tensor | None], Tensor]  # (site, output s if no direction was kept) -> estimate there
 
 
 def pull_back(step: Step, cotangent: Cotangent, records: Records, tail: Tensor | None = None) -> dict[str, Tensor]:
@@ -33,7 +37,7 @@ def pull_back(step: Step, cotangent: Cotangent, records: Records, tail: Tensor |
                 record = records[site.name]
                 piece, record.piece = record.piece, None  # freed with its graph
                 if site.parameters:
-                    gradients.add_site(site, input_of(record, site), piece, cotangent(site, record.s))
+                    gradients.add_site(site, input_of(record, site), piece, cotangent(site, None))
     else:
 
         def visit(site: Site, x: Any, s: Tensor) -> Tensor:
@@ -109,20 +113,20 @@ class Piece:
     """What lies between a site and the sites below it.
 
     Attributes:
-        s: the site's output, with the graph of the piece if there is one.
+        s: the site's output, with the graph of the piece.
         leaf: the same output, from which the graph goes on.
-        kept: the layer's input, where its closed form will need it, and what a signal noted.
         number: of pieces below.
         below: the piece next below, where gradients go down to it.
+        gate: for a signal, which may note it here.
         done: the piece was differentiated, or has no gradient.
     """
 
     site: Site
     s: Tensor
     leaf: Tensor
-    kept: Record
     number: int
     below: Piece | None
+    gate: Tensor | None = None
     done: bool = False
 
 
@@ -138,7 +142,6 @@ class Pieces:
         asked: the sites that have a signal.
         through: sites at which the graph is not cut.
         lag: above 0, the sites must follow one another in a line.
-        graph: False where a closed form is known of each layer, and of the way to the site below it if there is a lag.
         finished: it sees each piece with the gradient that the piece was differentiated with.
         delivered: it sees each piece with the gradient that the piece above brings to its upper end, in a line.
         waits: signals are asked for when the pass has ended.
@@ -156,34 +159,33 @@ class Pieces:
         *,
         through: Collection[Site] = (),
         lag: int = 0,
-        graph: bool = True,
         finished: Callable[[Piece, Tensor], None] | None = None,
         delivered: Callable[[Piece, Tensor], None] | None = None,
         waits: bool = False,
     ) -> None:
         self.step, self.asked, self.signal, self.through = step, set(asked), signal, set(through)
-        self.lag, self.graph, self.finished, self.delivered, self.waits = lag, graph, finished, delivered, waits
-        self.linked = lag > 0 or delivered is not None  # do gradients go down over a cut?
+        self.lag, self.finished, self.delivered, self.waits = lag, finished, delivered, waits
+        self.linked = lag > 0 or delivered is not None  # gradients go down over a cut
         self.gradients = Gradients(step)
         self.site_grads: dict[str, Tensor] = {}
         self._kept: list[Piece] = []  # their signals are not asked for yet
         self._ends: list[Piece] = []  # the loss itself is pulled back to them
         self._passed = [name for site in through for name in site.parameters]
         names = [*step.layout.tail, *(name for site in step.layout.sites for name in site.parameters)]
-        self._shared = len(set(names)) < len(names) or not step.layout.in_a_line  # may pieces share some of the graph?
+        self._shared = len(set(names)) < len(names) or not step.layout.in_a_line  # pieces may share some of the graph
 
     def visit(self, site: Site, x: Any, s: Tensor) -> Tensor:
-        """Called at each site of a pass; what it returns takes the place of the site's output."""
+        """Ends a piece at a site of a pass, and goes as far as its signal allows; returns what the graph goes on
+        from.
+        """
         if self.step.detail:
             self.site_grads[site.name] = torch.zeros_like(s)  # unless another is known
-        return s if site in self.through else self.cut(site, s, record(site, None if self.graph else x, None))
-
-    def cut(self, site: Site, s: Tensor, kept: Record) -> Tensor:
-        """Ends a piece at a site, and goes as far as its signal allows."""
+        if site in self.through:
+            return s
         below = self._ends[0] if self.linked and self._ends else None
         exact = site not in self.asked
-        leaf = s.detach().requires_grad_(self.graph and (self.linked or exact))
-        piece = Piece(site, s, leaf, kept, 0 if below is None else below.number + 1, below)
+        leaf = s.detach().requires_grad_(self.linked or exact)
+        piece = Piece(site, s, leaf, 0 if below is None else below.number + 1, below)
         if self.linked:
             self._ends = [piece]
         elif exact:
@@ -194,21 +196,14 @@ class Pieces:
             self._ask(piece)
         return leaf.clone() if leaf.requires_grad or self.waits else leaf  # what follows may change its input in place
 
-    def settle(self, losses: Tensor, exact: Tensor | None = None) -> None:
-        """The pass has ended: its pieces get what they wait for.
-
-        Args:
-            exact: the gradient of the loss at the model's output, a site. The losses have no graph then.
-        """
+    def settle(self, losses: Tensor) -> None:
+        """The pass has ended: its pieces get what they wait for."""
         for piece in self._kept:
             if piece.site in self.asked:
                 self._ask(piece)
         self._kept.clear()
         ends, self._ends = self._ends, []
-        if exact is None:
-            found = self._differentiate(losses, [torch.ones_like(losses)], len(losses), self.step.layout.tail, ends)
-        else:
-            found = [[exact] for _ in ends]
+        found = self._differentiate(losses, [torch.ones_like(losses)], len(losses), self.step.layout.tail, ends)
         for piece, held in zip(ends, found, strict=True):
             if self._awaited(piece, held):
                 self._finish(piece, held, len(losses))
@@ -222,20 +217,13 @@ class Pieces:
         del h
         for _ in range(self.lag):
             assert piece.below is not None
-            held, piece = self._down(piece, piece.below, held), piece.below
+            held, piece = pull([piece.s], [piece.below.leaf], [held.pop()], retain_graph=True), piece.below
         self._finish(piece, held, len(piece.site.flat(piece.leaf)))
 
-    def _down(self, piece: Piece, below: Piece, held: HeldGradient) -> HeldGradient:
-        """From the upper end of a piece to its lower end."""
-        if self.graph:
-            return pull([piece.s], [below.leaf], [held.pop()], retain_graph=True)
-        assert below.site.linear is not None
-        value = held.pop()
-        value = value @ below.site.linear.weight.detach().to(value.dtype)
-        return [value if below.kept.gate is None else value.mul_(below.kept.gate)]
-
     def _awaited(self, piece: Piece, held: HeldGradient) -> bool:
-        """A gradient is known at the upper end of a piece, from what lies above. Did the piece wait for it?"""
+        """Takes the gradient that what lies above brings to the upper end of a piece. Returns whether the piece waited
+        for it.
+        """
         if self.delivered is not None:
             self.delivered(piece, held[0])
         return not piece.done
@@ -250,12 +238,7 @@ class Pieces:
                 self.finished(piece, held[0])
             piece.s, piece.below, piece.done = piece.leaf, None, True  # its graph is freed
             wanted = [] if below is None or (below.done and self.delivered is None) else [below]
-            if self.graph:
-                found = self._differentiate(s, held, batch, site.parameters, wanted)
-            else:
-                if site.parameters:
-                    self.gradients.add_site(site, input_of(piece.kept, site), None, (held[0] / batch).to(s.dtype))
-                found = [self._down(piece, other, held) for other in wanted]
+            found = self._differentiate(s, held, batch, site.parameters, wanted)
             if not wanted or not self._awaited(wanted[0], found[0]):
                 return
             piece, held = wanted[0], found[0]
@@ -301,3 +284,44 @@ def pull(
     with torch.set_grad_enabled(graph.get("create_graph", False)):
         tops, vectors = zip(*pairs, strict=True)
         return list(torch.autograd.grad(tops, leaves, vectors, materialize_grads=True, **graph))
+
+
+class OutputError:
+    """`e`, the derivative of each sample's loss with respect to the model's outputs, by a vjp of the loss alone.
+
+    Attributes:
+        losses: (batch,).
+        parts: one tensor for each floating-point tensor among the outputs.
+        exact: all of it as (batch, C).
+        flat: the same with a large alphabet projected, as the predictor sees it.
+    """
+
+    def __init__(self, task: Task, outputs: Any) -> None:
+        free = tree_map_only(Tensor, _freed, outputs)
+        with torch.enable_grad():
+            losses = task.losses(free)
+        check_differentiable(losses)
+        self.losses, self.parts = losses.detach(), pull([losses], tensors(free))
+
+    @cached_property
+    def exact(self) -> Tensor:
+        return flatten_outputs(self.parts)
+
+    @cached_property
+    def flat(self) -> Tensor:
+        return flatten_outputs([project_words(part) for part in self.parts])
+
+
+def _freed(t: Tensor) -> Tensor:
+    return t.detach().requires_grad_() if t.is_floating_point() else t
+
+
+def flatten_outputs(parts: list[Tensor]) -> Tensor:
+    """(batch, C) from one or several output tensors."""
+    if any(part.dim() == 0 for part in parts):
+        raise InputError(
+            "Feedback expects outputs with one row per sample, found a scalar among them. Is it a loss of the model's "
+            "own? Then leave the labels out of the inputs."
+        )
+    flats = [part.reshape(part.shape[0], -1) for part in parts]
+    return at_least_float32(flats[0] if len(flats) == 1 else torch.cat(flats, 1))

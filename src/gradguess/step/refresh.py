@@ -153,8 +153,8 @@ class Search:
                 views.append(self._view(site, flat, site.gate_at(s), jacobian, noise))
             found.update(self._found(views))
 
-        graph = partial(choose_pass(task, self.layout).aside().graph, twice=self.guess.multiplies)
-        CutGraph(self.layout, graph, vectors=vectors, sites=sites, settle=settle)
+        graph = CutGraph(self.layout, vectors=vectors, sites=sites, settle=settle)
+        graph.end(*choose_pass(task, self.layout).aside().graph(graph.visit, twice=self.guess.multiplies))
         return found
 
 

@@ -14,12 +14,10 @@ from gradguess.guesses.base import Guess
 from gradguess.jacobian import CutGraph
 from gradguess.methods.base import Draws, Estimate, Method
 from gradguess.methods.feedback.lesson import WEIGHTED, LearningRule, Lesson, Predictor, Scattered, Start, zeros
-from gradguess.methods.output_error import OutputError
-from gradguess.model.site import Layout, Site
+from gradguess.model.site import Site
 from gradguess.step.base import State, Step
-from gradguess.step.measure import Records, record
 from gradguess.step.parts import first_rows
-from gradguess.step.pull_back import Piece, Pieces, pull
+from gradguess.step.pull_back import OutputError, Piece, Pieces, pull
 
 
 @dataclass(frozen=True)
@@ -98,16 +96,14 @@ class Feedback(Method):
 class _Step:
     """One step: the lesson of a tangent pass, then the gradient, from predictions that have learned.
 
-    Where all layers have closed forms, what one pass kept of them is enough for the gradient. Otherwise, and with
-    `memory="replay"`, another pass is run, whose pieces are differentiated one by one; a reverse graph that may be kept
-    is kept whole.
+    A reverse graph that may be kept is kept whole: that of the tangent pass, or of a plain one where no tangent is
+    carried. With `memory="replay"` another pass is run, whose pieces are differentiated one by one.
     """
 
     def __init__(self, method: Feedback, step: Step) -> None:
         self.method, self.step, self.layout = method, step, step.layout
         self.sweeps = method.sweeps if method.form == "chained" else 0
-        self.graph = not _is_closed(step.layout, method.form == "chained")
-        if self.sweeps and self.graph and not (step.keeps or step.layout.in_a_line):
+        if self.sweeps and not (step.keeps or step.layout.in_a_line):
             raise InputError(
                 "Feedback(form='chained') with memory='replay' needs sites that follow one another in a line, and this "
                 "model has sites that reach several others: it would have to keep every layer. Cut the model into "
@@ -118,21 +114,18 @@ class _Step:
 
     def estimate(self) -> Estimate:
         method, step = self.method, self.step
-        teaches = method.draws(step.state.count) is not None
+        teaches, cut = method.draws(step.state.count) is not None, None
+        if step.keeps and step.passes.records_graphs and teaches and method.fraction == 1:
+            cut = CutGraph(self.layout)
         if teaches and method.fraction == 1:
-            self.lesson = self._lesson(step)
+            self.lesson = self._lesson(step, cut)
+        if step.keeps and cut is None:
+            cut = step.passes.cut(twice=False)
         seen = None if self.lesson is None else self.lesson.seen
-        records: Records = {} if seen is None else seen.records
-        cut = step.passes.cut(twice=False) if self.graph and step.keeps else None
-
-        def keep(site: Site, x: Any, s: Tensor) -> None:
-            if step.keeps:
-                records[site.name] = record(site, x, s, site.gate_at(s))
-
-        if cut is not None:
-            outputs = cut.outputs
+        if seen is not None:
+            outputs = seen.outputs
         else:
-            outputs = step.passes.plain(keep) if seen is None else seen.outputs
+            outputs = step.passes.plain(lambda site, x, s: None) if cut is None else cut.outputs
         self.error = OutputError(step.task, outputs)
         losses = self.error.losses if seen is None else seen.losses
         jvp = losses.new_zeros(0, len(losses)) if seen is None else seen.jvp
@@ -141,14 +134,14 @@ class _Step:
         elif teaches:
             self._teach_part()
         step.begin(losses, jvp)
-        grads, site_grads = self._by_pieces(records, losses) if cut is None else self._by_graph(cut)
+        grads, site_grads = self._by_pieces() if cut is None else self._by_graph(cut)
         result = Estimate(losses.mean(), grads, jvp, site_grads=site_grads, losses=losses)
         if step.detail and seen is not None:
             result.directions = {name: one.y for name, one in seen.records.items() if one.y is not None}
         return result
 
-    def _lesson(self, step: Step) -> Lesson:
-        return Lesson(self.predictor, self.method.rule, self.method.rate, Scattered(step, self.method.guess))
+    def _lesson(self, step: Step, graph: CutGraph | None = None) -> Lesson:
+        return Lesson(self.predictor, self.method.rule, self.method.rate, Scattered(step, self.method.guess), graph)
 
     def _teach_part(self) -> None:
         """A lesson of the samples that carry tangents; it leaves random state and buffers as they are."""
@@ -189,35 +182,23 @@ class _Step:
             with torch.no_grad():
                 self.predictor.regress(site, gate, self.error, site.flat(g), self.method.bootstrap)
 
-    def _by_pieces(self, records: Records, losses: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Gradients of the parameters and at the sites, from what one pass kept or from another pass."""
-        step, passes = self.step, self.step.passes
+    def _by_pieces(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Gradients of the parameters and at the sites, from another pass."""
 
         @torch.no_grad()
         def signal(piece: Piece) -> Tensor:
-            if piece.kept.gate is None:
-                piece.kept.gate = piece.site.gate_at(piece.leaf)
-            return self._prediction(piece.site, piece.leaf.detach(), piece.kept.gate)
+            piece.gate = piece.site.gate_at(piece.leaf)
+            return self._prediction(piece.site, piece.leaf.detach(), piece.gate)
 
-        finished = lambda piece, g: self._draw_to(piece.site, piece.kept.gate, g)  # noqa: E731
-        pieces = Pieces(step, self.layout.guessed, signal, lag=self.sweeps, graph=self.graph, finished=finished)
-        if self.lesson is not None and not step.keeps:
-            step.noise.rewind()
-        if self.graph:
-            pieces.settle(passes.graph(pieces.visit)[1])
-            return pieces.gradients.by_name, pieces.site_grads
-        with torch.no_grad():
-            for site in self.layout.sites if records else ():
-                kept = records[site.name]
-                assert kept.s is not None
-                pieces.cut(site, kept.s, kept)
-            if not records:
-                passes.plain(pieces.visit)
-            pieces.settle(losses, self.error.parts[0])
+        finished = lambda piece, g: self._draw_to(piece.site, piece.gate, g)  # noqa: E731
+        pieces = Pieces(self.step, self.layout.guessed, signal, lag=self.sweeps, finished=finished)
+        if self.lesson is not None:
+            self.step.noise.rewind()
+        pieces.settle(self.step.passes.graph(pieces.visit)[1])
         return pieces.gradients.by_name, pieces.site_grads
 
     def _by_graph(self, cut: CutGraph) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The same from a whole graph that is cut at every site, wherever sites reach each other."""
+        """The same from a whole graph, wherever sites reach each other."""
         sites, batch, parameters = self.layout.sites, len(cut.losses), self.layout.members.parameters
         ends, leaves = [*cut.below.values(), cut.losses], list(cut.above.values())
         known = [number for number, site in enumerate(sites) if not site.guessed]
@@ -239,10 +220,3 @@ class _Step:
         grads = torch.autograd.grad(ends, own, [*seeds, torch.full_like(cut.losses, 1 / batch)], allow_unused=True)
         by_name = {name: grad for name, grad in zip(self.layout.reached, grads, strict=True) if grad is not None}
         return by_name, {site.name: value for site, value in zip(sites, g, strict=True)}
-
-
-def _is_closed(layout: Layout, chained: bool) -> bool:
-    """Has everything that is used a closed form, so that no graph is needed?"""
-    plain = all(site.guessed or site.is_output for site in layout.sites)
-    linear = not chained or all(site.linear is not None for site in layout.sites if not site.top)
-    return not layout.needs_graph and plain and linear

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from gradguess.guesses.frames import Frame
+from gradguess.jacobian import CutGraph
 from gradguess.layers.positions import Pattern, project_words
-from gradguess.methods.output_error import OutputError, flatten_outputs
 from gradguess.model.site import Site, at_least_float32
 from gradguess.step.base import Kept
 from gradguess.step.measure import Drawing, measure
 from gradguess.step.parts import Pool
+from gradguess.step.pull_back import OutputError, flatten_outputs
 
 RIDGE = 0.1  # of the mean diagonal entry of the errors' second moment, in `regress`
 LEAST = 0.1  # a gate that is open more rarely than this counts as open this often, in `regress`
@@ -84,12 +85,15 @@ class Lesson:
 
     Args:
         rate: step size, relative to the largest that is stable.
+        graph: of the pass, which is recorded where one is given.
 
     Attributes:
         seen: the measurement.
     """
 
-    def __init__(self, predictor: Predictor, rule: LearningRule, rate: float, drawing: Drawing) -> None:
+    def __init__(
+        self, predictor: Predictor, rule: LearningRule, rate: float, drawing: Drawing, graph: CutGraph | None = None
+    ) -> None:
         self.predictor, self.pool = predictor, predictor.pool
         self.rule, self.rate, self.drawing = rule, rate, drawing
         self.explained: dict[int, Tensor] = {}  # per pass: Σ_i σ_i B_iᵀ φ_i, (batch, C)
@@ -101,7 +105,8 @@ class Lesson:
         self.rows: dict[str, int] = {}  # per site: samples, or positions where each has its own error
         self.fewest = self.own = 0  # the fewest of them: of all processes, and of this one
         keeps, every = drawing.step.keeps, lambda site: site.guessed
-        self.seen = measure(drawing, every, balance=True, keep_outputs=True, watch=None if keeps else self._observe)
+        watch = None if keeps else self._observe
+        self.seen = measure(drawing, every, balance=True, keep_gates=True, graph=graph, watch=watch)
         for p, (tangent, chosen) in enumerate(self.seen.passes if keeps else ()):
             for name, kept in self.seen.records.items():
                 if kept.y is not None and chosen in (None, name):

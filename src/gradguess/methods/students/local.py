@@ -10,13 +10,12 @@ from torch import Tensor
 from gradguess.guesses.frames import Frame
 from gradguess.methods.base import Estimate, Method
 from gradguess.methods.guessed import spend
-from gradguess.methods.output_error import OutputError
 from gradguess.methods.students.student import Bank, Built, Make
 from gradguess.methods.students.students import check_cut, check_students
 from gradguess.model.site import Site, at_least_float32
 from gradguess.step.base import State, Step
 from gradguess.step.measure import Drawing
-from gradguess.step.pull_back import pull
+from gradguess.step.pull_back import OutputError, pull
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ import torch
 from gradguess.errors import InputError, check_choice
 from gradguess.guesses.activation import ActivationPerturbation
 from gradguess.methods.base import Draws, Estimate, Method
-from gradguess.methods.output_error import OutputError
 from gradguess.methods.students.rules import RULES, Known, Lessons, carried
 from gradguess.methods.students.student import Bank, Built, Make
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import tensors
 from gradguess.step.base import State, Step
-from gradguess.step.pull_back import Pieces
+from gradguess.step.pull_back import OutputError, Pieces
 
 Rule = Literal["loss", "outputs", "chain", "tangents"]
 DEFAULTS: dict[str, tuple[Rule, ...]] = {"loss": ("loss",), "error": ("outputs", "chain")}  # by signal
