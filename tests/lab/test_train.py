@@ -170,10 +170,9 @@ def test_a_full_disk_is_explained_and_leaves_the_old_file(monkeypatch: pytest.Mo
 
 
 def test_half_written_files_are_not_seen(small: TrainConfig, out: Path):
-    """What a kill in the middle of a checkpoint leaves: a file beside, or tensors that no index names yet."""
+    """What a kill in the middle of a checkpoint leaves: a file beside it, and half a line of the log."""
     interrupted(small, out, epochs=2)
-    (out / ".checkpoint.json.99.tmp").write_text('{"tensors": ')
-    (out / "checkpoint-3.safetensors").write_bytes(b"half")
+    (out / f".{checkpoint.FILE}.99.tmp").write_bytes(b"half")
     with (out / "metrics.jsonl").open("a") as log:
         log.write('{"epoch": 3, "lo')
     assert scores(train(small, out)) == scores(train(small))
