@@ -22,7 +22,7 @@ TILES = {16: (128, 64, 8, 3), 32: (64, 64, 4, 3), 64: (64, 64, 4, 2), 128: (128,
 
 
 def attends(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Can the kernel for attention work on these queries, keys and values? It is for half precision."""
+    """Whether the kernel for attention can work on these queries, keys and values. It is for half precision."""
     if q.dim() != 4 or q.dtype not in HALF:
         return False
     return q.numel() > 0 and k.numel() > 0 and q.shape[-1] == v.shape[-1] <= HEAD and _here(q)
@@ -36,14 +36,12 @@ def fuses_attention(device: torch.device, dtype: torch.dtype, *, shared: bool, m
 
 
 def fills(key: Tensor) -> bool:
-    """Can the kernel for noise read this key?"""
+    """Whether the kernel for noise can read this key."""
     return _here(key)
 
 
 def _here(t: Tensor) -> bool:
-    if not t.is_cuda:
-        return False
-    return t.device.index == torch.cuda.current_device() and _installed()
+    return t.is_cuda and t.device.index == torch.cuda.current_device() and _installed()
 
 
 def attention_tangent(

@@ -51,7 +51,7 @@ class RandomState:
         return cls(torch.device("cuda", index) for index in range(count))
 
     def drew(self) -> bool:
-        """Has one of these generators been used since?"""
+        """Whether one of these generators has been used since."""
         if self.drew_outside() or not torch.equal(self.cpu, torch.get_rng_state()):
             return True
         return any(not torch.equal(state, torch.cuda.get_rng_state(device)) for device, state in self.cuda.items())

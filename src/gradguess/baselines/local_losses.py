@@ -182,7 +182,7 @@ def _in_pieces(step: Step, signal: Callable[[Piece], Tensor | None]) -> Estimate
     through = [site for site in step.layout.sites if not (site.guessed or (step.detail and site.top))]
     # the losses are known when the pass has ended: gradients cannot be written before
     pieces = Pieces(replace(step, into=None), step.layout.guessed, signal, through=through)
-    _, losses = step.passes.graph(pieces.visit, fused=True, last=not step.detail)
+    _, losses = step.passes.graph(pieces.visit, fused=True)
     pieces.settle(losses)
     losses, none = losses.detach(), losses.new_zeros(0, len(losses))
     return Estimate(losses.mean(), pieces.gradients.by_name, none, site_grads=pieces.site_grads, losses=losses)

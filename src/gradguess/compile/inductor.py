@@ -17,7 +17,6 @@ from gradguess.errors import reason_of
 
 Graph = Callable[..., Sequence[Tensor]]
 FEW = 2**20  # numbers that a kernel runs over: one with no more of them takes about as long as its start
-FUSED = 256  # operations in one kernel, where the compiler would stop at 64: the factors of small matrices have more
 # no compiler on this machine, a compiler that gives up, or an interface of PyTorch that has another form
 _FAILURES = (RuntimeError, OSError, ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError)
 
@@ -56,7 +55,7 @@ def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
 def _settings(device: torch.device) -> dict[str, Any]:
     if device.type == "cpu":  # it takes longer to turn channels than convolutions gain
         return {"layout_optimization": False}
-    return {"combo_kernels": True, "max_fusion_size": FUSED}
+    return {"combo_kernels": True}
 
 
 @contextmanager
@@ -89,6 +88,6 @@ def _combining() -> Iterator[None]:
 
 
 def _is_small(node: Any) -> bool:
-    """Does a kernel run over few numbers? Calls of libraries have no such sizes."""
+    """Whether a kernel runs over few numbers. Calls of libraries have no such sizes."""
     _, sizes = getattr(node, "group", (None, ()))
     return len(sizes) == 2 and math.prod(map(int, sizes)) <= FEW  # of what it makes, and of what it sums up

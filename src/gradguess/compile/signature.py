@@ -20,7 +20,7 @@ import sys
 from collections.abc import Hashable, Iterable, Sequence
 from enum import Enum
 from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -45,18 +45,14 @@ class Signatures:
         self._numbers: dict[Hashable, int] = {}  # of the values that were met
         self.changed: str | None = None  # what held another value when values were last read
 
-    def of_model(self, task: Task, layout: Layout) -> Hashable:
-        """What the outputs depend on."""
-        own = [*layout.members.parameters.values(), *layout.members.buffers().values()]
-        devices = dict.fromkeys(t.device.type for t in own)
-        return layout, batch(task.inputs), tuple(forms(own)), settings(devices), self._read("model", task.model)
-
     def of_step(self, task: Task, layout: Layout, *state: Kept) -> Hashable:
         """What losses, gradients and the new state depend on."""
-        kept = tuple(
-            (site, *values, *forms(values.values())) for part in state for site, values in (*part.items(), ("", {}))
-        )
-        return self._read("loss", task.loss_fn), batch(task.targets), kept, self.of_model(task, layout)
+        own = [*layout.members.parameters.values(), *layout.members.buffers().values()]
+        sites = [(site, values) for part in state for site, values in (*part.items(), ("", {}))]
+        kept = [(site, *values, *forms(values.values())) for site, values in sites]
+        values = self._read("loss", task.loss_fn), self._read("model", task.model)
+        devices = dict.fromkeys(t.device.type for t in own)
+        return layout, values, batch(task.inputs), batch(task.targets), (*forms(own), *kept), settings(devices)
 
     def _read(self, name: str, root: Any) -> int:
         known = self._values.get(name)
@@ -100,7 +96,7 @@ class Values:
         self._own: list[Any] = []  # dicts, lists and sets
         self._copies: list[Any] = []  # of them
         self._labels: list[str] = []  # whose they are
-        self._globals: list[tuple[dict[str, Any], list[str], list[Any]]] = []
+        self._globals: list[tuple[dict[str, Any], dict[str, Any]]] = []  # all of a file, and those that code reads
         self._read: dict[int, Any] = {}  # objects that were read; they stay alive, so that no other has their id
         functions = _functions_of(roots)
         self._names = set().union(*map(_names, functions))
@@ -111,18 +107,16 @@ class Values:
 
     def changed(self) -> str | None:
         """What holds another value by now; None if all is the same."""
-        for space, names, values in self._globals:
-            now = [space.get(name) for name in names]
-            if not same_contents(now, values):
-                other = (name for name, a, b in zip(names, now, values, strict=True) if not same_contents(a, b))
-                return f"the global {next(other)!r} of {space.get('__name__')}"
-        if same_contents(self._own, self._copies):
+        now = [*self._own, *({name: space.get(name) for name in read} for space, read in self._globals)]
+        before = [*self._copies, *(read for _, read in self._globals)]
+        if same_contents(now, before):
             return None
-        for own, copy, label in zip(self._own, self._copies, self._labels, strict=True):
+        labels = [*self._labels, *(str(space.get("__name__")) for space, _ in self._globals)]
+        for own, copy, label in zip(now, before, labels, strict=True):
             if isinstance(copy, dict) and not same_contents(own, copy):
-                return f"{next(key for key in {**own, **copy} if own.get(key) is not copy.get(key))!r} of {label}"
-        pairs = zip(self._own, self._copies, self._labels, strict=True)
-        return next(label for own, copy, label in pairs if not same_contents(own, copy))
+                other = next(key for key in {**own, **copy} if own.get(key) is not copy.get(key))
+                return f"{other!r} of {label}"
+        return next(label for own, copy, label in zip(now, before, labels, strict=True) if not same_contents(own, copy))
 
     def _watch(self, container: Any, label: str) -> None:
         if id(container) not in self._read:
@@ -132,9 +126,9 @@ class Values:
             self._labels.append(label)
 
     def _in_globals(self, space: dict[str, Any], names: Iterable[str]) -> Hashable:
-        found = sorted(name for name in names if name in space)
-        self._globals.append((space, found, [space[name] for name in found]))
-        return tuple((name, self._value(space[name], f"the global {name!r}")) for name in found)
+        read = {name: space[name] for name in sorted(names) if name in space}
+        self._globals.append((space, read))
+        return tuple((name, self._value(value, f"the global {name!r}")) for name, value in read.items())
 
     def _value(self, value: Any, label: str) -> Hashable:
         if isinstance(value, CONSTANT):
@@ -242,10 +236,4 @@ def _names(code: CodeType) -> set[str]:
 
 def _cells(function: FunctionType) -> list[Any]:
     """What a closure holds; a cell may still be empty."""
-    found = []
-    for cell in function.__closure__ or ():
-        try:
-            found.append(cell.cell_contents)
-        except ValueError:
-            continue
-    return found
+    return [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]

@@ -37,7 +37,7 @@ class Backprop(Method):
             outputs[site.name] = s.clone()  # not s: a call may use one of its outputs for another (h of c in an LSTM)
             return outputs[site.name].clone()  # what follows may change its input in place
 
-        _, losses = step.passes.graph(watch if step.detail else None, fused=True, last=not step.detail)
+        _, losses = step.passes.graph(watch if step.detail else None, fused=True)
         check_differentiable(losses)
         with torch.enable_grad():
             total = losses.sum()

@@ -128,7 +128,7 @@ class _Runs:
         added = 0 if self.into is None else self.into.added
         for found_anew in range(3):
             try:
-                return self.estimate(part, noise)
+                return self.estimate(part, noise, before)
             except LayoutChanged as changed:  # control flow that depends on the data, or inputs of another size
                 advice = "Make its control flow depend on its inputs and on PyTorch's random numbers alone"
                 if self.into is not None and self.into.added > added:
@@ -149,12 +149,13 @@ class _Runs:
                 self.layout = find_layout(self.plan, part.task, full_batch=found_anew == 1)
         raise AssertionError
 
-    def estimate(self, part: Part, noise: Noise) -> Estimate:
+    def estimate(self, part: Part, noise: Noise, before: Snapshot | None) -> Estimate:
         """The estimate of a part, with the layout as it is; bases are searched for before the first."""
         plan, task, layout = self.plan, part.task, self.layout
         keep = plan.detail or plan.options.memory == "store"
         choose = partial(choose_pass, layout=layout, finite=plan.options.finite, mixes=plan.options.coupling == "batch")
         passes = choose(task, keep=keep)
+        passes.before = before
         tasks = [each.task for each in self.parts]
         try:
             self.state = refreshed(plan, self.task, tasks, layout, self.device, self.state, missing_only=self.refreshed)

@@ -12,11 +12,12 @@ import torch.autograd.forward_ad as fwAD
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from gradguess.backends.cuda_graphs import recording
 from gradguess.errors import InputError
 from gradguess.jacobian import CutGraph
 from gradguess.layers.table import TangentRules
 from gradguess.model.cut_pass import leaves_below
-from gradguess.model.hooks import Snapshot, Visit, site_hooks, untouched
+from gradguess.model.hooks import Snapshot, Visit, site_hooks
 from gradguess.model.site import Layout, LayoutChanged, Site
 from gradguess.model.task import Task, tensors
 from gradguess.passes.forward_mode import (
@@ -51,15 +52,18 @@ class Pass:
 
     All of them see the same dropout masks, and buffers are written once, as under `loss.backward()`. Passes `aside`
     leave no trace in random state and buffers, and start from the random state at the time of construction.
+
+    Attributes:
+        before: random state and buffers before the first pass, which notes them where nobody else has. While a CUDA
+            graph is recorded they cannot be read, and there is one pass.
     """
 
     records_graphs = True  # whether a tangent pass can record the graph of every piece
 
     def __init__(self, task: Task, layout: Layout, *, aside: bool = False) -> None:
         self.task, self.layout, self._aside = task, layout, aside
-        self._before: Snapshot | None = None  # random state and buffers before the first pass
-        if aside and layout.leaves_traces:
-            self._before = Snapshot(task.model, buffers=False)
+        self.before = Snapshot(task.model, buffers=False) if aside and layout.leaves_traces else None
+        self._ran = aside
 
     def plain(self, observe: Observe) -> Any:
         """A pass without gradients; `observe` sees every site. Returns the outputs."""
@@ -140,20 +144,16 @@ class Pass:
                 )
             return primal, tangent
 
-    def graph(
-        self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False, last: bool = False
-    ) -> tuple[Any, Tensor]:
+    def graph(self, visit: Visit | None = None, *, fused: bool = False, twice: bool = False) -> tuple[Any, Tensor]:
         """A pass with a reverse graph; what `visit` returns takes the place of a site's output.
 
         Returns outputs and losses. With `fused`, kernels that cannot carry a tangent may be used. With `twice`, the
-        graph of its gradients is needed as well: attention then holds all pairs of positions. With `last`, no other
-        pass follows in this step, so nothing is noted for it to start from: not where details are asked for, which
-        others may compare with passes of their own.
+        graph of its gradients is needed as well: attention then holds all pairs of positions.
         """
         all_pairs = twice or self.layout.stochastic  # fused attention draws other masks of dropout
         kernels = nullcontext() if fused else formula_kernels(self.task.model, attention=all_pairs)
         rules = nullcontext() if fused or all_pairs else TangentRules(always=True)  # the numbers of a tangent pass
-        with self._one_pass(last), torch.enable_grad(), kernels, rules:
+        with self._one_pass(), torch.enable_grad(), kernels, rules:
             outputs = self._run(visit)
             return outputs, self.task.losses(outputs)
 
@@ -181,22 +181,23 @@ class Pass:
             return self.task.outputs(parameters)
 
     @contextmanager
-    def _one_pass(self, last: bool = False) -> Iterator[None]:
+    def _one_pass(self) -> Iterator[None]:
         """The first pass writes buffers; the others start where it did and leave buffers as it left them."""
-        if not self.layout.leaves_traces or (last and self._before is None):
+        if not self.layout.leaves_traces:
             yield
-        elif self._before is None:
-            self._before = Snapshot(self.task.model, buffers=self.layout.mutates)
+        elif not self._ran:
+            self._ran = True
+            if self.before is None and not recording():
+                self.before = Snapshot(self.task.model, buffers=self.layout.mutates)
             yield
-        elif self._aside:
-            with untouched(self.task.model):
-                self._before.restore()
-                yield
         else:
-            now = Snapshot(self.task.model, random=False)
-            self._before.restore()  # the weight under spectral norm depends on them
-            yield
-            now.restore()
+            assert self.before is not None
+            now = Snapshot(self.task.model, random=self._aside)
+            self.before.restore()  # buffers too: the weight under spectral norm depends on them
+            try:
+                yield
+            finally:
+                now.restore()
 
 
 class _Line:

@@ -111,7 +111,7 @@ class Students(Method):
             waits=waits,
         )
         once = jvp is None and (waits or not (asks or looks))
-        outputs, losses = step.passes.graph(pieces.visit, fused=once, last=not step.detail)
+        outputs, losses = step.passes.graph(pieces.visit, fused=once)
         if waits:
             self._ask(bank, known, outputs)
         pieces.settle(losses)
