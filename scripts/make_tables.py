@@ -29,8 +29,8 @@ from gradguess_lab.tables.figure import Figure, draw, with_bars
 from gradguess_lab.tables.paper import PUBLISHED, compare, over_width, papers_curve, scaling_figure, scaling_matrix
 from gradguess_lab.tables.runs import DEFAULTS, EXPERIMENT, Run, groups, load_benchmarks, load_runs
 from gradguess_lab.tables.table import Table, cell, matrix
-from gradguess_lab.tables.tally import explanations, tally
-from gradguess_lab.tables.verdicts import DIFFERS, HOLDS, LEVEL, NOT_COMPARED, Summary
+from gradguess_lab.tables.tally import explanations, tally_sentence
+from gradguess_lab.tables.verdicts import NOT_COMPARED, Summary
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -91,18 +91,6 @@ def published(runs: Sequence[Run], slug: str) -> str:
     names = ("Method", "Width", "Quantity", "Paper", "Ours", "± sd", "Verdict")
     table = Table("published", "", [{name: row[name] for name in names} for row in rows], same=("Width", "Quantity"))
     return table.markdown()
-
-
-def tally_sentence(runs: Sequence[Run]) -> str:
-    found, closing = tally(runs), [one for one in explanations(runs) if one.closing]
-    seeds = " or ".join(map(str, sorted({one.ways[way].n for one in closing for way in one.closing})))
-    return (
-        f"Of {found['judged']} published numbers that can be judged, {found[HOLDS]} hold and {found[DIFFERS]} differ; "
-        f"{LEVEL * found['judged']:.0f} would differ by chance alone. The paper has one run a number, so that a wide "
-        f"interval passes easily: with our means 5 % lower, {found['lower']} of the {found[HOLDS]} would hold as well. "
-        f"Of those that differ, {found['explained']} are met when we do as the authors' scripts do and the paper does "
-        f"not say ({seeds or 'no'} seeds); {found[DIFFERS] - found['explained']} remain unexplained."
-    )
 
 
 def differing(runs: Sequence[Run]) -> str:

@@ -62,7 +62,7 @@ ENTRIES: tuple[Entry, ...] = (
         (paper.scaling_figure, paper.scaling_matrix, partial(published, "scaling")),
         of_the_paper=True,
     ),
-    Entry("claims", "What the paper concludes", "", (tally.tally_table, claims.claims_table), of_the_paper=True),
+    Entry("claims", "What the paper concludes", "", (claims.claims_table,), of_the_paper=True),
     Entry(
         "variants",
         "The paper, and the authors' scripts",
@@ -114,7 +114,7 @@ ENTRIES: tuple[Entry, ...] = (
         "error, instead of being spent as updates. Direct uses the prediction; chained pulls it through one layer by "
         "the chain rule; corrected adds what was measured and not predicted. All three use the exact gradient at the "
         "outputs. Where the method falls short of backpropagation is listed at the end.",
-        (feedback.feedback_figures, feedback.feedback_tables),
+        (feedback.feedback_tables,),
     ),
     Entry(
         "real",

@@ -57,34 +57,28 @@ def _deep_row(group: Group, ours: Summary, base: Summary | None, quantity: str) 
 
 def real_table(runs: Sequence[Run]) -> Table:
     """Real networks on real data: a line per task and method, at the best of the rates it was run with."""
-    frame = pd.DataFrame(
-        [(run["task"], run["samples"], run["epochs"], run["device"], run["variant"], run["lr"], i)
-         for i, run in enumerate(runs) if "real" in run["experiments"]],
-        columns=["task", "samples", "epochs", "device", "variant", "lr", "run"],
-    )  # fmt: skip
-    order, methods = list(TASKS), tried_by("real")
-    rows: list[dict[str, Any]] = []
-    tasks = dict(iter(frame.groupby(["task", "epochs", "samples", "device"])))
+    tasks: dict[tuple[Any, ...], dict[str, dict[float, list[Run]]]] = {}
+    for run in runs:
+        if "real" in run["experiments"] and f"test_{TASKS[run['task']].quantity}" in run:
+            where = tuple(run[name] for name in ("task", "epochs", "samples", "device"))
+            tasks.setdefault(where, {}).setdefault(run["variant"], {}).setdefault(run["lr"], []).append(run)
+    order, rows = list(TASKS), []
     for task in sorted(tasks, key=lambda task: (order.index(task[0]), *task[1:])):
-        quantity = TASKS[task[0]].quantity
-        base = None
-        for variant in sorted(set(tasks[task]["variant"]) & set(methods), key=methods.index):
-            mine = tasks[task][tasks[task]["variant"] == variant]
-            rates = {lr: [runs[i] for i in part["run"]] for lr, part in mine.groupby("lr", sort=False)}
-            rates = {lr: found for lr, found in rates.items() if any(f"test_{quantity}" in run for run in found)}
-            if not rates:
-                continue
-            lr, best = _best(rates, f"test_{quantity}")
-            train, test = (
-                Summary.of([run[name] for run in best if name in run])
-                for name in (f"train_{quantity}", f"test_{quantity}")
-            )
-            base = test if variant == "backprop" else base
-            gap = test.mean - base.mean if test and base and variant != "backprop" else None
+        quantity, base = TASKS[task[0]].quantity, None
+        for variant in (name for name in tried_by("real") if name in tasks[task]):
+            rates = tasks[task][variant]
+            most = max(map(len, rates.values()))  # a rate with fewer seeds was given up
+            tests = {lr: Summary.of([run[f"test_{quantity}"] for run in found]) for lr, found in rates.items()}
+            full = {lr: test for lr, test in tests.items() if test and test.n == most}
+            pick = min if quantity == "bits" else max
+            lr = pick(full, key=lambda lr: full[lr].mean)
+            base = full[lr] if variant == "backprop" else base
+            gap = full[lr].mean - base.mean if base and variant != "backprop" else None
+            train = Summary.of([run[f"train_{quantity}"] for run in rates[lr] if f"train_{quantity}" in run])
             rows.append(
                 {"Task": task[0], "Samples": task[2] or "all", "Epochs": task[1], "Method": method_label(variant)}
-                | {"Learning rate": Cell(f"{lr:g}", lr, note=f"of {len(rates)}"), "Train": train, "Test": test}
-                | {"Test against backprop": gap, "Seeds": len(best)}
+                | {"Learning rate": Cell(f"{lr:g}", lr, note=f"of {len(rates)}"), "Train": train, "Test": full[lr]}
+                | {"Test against backprop": gap, "Seeds": most}
             )
     return Table(
         "real",
@@ -95,16 +89,6 @@ def real_table(runs: Sequence[Run]) -> Table:
         "Rare tangents: on a quarter of the batch at every fourth step. 3 pieces: sites=3. With B = 0 nothing is "
         "predicted, and the lowest of the three pieces is not trained.",
     )
-
-
-def _best(rates: Mapping[float, Sequence[Run]], quantity: str) -> tuple[float, Sequence[Run]]:
-    """The rate with the best mean, of those with most seeds: one with fewer was given up."""
-    measured = {lr: [run for run in found if quantity in run] for lr, found in rates.items()}
-    most = max(map(len, measured.values()))
-    sign = -1 if quantity.endswith("bits") else 1
-    full = {lr: found for lr, found in measured.items() if len(found) == most}
-    lr = max(full, key=lambda lr: sign * sum(run[quantity] for run in full[lr]) / most)
-    return lr, full[lr]
 
 
 def real_matrix(runs: Sequence[Run]) -> Table:

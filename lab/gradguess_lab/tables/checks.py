@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from gradguess_lab.paper_numbers import WIDTHS
 from gradguess_lab.tables.runs import Group, Run, measure, select
@@ -38,7 +38,9 @@ class Outcome:
     seeds: int | None = None
 
 
-Check = Callable[[Sequence[Run]], Outcome]
+Runs = Sequence[Run]
+Check = Callable[[Runs], Outcome]
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Side:
     k: int | str | None = None
     threshold: str | None = None  # of W⊥-NS
 
-    def by_seed(self, runs: Sequence[Run]) -> dict[int, float]:
+    def by_seed(self, runs: Runs) -> dict[int, float]:
         """The quantity under its seed, computed in the main way of those that measured it.
 
         Bias and the like are those of layer 1, the one layer that the paper names.
@@ -64,10 +66,10 @@ class Side:
                 return found
         raise NotRun
 
-    def values(self, runs: Sequence[Run]) -> list[float]:
+    def values(self, runs: Runs) -> list[float]:
         return list(self.by_seed(runs).values())
 
-    def summary(self, runs: Sequence[Run]) -> Summary:
+    def summary(self, runs: Runs) -> Summary:
         return summed(self.values(runs))
 
 
@@ -77,135 +79,119 @@ def summed(values: Sequence[float]) -> Summary:
     return found
 
 
-# --- checks: functions from runs to an outcome ---
+# --- checks ---
+
+
+def check(test: Callable[Concatenate[Runs, P], Outcome]) -> Callable[P, Check]:
+    """A test of the runs by what it is told becomes a function of the latter, which returns the check."""
+    return lambda *told, **more: lambda runs: test(runs, *told, **more)
 
 
 def weakest(verdicts: Iterable[str]) -> str:
     return min(verdicts, key=(DIFFERS, SINGLE, UNCLEAR, HOLDS).index)
 
 
-def ascending(*sides: Side) -> Check:
+@check
+def ascending(runs: Runs, *sides: Side) -> Outcome:
     """Each side is larger than the one before it, by a one-sided Welch test."""
-
-    def check(runs: Sequence[Run]) -> Outcome:
-        known = [side.summary(runs) for side in sides]
-        verdicts = [difference(a, b).exceeds() for a, b in pairwise(known)]
-        return Outcome(weakest(verdicts), " < ".join(map(show, known)), min(one.n for one in known))
-
-    return check
+    known = [side.summary(runs) for side in sides]
+    verdicts = [difference(a, b).exceeds() for a, b in pairwise(known)]
+    return Outcome(weakest(verdicts), " < ".join(map(show, known)), min(one.n for one in known))
 
 
-def agree(one: Side, other: Side, margin: float) -> Check:
+@check
+def agree(runs: Runs, one: Side, other: Side, margin: float) -> Outcome:
     """The two do not differ by a two-sided Welch test, and are equivalent within the margin."""
-
-    def check(runs: Sequence[Run]) -> Outcome:
-        a, b = one.summary(runs), other.summary(runs)
-        found = difference(b, a)
-        shown = f"{show(a)}, {show(b)}, difference {show_interval(found)}"
-        return Outcome(found.is_zero(margin), shown, min(a.n, b.n))
-
-    return check
+    a, b = one.summary(runs), other.summary(runs)
+    found = difference(b, a)
+    shown = f"{show(a)}, {show(b)}, difference {show_interval(found)}"
+    return Outcome(found.is_zero(margin), shown, min(a.n, b.n))
 
 
-def gap_near(low: Side, high: Side, expected: float, rounding: float) -> Check:
+@check
+def gap_near(runs: Runs, low: Side, high: Side, expected: float, rounding: float) -> Outcome:
     """The paper's gap lies in the prediction interval of ours, seed by seed where both sides have the same seeds."""
-
-    def check(runs: Sequence[Run]) -> Outcome:
-        a, b = low.by_seed(runs), high.by_seed(runs)
-        if a.keys() == b.keys():
-            ours = summed(_gaps(a, b))
-        else:
-            one, two = summed(list(a.values())), summed(list(b.values()))
-            sd = None if one.sd is None or two.sd is None else math.hypot(one.sd, two.sd)
-            ours = Summary(two.mean - one.mean, sd, min(one.n, two.n))
-        holds = within(expected, rounding, ours)
-        shown = f"gap {shown_number(ours.mean, '+', 1.0)}"
-        shown += f", a single one lies within ± {shown_number(ours.reach, scale=1.0)}" if ours.reach is not None else ""
-        return Outcome(SINGLE if holds is None else HOLDS if holds else DIFFERS, shown, ours.n)
-
-    return check
+    a, b = low.by_seed(runs), high.by_seed(runs)
+    if a.keys() == b.keys():
+        ours = summed(_gaps(a, b))
+    else:
+        one, two = summed(list(a.values())), summed(list(b.values()))
+        sd = None if one.sd is None or two.sd is None else math.hypot(one.sd, two.sd)
+        ours = Summary(two.mean - one.mean, sd, min(one.n, two.n))
+    holds = within(expected, rounding, ours)
+    shown = f"gap {shown_number(ours.mean, '+', 1.0)}"
+    shown += f", a single one lies within ± {shown_number(ours.reach, scale=1.0)}" if ours.reach is not None else ""
+    return Outcome(SINGLE if holds is None else HOLDS if holds else DIFFERS, shown, ours.n)
 
 
-def gap_grows(low: Callable[[int], Side], high: Callable[[int], Side], widths: Sequence[int] = WIDTHS) -> Check:
+@check
+def gap_grows(
+    runs: Runs, low: Callable[[int], Side], high: Callable[[int], Side], widths: Sequence[int] = WIDTHS
+) -> Outcome:
     """The gap grows from each width to the next, and with the logarithm of the width: one-sided tests."""
-
-    def check(runs: Sequence[Run]) -> Outcome:
-        found = _by_width(lambda width: (low(width).by_seed(runs), high(width).by_seed(runs)), widths)
-        gaps = {width: _gaps(a, b) for width, (a, b) in found.items() if a.keys() == b.keys() and len(a) > 1}
-        if len(gaps) < 2:
-            return Outcome(SINGLE)
-        rise = slope([(math.log2(width), gap) for width, seeds in gaps.items() for gap in seeds])
-        means = {width: summed(seeds) for width, seeds in gaps.items()}
-        steps = {(a, b): difference(means[a], means[b]).exceeds() for a, b in pairwise(means)}
-        words = {HOLDS: "grows", UNCLEAR: "unclear", DIFFERS: "shrinks"}
-        shown = ", ".join(f"{width}: {shown_number(gap.mean, '+', 1.0)}" for width, gap in means.items())
-        shown += "; " + ", ".join(f"{a} → {b} {words[verdict]}" for (a, b), verdict in steps.items())
-        shown += f"; per doubling {show_interval(rise)}"
-        return Outcome(weakest([*steps.values(), rise.exceeds()]), shown, min(one.n for one in means.values()))
-
-    return check
+    found = _by_width(lambda width: (low(width).by_seed(runs), high(width).by_seed(runs)), widths)
+    gaps = {width: _gaps(a, b) for width, (a, b) in found.items() if a.keys() == b.keys() and len(a) > 1}
+    if len(gaps) < 2:
+        return Outcome(SINGLE)
+    rise = slope([(math.log2(width), gap) for width, seeds in gaps.items() for gap in seeds])
+    means = {width: summed(seeds) for width, seeds in gaps.items()}
+    steps = {(a, b): difference(means[a], means[b]).exceeds() for a, b in pairwise(means)}
+    words = {HOLDS: "grows", UNCLEAR: "unclear", DIFFERS: "shrinks"}
+    shown = ", ".join(f"{width}: {shown_number(gap.mean, '+', 1.0)}" for width, gap in means.items())
+    shown += "; " + ", ".join(f"{a} → {b} {words[verdict]}" for (a, b), verdict in steps.items())
+    shown += f"; per doubling {show_interval(rise)}"
+    return Outcome(weakest([*steps.values(), rise.exceeds()]), shown, min(one.n for one in means.values()))
 
 
-def flat(side: Callable[[int], Side], margin: float, widths: Sequence[int] = WIDTHS) -> Check:
+@check
+def flat(runs: Runs, side: Callable[[int], Side], margin: float, widths: Sequence[int] = WIDTHS) -> Outcome:
     """The exponent of the width in a quantity is zero within the margin: `quantity ~ width^a`, |a| < margin."""
-
-    def check(runs: Sequence[Run]) -> Outcome:
-        found = _by_width(lambda width: side(width).values(runs), widths)
-        return _exponent(found, lambda a: a.is_small(margin))
-
-    return check
+    found = _by_width(lambda width: side(width).values(runs), widths)
+    return _exponent(found, lambda a: a.is_small(margin))
 
 
-def slower_than_width(layer: int, share: float, below: float, widths: Sequence[int] = WIDTHS) -> Check:
+@check
+def slower_than_width(runs: Runs, layer: int, share: float, below: float, widths: Sequence[int] = WIDTHS) -> Outcome:
     """The number of directions that hold this share of the gradient grows as `width^a` with `a < below`."""
     opposite = {HOLDS: DIFFERS, DIFFERS: HOLDS, UNCLEAR: UNCLEAR}
 
-    def needed(runs: Sequence[Run], width: int) -> list[float]:
+    def needed(width: int) -> list[float]:
         curves = _diagnosed(runs, width, (layer,)).overlaps(layer)
         return [next((k for k, part in enumerate(curve, 1) if part >= share), len(curve)) for curve in curves]
 
-    def check(runs: Sequence[Run]) -> Outcome:
-        return _exponent(_by_width(lambda width: needed(runs, width), widths), lambda a: opposite[a.exceeds(below)])
-
-    return check
+    return _exponent(_by_width(needed, widths), lambda a: opposite[a.exceeds(below)])
 
 
-def at_least(layers: Sequence[int], width: int, share: float, k: int = 10) -> Check:
+@check
+def at_least(runs: Runs, layers: Sequence[int], width: int, share: float, k: int = 10) -> Outcome:
     """The k leading directions hold more than this share of the gradient's norm in every layer, by one-sided tests."""
-
-    def check(runs: Sequence[Run]) -> Outcome:
-        group = _diagnosed(runs, width, layers)
-        means = {layer: summed([curve[k - 1] for curve in group.overlaps(layer)]) for layer in layers}
-        shown = ", ".join(f"layer {layer}: {show(mean)}" for layer, mean in means.items())
-        verdicts = [mean_of(mean).exceeds(share) for mean in means.values()]
-        return Outcome(weakest(verdicts), shown, min(mean.n for mean in means.values()))
-
-    return check
+    group = _diagnosed(runs, width, layers)
+    means = {layer: summed([curve[k - 1] for curve in group.overlaps(layer)]) for layer in layers}
+    shown = ", ".join(f"layer {layer}: {show(mean)}" for layer, mean in means.items())
+    verdicts = [mean_of(mean).exceeds(share) for mean in means.values()]
+    return Outcome(weakest(verdicts), shown, min(mean.n for mean in means.values()))
 
 
-def every(checks: dict[Any, Check]) -> Check:
+@check
+def every(runs: Runs, checks: Mapping[Any, Check]) -> Outcome:
     """Several named comparisons at once: as strong as the weakest of those that were run."""
-
-    def check(runs: Sequence[Run]) -> Outcome:
-        found = {name: outcome(one, runs) for name, one in checks.items()}
-        known = {name: one for name, one in found.items() if one.verdict != NOT_RUN}
-        if not known:
-            raise NotRun
-        shown = "; ".join(f"{name}: {one.ours}" for name, one in known.items())
-        return Outcome(weakest(one.verdict for one in known.values()), shown, min(o.seeds or 0 for o in known.values()))
-
-    return check
+    found = {name: outcome(one, runs) for name, one in checks.items()}
+    known = {name: one for name, one in found.items() if one.verdict != NOT_RUN}
+    if not known:
+        raise NotRun
+    shown = "; ".join(f"{name}: {one.ours}" for name, one in known.items())
+    return Outcome(weakest(one.verdict for one in known.values()), shown, min(o.seeds or 0 for o in known.values()))
 
 
-def outcome(check: Check, runs: Sequence[Run]) -> Outcome:
+def outcome(one: Check, runs: Runs) -> Outcome:
     """What a check finds, also where nothing was run."""
     try:
-        return check(runs)
+        return one(runs)
     except NotRun:
         return Outcome(NOT_RUN)
 
 
-def _diagnosed(runs: Sequence[Run], width: int, layers: Sequence[int]) -> Group:
+def _diagnosed(runs: Runs, width: int, layers: Sequence[int]) -> Group:
     """The runs of W⊥, k = 10, of which there are overlaps in all of these layers."""
     for group in select(runs, "wperp", width, k=10):
         if all(group.overlaps(layer) for layer in layers):

@@ -1,4 +1,4 @@
-"""The study of learned feedback, which goes beyond the paper: its tables and figures."""
+"""The study of learned feedback, which goes beyond the paper: its tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from gradguess_lab.methods import method_label, options_of
 from gradguess_lab.paper_numbers import LAYER_SITES
-from gradguess_lab.tables.figure import Figure, with_bars
 from gradguess_lab.tables.runs import DEFAULTS, EXPERIMENT, Group, Run, groups, like
 from gradguess_lab.tables.table import Cell, Table, cell, number
 from gradguess_lab.tables.verdicts import Summary, difference
@@ -233,21 +232,3 @@ def quality_table(runs: Sequence[Run]) -> Table:
         "Means over the seeds, at the first diagnosed epoch after the start and at the last.",
         forms={f"Layer {n}": ".2f" for n in LAYER_SITES},
     )
-
-
-def feedback_figures(runs: Sequence[Run]) -> list[Figure]:
-    """Accuracy over the width."""
-    alike = [name for name in EXPERIMENT if name not in ("method", "width")]
-    plain = results(runs, lambda run: all(run[name] == DEFAULTS[name] for name in alike))
-    figures = []
-    for quantity, name in QUANTITIES.items() if plain else ():
-        curves = []
-        for method in ("backprop", "feedback-direct", "feedback-chained", "wperp", "wt"):
-            mine = [one.group for one in plain if one.group["method"] == method]
-            points = {group["width"]: group.summary(quantity) for group in mine}
-            curves += [with_bars(method_label(method), method, points)] if points else []
-        ticks = sorted({x for curve in curves for x in curve.x})
-        caption = "Three hidden layers, 300 epochs, learning rate 1e-4, one tangent per step. Bars: one sd."
-        words = (f"feedback-width-{name.lower()}", f"{name} accuracy over the width", "Layer width", f"{name} accuracy")
-        figures.append(Figure(*words, curves, caption, ticks, (0.0, 1.05), x_scale="log"))
-    return figures

@@ -250,9 +250,8 @@ def load_benchmarks(directory: Path) -> list[dict[str, Any]]:
 def _check(record: Any, where: str) -> None:
     _expect(isinstance(record, dict), where, "a JSON object", record)
     _expect(record.get("schema") == SCHEMA, where, f"schema {SCHEMA}", record.get("schema"))
-    _expect(isinstance(record.get("key"), str), where, "text under 'key'", record.get("key"))
-    for name in ("config", "metrics"):
-        _expect(isinstance(record.get(name), dict), where, f"an object under {name!r}", record.get(name))
+    for name, kind, what in (("key", str, "text"), ("config", dict, "an object"), ("metrics", dict, "an object")):
+        _expect(isinstance(record.get(name), kind), where, f"{what} under {name!r}", record.get(name))
     config = record["config"]
     _expect(isinstance(config.get("method"), str), where, "a method in 'config'", config.get("method"))
     for name in ("width", "depth", "epochs", "seed", "batch"):
@@ -262,8 +261,7 @@ def _check(record: Any, where: str) -> None:
         for row in record.get(name) or ():
             _expect(isinstance(row, dict) and isinstance(row.get("epoch"), int), where, f"epochs in {name!r}", row)
             _expect(name == "history" or isinstance(row.get("sites"), dict), where, "an object under 'sites'", row)
-        _numbers({name: record.get(name)}, where)
-    _numbers(record["metrics"], where)
+    _numbers({name: record.get(name) for name in ("history", "diagnostics", "metrics")}, where)
 
 
 def _numbers(tree: Any, where: str, name: str = "") -> None:

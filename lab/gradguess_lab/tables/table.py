@@ -147,25 +147,16 @@ class Table:
 
     def latex(self) -> str:
         """A `table` environment; the document needs `\\usepackage{booktabs}`."""
-        names = self.columns
-        heads = [rf"\textbf{{{latex_text(name)}}}" for name in names]
-        shown = [[row[name] for name in names] for row in self.cells]
-        body = [[latex_text(c.text + f" ({c.note})" * bool(c.note)) for c in row] for row in shown]
-        lines = [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{latex_text(self.caption or self.title)}}}",
-            rf"\label{{tab:{self.slug}}}",
-            rf"\begin{{tabular}}{{{''.join('r' if name in self.numeric else 'l' for name in names)}}}",
-            r"\toprule",
-            " & ".join(heads) + r" \\",
-            r"\midrule",
-            *(" & ".join(row) + r" \\" for row in body),
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-        ]
-        return "\n".join(lines) + "\n"
+        shown = [[row[name] for name in self.columns] for row in self.cells]
+        body = [[latex_text(one.text + f" ({one.note})" * bool(one.note)) for one in row] for row in shown]
+        heads = [rf"\textbf{{{latex_text(name)}}}" for name in self.columns]
+        return pd.DataFrame(body, columns=heads).to_latex(
+            index=False,
+            escape=False,
+            caption=latex_text(self.caption or self.title),
+            label=f"tab:{self.slug}",
+            column_format="".join("r" if name in self.numeric else "l" for name in self.columns),
+        )
 
 
 def matrix(corner: str, found: Iterable[tuple[Any, str, Any]], columns: Sequence[str] = ()) -> list[dict[str, Any]]:

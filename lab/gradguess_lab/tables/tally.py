@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gradguess_lab.paper_numbers import DISTINCT, Published
 from gradguess_lab.tables.paper import Line, compare
@@ -15,10 +14,6 @@ from gradguess_lab.tables.verdicts import (
     DIFFERS,
     HOLDS,
     LEVEL,
-    NOT_COMPARED,
-    NOT_RUN,
-    SINGLE,
-    ZERO,
     Summary,
     verdict,
     within,
@@ -109,7 +104,8 @@ def variants_table(runs: Sequence[Run]) -> Table:
         "variants",
         "What the authors' scripts do and the paper does not say",
         rows,
-        "Every published number whose main line differs, with our number in each of the scripts' ways alone, and in "
+        f"{tally_sentence(runs)} Each published number counts once, by its main line: the method as the paper defines "
+        "it. Here is every one whose main line differs, with our number in each of the scripts' ways alone, and in "
         "all that apply at once. ✓: nearer to the paper's number, which lies in the prediction interval of that way "
         "and in one as wide as that of the main line. With many ways some close a gap by chance.",
     )
@@ -133,28 +129,14 @@ def tally(runs: Sequence[Run]) -> Mapping[str, int]:
     return counts
 
 
-def tally_table(runs: Sequence[Run]) -> Table:
-    """The counts, and of those that differ how many a variant explains."""
-    found = tally(runs)
-    counts: dict[str, Any] = {
-        "judged": found["judged"],
-        "hold": found[HOLDS],
-        "… that would hold as well with our means 5 % lower": found["lower"],
-        "differ": found[DIFFERS],
-        "… expected by chance alone, if all were true (5 %)": cell(LEVEL * found["judged"], ".1f"),
-        "… of them explained by a variant": found["explained"],
-        "… of them that remain": found[DIFFERS] - found["explained"],
-        ZERO: found[ZERO],
-        SINGLE: found[SINGLE],
-        "not compared (training times)": found[NOT_COMPARED],
-        NOT_RUN: found[NOT_RUN],
-    }
-    return Table(
-        "tally",
-        "How many of the paper's numbers hold",
-        [{"Published numbers": name, "Count": count} for name, count in counts.items()],
-        "Each published number counts once, however often the paper prints it, by its main line: the method as the "
-        "paper defines it. The paper has one run a number, so that a wide interval passes easily: see how many would "
-        "hold with other means. Explained: one of the authors' scripts' ways, or all at once, brings our number "
-        "nearer, and the paper's lies in its interval and in one as wide as that of the main line.",
+def tally_sentence(runs: Sequence[Run]) -> str:
+    """How many of the paper's numbers hold, in words."""
+    found, closing = tally(runs), [one for one in explanations(runs) if one.closing]
+    seeds = " or ".join(map(str, sorted({one.ways[way].n for one in closing for way in one.closing})))
+    return (
+        f"Of {found['judged']} published numbers that can be judged, {found[HOLDS]} hold and {found[DIFFERS]} differ; "
+        f"{LEVEL * found['judged']:.0f} would differ by chance alone. The paper has one run a number, so that a wide "
+        f"interval passes easily: with our means 5 % lower, {found['lower']} of the {found[HOLDS]} would hold as well. "
+        f"Of those that differ, {found['explained']} are met when we do as the authors' scripts do and the paper does "
+        f"not say ({seeds or 'no'} seeds); {found[DIFFERS] - found['explained']} remain unexplained."
     )
