@@ -73,10 +73,6 @@ class CutGraph:
 
     def visit(self, site: Site, x: Any, s: Tensor) -> Tensor:
         """Cut at a site; what is returned takes the place of `s`, and may be changed in place."""
-        return self.cut(site, s).clone()  # after what is settled there, which may need much memory itself
-
-    def cut(self, site: Site, s: Tensor) -> Tensor:
-        """The leaf from which the graph goes on."""
         leaf = s.detach().requires_grad_()
         self.below[site.name], self.above[site.name] = s, leaf
         if self._settle is not None:
@@ -86,7 +82,7 @@ class CutGraph:
             self._names[id(leaf)] = site.name
             self._met.add(site.name)
             self._settle_and_free(self._settle)
-        return leaf
+        return leaf.clone()  # after what is settled here, which may need much memory itself
 
     def _settle_and_free(self, settle: Settle, *, ended: bool = False) -> None:
         """Settle the sites that wait for nothing any more, and free what no other waits for."""

@@ -31,7 +31,7 @@ from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import Task, tensors
 from gradguess.passes.forward_mode import forward_mode, is_missing_formula
-from gradguess.passes.model_pass import Carried, Cut, Draw, Pass, Scale
+from gradguess.passes.model_pass import Carried, Draw, Pass, Scale
 
 POWER = 2 / 5  # of the rounding error
 QUANTISED = 2.0**-7  # rounding error of layers in eight bits
@@ -74,7 +74,7 @@ class FinitePass(Pass):
     def aside(self, task: Task | None = None) -> FinitePass:
         return FinitePass(task or self.task, self.layout, self.keep, self.mixes, aside=True)
 
-    def tangent(self, draw: Draw, scale: Scale | None = None, cut: Cut | None = None) -> Carried:
+    def tangent(self, draw: Draw, scale: Scale | None = None, cut: Visit | None = None) -> Carried:
         if scale is not None and not self.keep:
             raise InputError(
                 "memory='replay' with derivative='finite' cannot balance directions, as Feedback and balance=True do: "

@@ -31,7 +31,6 @@ from gradguess.passes.forward_mode import (
 
 Observe = Callable[[Site, Any, Tensor], Any]  # (site, input x, output s)
 Draw = Callable[[Site, Any, Tensor], Tensor | None]  # (site, input x, output s) -> direction y, or None
-Cut = Callable[[Site, Tensor], Tensor]  # (site, output s with its graph) -> the same from which the graph goes on
 Scale = Callable[[Site, Tensor, Tensor | None], Tensor]  # (site, y, tangent that arrives from below) -> what is added
 LOSS = "the loss"  # where a tangent must arrive, besides the sites
 
@@ -75,7 +74,7 @@ class Pass:
         with self._one_pass(), torch.no_grad(), formula_kernels(self.task.model), TangentRules(always=True):
             return self._run(visit)  # by the kernels of a tangent pass, so that both see the same numbers
 
-    def _injecting(self, draw: Draw, scale: Scale | None, expected: set[str], cut: Cut | None) -> Visit:
+    def _injecting(self, draw: Draw, scale: Scale | None, expected: set[str], cut: Visit | None) -> Visit:
         """Adds the direction of each site to the tangent that arrives there, and notes where one must arrive."""
         one = len(tensors(self.layout.outputs)) == 1  # of several outputs some may have their tangents already
         line = _Line() if cut is not None and self.layout.in_a_line and one else None
@@ -84,11 +83,9 @@ class Pass:
             with torch._C.DisableTorchFunction():  # no rules of tangents are needed here
                 primal, tangent = fwAD.unpack_dual(s)
                 if cut is not None:
-                    below, primal = primal, cut(site, primal)
+                    below, primal = primal, cut(site, x, primal)
                     if line is not None:
-                        line.forget(site, below, primal)
-                    if primal.requires_grad:
-                        primal = primal.clone()  # what follows may change its input in place
+                        primal = line.forget(site, below, primal)
                     s = primal if tangent is None else fwAD.make_dual(primal, tangent)
                 with torch.no_grad():
                     moved = add(site, x, primal.detach(), tangent)
@@ -111,13 +108,13 @@ class Pass:
 
         return inject
 
-    def tangent(self, draw: Draw, scale: Scale | None = None, cut: Cut | None = None) -> Carried:
+    def tangent(self, draw: Draw, scale: Scale | None = None, cut: Visit | None = None) -> Carried:
         """A pass that carries directions to the losses.
 
         `draw` is called once for every site, in call order. Its direction is added to the tangent that arrives from
         below, after `scale` has seen both. Where an earlier tangent pass was kept, `draw` sees None in place of `s`.
-        `cut` sees the output of every site with a reverse graph that starts at the sites below it; only where the pass
-        `records_graphs`.
+        `cut` sees every site, its output with a reverse graph that starts at the sites below it, and returns what takes
+        the place of the output; only where the pass `records_graphs`.
         """
         graph = cut is not None
         with self._one_pass(), named_failures(self.task), forward_mode(self.task.model, graph=graph):
@@ -204,16 +201,20 @@ class _Line:
     """The sites of a recorded pass that reach one another in a line. What lies below one is not needed above it."""
 
     def __init__(self) -> None:
-        self.known: dict[int, Tensor] = {}  # id -> the leaf from which a piece starts
-        self.last = 0
+        self.known: dict[int, Tensor] = {}  # id of a leaf from which a piece starts -> that leaf or a copy of it
+        self.last = set[int]()
 
-    def forget(self, site: Site, below: Tensor, leaf: Tensor) -> None:
-        """Lets all tangents go where a piece ends and the next one starts from `leaf`; a pass that is no line is
-        refused.
+    def forget(self, site: Site, below: Tensor, above: Tensor) -> Tensor:
+        """Lets all tangents go where a piece ends. Returns what the next one starts from, `above` as a rule; a pass
+        that is no line is refused.
         """
-        if not self.known.keys() & leaves_below(below) <= {self.last}:
+        if not self.known.keys() & leaves_below(below) <= self.last:
             raise LayoutChanged
         forget_tangents()
-        if not site.top:  # else no piece starts here
-            leaf.requires_grad_()
-            self.known[id(leaf)], self.last = leaf, id(leaf)
+        if site.top:  # no piece starts here
+            return above
+        if not above.requires_grad:
+            above = above.requires_grad_().clone()  # what follows may change its input in place
+        self.last = leaves_below(above)
+        self.known.update(dict.fromkeys(self.last, above))
+        return above

@@ -17,6 +17,7 @@ from gradguess.guesses.frames import Frame, Identity
 from gradguess.jacobian import CutGraph, GatedLinear, Jacobian
 from gradguess.layers.elementwise import mask
 from gradguess.linalg import orthonormal_columns
+from gradguess.model.hooks import Visit
 from gradguess.model.site import LayoutChanged, Site, at_least_float32
 from gradguess.noise import SketchNoise
 from gradguess.passes import Carried
@@ -165,25 +166,25 @@ def measure(
     balance: bool = False,
     keep_gates: bool = False,
     keep_pieces: bool = False,
-    graph: CutGraph | None = None,
+    cut: Visit | None = None,
     watch: Watch | None = None,
 ) -> Measurement:
     """Draw directions at the sites for which `only` holds, and carry them to the losses.
 
     With `keep_gates` the records hold every site's gate as well. With `keep_pieces` the first pass records the graph of
-    the pieces whose gradients have no closed form, if it can; `graph` gets all of it. With `balance` every site's
-    direction is scaled (one number for the batch) so that it weighs as much in the derivative as those of the sites
-    below; `watch` sees each direction that is so carried, with its σ.
+    the pieces whose gradients have no closed form, if it can; with `cut`, which sees every site, all of it. With
+    `balance` every site's direction is scaled (one number for the batch) so that it weighs as much in the derivative as
+    those of the sites below; `watch` sees each direction that is so carried, with its σ.
     """
     step, keeps = drawing.step, drawing.step.keeps
     recorded = keep_pieces and keeps and step.layout.needs_graph and step.passes.records_graphs
-    keep_inputs = graph is None and (recorded or not step.layout.needs_graph)  # else the model is run again
+    keep_inputs = cut is None and (recorded or not step.layout.needs_graph)  # else the model is run again
     records: Records = {}
     scales: dict[str, list[Tensor]] = {}
     latest: Tensor | None = None  # the gate of the site that was drawn from last
     edge: GradientEdge | None = None  # of the site that is drawn from next
 
-    def cut(site: Site, s: Tensor) -> Tensor:
+    def note(site: Site, x: Any, s: Tensor) -> Tensor:
         """Keep the graph of a site's output, not the output itself."""
         nonlocal edge
         edge = get_gradient_edge(s) if s.requires_grad and site.gradient is None else None
@@ -217,7 +218,7 @@ def measure(
     names: list[str | None] = [site.name for site in step.layout.sites if only(site)]
     each = (names if step.options.isolate else []) or [None]
     passes = [(tangent, name) for tangent in range(step.options.tangents) for name in each]
-    first = graph.cut if graph is not None else cut if recorded else None
+    first = note if cut is None and recorded else cut
     seen: list[Carried] = []
     for number, (tangent, chosen) in enumerate(passes):
         if not keeps:
@@ -226,8 +227,6 @@ def measure(
         seen.append(step.passes.tangent(partial(draw, tangent, chosen), scale, None if number else first))
     jvp = torch.stack([one.jvp for one in seen]) if len(seen) > 1 else seen[0].jvp[None]
     tangents, start = [one.output_tangents for one in seen], seen[0]
-    if graph is not None and start.tail is not None:
-        graph.end(start.outputs, start.tail)
     return Measurement(start.losses, jvp, start.outputs, tangents, passes, records, scales, start.tail)
 
 

@@ -184,7 +184,7 @@ class Pieces:
             return s
         below = self._ends[0] if self.linked and self._ends else None
         exact = site not in self.asked
-        leaf = s.detach().requires_grad_(self.linked or exact)
+        leaf = s.detach().requires_grad_(self.linked or exact or self.waits)
         piece = Piece(site, s, leaf, 0 if below is None else below.number + 1, below)
         if self.linked:
             self._ends = [piece]
@@ -194,7 +194,7 @@ class Pieces:
             self._kept.append(piece)
         elif not exact:
             self._ask(piece)
-        return leaf.clone() if leaf.requires_grad or self.waits else leaf  # what follows may change its input in place
+        return leaf.clone() if leaf.requires_grad else leaf  # what follows may change its input in place
 
     def settle(self, losses: Tensor) -> None:
         """The pass has ended: its pieces get what they wait for."""

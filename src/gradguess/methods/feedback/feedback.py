@@ -14,6 +14,7 @@ from gradguess.guesses.base import Guess
 from gradguess.jacobian import CutGraph
 from gradguess.methods.base import Draws, Estimate, Method
 from gradguess.methods.feedback.lesson import WEIGHTED, LearningRule, Lesson, Predictor, Scattered, Start, zeros
+from gradguess.model.hooks import Visit
 from gradguess.model.site import Site
 from gradguess.step.base import State, Step
 from gradguess.step.parts import first_rows
@@ -96,8 +97,9 @@ class Feedback(Method):
 class _Step:
     """One step: the lesson of a tangent pass, then the gradient, from predictions that have learned.
 
-    A reverse graph that may be kept is kept whole: that of the tangent pass, or of a plain one where no tangent is
-    carried. With `memory="replay"` another pass is run, whose pieces are differentiated one by one.
+    The tangent pass, or a plain one where no tangent is carried, records the pieces between the sites, which are
+    differentiated one by one when the error is known. With `memory="replay"` another pass is run for that. Where the
+    chain rule is applied to sites that reach several others, the graph is kept whole.
     """
 
     def __init__(self, method: Feedback, step: Step) -> None:
@@ -113,19 +115,22 @@ class _Step:
         self.lesson: Lesson | None = None  # of the whole batch
 
     def estimate(self) -> Estimate:
-        method, step = self.method, self.step
-        teaches, cut = method.draws(step.state.count) is not None, None
-        if step.keeps and step.passes.records_graphs and teaches and method.fraction == 1:
-            cut = CutGraph(self.layout)
+        method, step, tail = self.method, self.step, None
+        walk: CutGraph | Pieces = CutGraph(self.layout)
+        if not self.sweeps or self.layout.in_a_line:
+            finished = lambda piece, g: self._draw_to(piece.site, piece.gate, g)  # noqa: E731
+            options: Any = {"lag": self.sweeps, "finished": finished, "waits": step.keeps}
+            walk = Pieces(step, self.layout.guessed, self._signal, **options)
+        teaches = method.draws(step.state.count) is not None
         if teaches and method.fraction == 1:
-            self.lesson = self._lesson(step, cut)
-        if step.keeps and cut is None:
-            cut = step.passes.cut(twice=False)
+            self.lesson = self._lesson(step, walk.visit if step.keeps and step.passes.records_graphs else None)
         seen = None if self.lesson is None else self.lesson.seen
         if seen is not None:
-            outputs = seen.outputs
+            outputs, tail = seen.outputs, seen.tail
+        elif step.keeps:
+            outputs, tail = step.passes.graph(walk.visit)
         else:
-            outputs = step.passes.plain(lambda site, x, s: None) if cut is None else cut.outputs
+            outputs = step.passes.plain(lambda site, x, s: None)
         self.error = OutputError(step.task, outputs)
         losses = self.error.losses if seen is None else seen.losses
         jvp = losses.new_zeros(0, len(losses)) if seen is None else seen.jvp
@@ -134,14 +139,22 @@ class _Step:
         elif teaches:
             self._teach_part()
         step.begin(losses, jvp)
-        grads, site_grads = self._by_pieces() if cut is None else self._by_graph(cut)
+        if tail is None:
+            if not step.keeps and seen is not None:
+                step.noise.rewind()
+            tail = step.passes.graph(walk.visit)[1]
+        if isinstance(walk, CutGraph):
+            grads, site_grads = self._by_graph(walk.end(outputs, tail))
+        else:
+            walk.settle(tail)
+            grads, site_grads = walk.gradients.by_name, walk.site_grads
         result = Estimate(losses.mean(), grads, jvp, site_grads=site_grads, losses=losses)
         if step.detail and seen is not None:
             result.directions = {name: one.y for name, one in seen.records.items() if one.y is not None}
         return result
 
-    def _lesson(self, step: Step, graph: CutGraph | None = None) -> Lesson:
-        return Lesson(self.predictor, self.method.rule, self.method.rate, Scattered(step, self.method.guess), graph)
+    def _lesson(self, step: Step, cut: Visit | None = None) -> Lesson:
+        return Lesson(self.predictor, self.method.rule, self.method.rate, Scattered(step, self.method.guess), cut)
 
     def _teach_part(self) -> None:
         """A lesson of the samples that carry tangents; it leaves random state and buffers as they are."""
@@ -182,23 +195,13 @@ class _Step:
             with torch.no_grad():
                 self.predictor.regress(site, gate, self.error, site.flat(g), self.method.bootstrap)
 
-    def _by_pieces(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Gradients of the parameters and at the sites, from another pass."""
-
-        @torch.no_grad()
-        def signal(piece: Piece) -> Tensor:
-            piece.gate = piece.site.gate_at(piece.leaf)
-            return self._prediction(piece.site, piece.leaf.detach(), piece.gate)
-
-        finished = lambda piece, g: self._draw_to(piece.site, piece.gate, g)  # noqa: E731
-        pieces = Pieces(self.step, self.layout.guessed, signal, lag=self.sweeps, finished=finished)
-        if self.lesson is not None:
-            self.step.noise.rewind()
-        pieces.settle(self.step.passes.graph(pieces.visit)[1])
-        return pieces.gradients.by_name, pieces.site_grads
+    @torch.no_grad()
+    def _signal(self, piece: Piece) -> Tensor:
+        piece.gate = piece.site.gate_at(piece.leaf)
+        return self._prediction(piece.site, piece.leaf.detach(), piece.gate)
 
     def _by_graph(self, cut: CutGraph) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The same from a whole graph, wherever sites reach each other."""
+        """Gradients of the parameters and at the sites, from a whole graph, wherever sites reach each other."""
         sites, batch, parameters = self.layout.sites, len(cut.losses), self.layout.members.parameters
         ends, leaves = [*cut.below.values(), cut.losses], list(cut.above.values())
         known = [number for number, site in enumerate(sites) if not site.guessed]

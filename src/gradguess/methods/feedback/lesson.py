@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gradguess.guesses.frames import Frame
-from gradguess.jacobian import CutGraph
 from gradguess.layers.positions import Pattern, project_words
+from gradguess.model.hooks import Visit
 from gradguess.model.site import Site, at_least_float32
 from gradguess.step.base import Kept
 from gradguess.step.measure import Drawing, measure
@@ -85,14 +85,14 @@ class Lesson:
 
     Args:
         rate: step size, relative to the largest that is stable.
-        graph: of the pass, which is recorded where one is given.
+        cut: sees every site of the pass, which records a reverse graph then.
 
     Attributes:
         seen: the measurement.
     """
 
     def __init__(
-        self, predictor: Predictor, rule: LearningRule, rate: float, drawing: Drawing, graph: CutGraph | None = None
+        self, predictor: Predictor, rule: LearningRule, rate: float, drawing: Drawing, cut: Visit | None = None
     ) -> None:
         self.predictor, self.pool = predictor, predictor.pool
         self.rule, self.rate, self.drawing = rule, rate, drawing
@@ -106,7 +106,7 @@ class Lesson:
         self.fewest = self.own = 0  # the fewest of them: of all processes, and of this one
         keeps, every = drawing.step.keeps, lambda site: site.guessed
         watch = None if keeps else self._observe
-        self.seen = measure(drawing, every, balance=True, keep_gates=True, graph=graph, watch=watch)
+        self.seen = measure(drawing, every, balance=True, keep_gates=True, cut=cut, watch=watch)
         for p, (tangent, chosen) in enumerate(self.seen.passes if keeps else ()):
             for name, kept in self.seen.records.items():
                 if kept.y is not None and chosen in (None, name):
