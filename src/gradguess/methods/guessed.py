@@ -29,7 +29,7 @@ class Guessed(Method):
         return Draws(self.guess, count)
 
     def run(self, step: Step) -> tuple[Estimate, State]:
-        return spend(Drawing(step, self.guess)), step.state
+        return estimate_from(Drawing(step, self.guess)), step.state
 
 
 def not_guessed(layout: Layout, options: Options) -> set[str]:
@@ -37,7 +37,7 @@ def not_guessed(layout: Layout, options: Options) -> set[str]:
     return {site.name for site in layout.sites if site.is_output and site.top and options.top == "exact"}
 
 
-def spend(drawing: Drawing) -> Estimate:
+def estimate_from(drawing: Drawing) -> Estimate:
     """Draw, measure, weigh, and pull back to the parameters."""
     step = drawing.step
     known = not_guessed(step.layout, step.options)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradguess.guesses.frames import Frame
 from gradguess.methods.base import Estimate, Method
-from gradguess.methods.guessed import spend
+from gradguess.methods.guessed import estimate_from
 from gradguess.methods.students.student import Bank, Built, Make
 from gradguess.methods.students.students import check_cut, check_students
 from gradguess.model.site import Site, at_least_float32
@@ -54,7 +54,7 @@ class LocalGuess(Method):
         for site in step.layout.sites:
             if not site.is_output:
                 check_cut("LocalGuess", site)
-        result = spend(_LocalDrawing(step, bank))
+        result = estimate_from(_LocalDrawing(step, bank))
         return result, replace(step.state, learned=bank.close())
 
 
