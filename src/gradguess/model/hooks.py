@@ -111,10 +111,6 @@ class Snapshot:
         """Whether a global generator has been used since."""
         return self._random is not None and self._random.drew()
 
-    def drew_outside(self) -> bool:
-        """Whether Python's or NumPy's generator has been used since."""
-        return self._random is not None and self._random.drew_outside()
-
     def wrote(self) -> bool:
         """Whether a buffer has been written since. PyTorch counts writes, but not those of batch norm."""
         return any(m._buffers[name] is not own or not torch.equal(own, value) for m, name, own, value in self._buffers)
