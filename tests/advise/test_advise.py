@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradguess as gg
+from gaps import NoJvp
 from gradguess.advise.advice import Advice
 from gradguess.advise.advise import Trial
 from gradguess.advise.candidates import BACKPROP, CHECKPOINTED, Candidate, candidates_for
@@ -21,7 +22,7 @@ from gradguess.model.task import Task
 from gradguess_lab.data import Shape
 from gradguess_lab.loss import per_sample_loss
 from gradguess_lab.models import MODELS
-from models import Net
+from models import Calls, Net
 
 SIGNAL, IMAGE = Shape("signal", (40,), 10), Shape("image", (3, 8, 8), 10)
 NUMBERS = ("time", "memory", "memory_mb", "cosine", "lowest_cosine")
@@ -116,36 +117,8 @@ def test_the_numbers_are_those_of_the_methods(one_round: None):
     assert abs(advice["MeZO"].cosine) < 0.5 < advice["Feedback, chained"].cosine < 1
 
 
-def test_a_limit_of_memory_rules_backpropagation_out(one_round: None):
-    layers = [layer for _ in range(12) for layer in (nn.Linear(4, 4), nn.ReLU())]
-    task = nn.Sequential(*layers), nn.CrossEntropyLoss(reduction="none"), torch.randn(512, 4), torch.randint(4, (512,))
-    free = advise(*task)
-    assert free.method == BACKPROP
-    assert free[CHECKPOINTED].memory < 0.8
-    limit = (free[BACKPROP].memory_mb + free[CHECKPOINTED].memory_mb) / 2
-    tight = advise(*task, memory_mb=limit)
-    assert tight.method == CHECKPOINTED
-    assert tight.code == "forward = gg.ForwardGradient(model, gg.baselines.Checkpointed(), sites=4)"
-    assert "Nothing that was measured fits" in advise(*task, memory_mb=1e-3).recommendation
-
-
 def test_an_error_of_a_candidate_is_its_reason(one_round: None):
-    class Swish(torch.autograd.Function):  # no forward mode
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * x.sigmoid()
-
-        @staticmethod
-        def backward(ctx, g):
-            (x,) = ctx.saved_tensors
-            return g * (x.sigmoid() * (1 + x * (1 - x.sigmoid())))
-
-    class Activation(nn.Module):
-        def forward(self, x):
-            return Swish.apply(x)
-
-    model = nn.Sequential(nn.Linear(40, 8), Activation(), nn.Linear(8, 8), Activation(), nn.Linear(8, 10))
+    model = nn.Sequential(nn.Linear(40, 8), Calls(NoJvp.apply), nn.Linear(8, 8), Calls(NoJvp.apply), nn.Linear(8, 10))
     advice = whole(model, *small()[1:])
     assert advice[BACKPROP].works
     assert advice["Students"].works

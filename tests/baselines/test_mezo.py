@@ -82,17 +82,6 @@ def test_weights_come_back_when_the_second_pass_fails():
     assert all(torch.equal(a, b) for a, b in zip(before, case.model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3])
-def test_chunks_share_one_direction(chunk):
-    found = []
-    for size in (None, chunk):
-        case = make("relu-bias")
-        gg.ForwardGradient(case.model, gg.baselines.MeZO(), chunk=size)(*case.args)
-        found.append([p.grad for p in case.model.parameters()])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
-
-
 def test_both_passes_have_the_same_masks_and_buffers_are_written_once():
     model = nn.Sequential(nn.Linear(6, 40), nn.BatchNorm1d(40), nn.Dropout(0.5), nn.Linear(40, 3)).double()
     case = Case(model, torch.randn(5, 6).double(), torch.tensor([0, 1, 2, 0, 1]))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
+from gaps import NoJvp
 from models import BATCH, CLASSES, INPUTS, BareParameters, Calls, Case, Tied, cross_entropy, frozen, per_sequence
 
 TOKENS, WIDTH = 4, 6
@@ -113,18 +114,6 @@ class LoRA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + self.up(self.down(x))
-
-
-class WithoutJvp(torch.autograd.Function):
-    """A custom function that has only a reverse-mode formula."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
 
 
 class WithJvp(torch.autograd.Function):
@@ -254,7 +243,7 @@ LAYERS: dict[str, Row] = {
     ),
     "weight_norm": Row(lambda: vector(weight_norm(nn.Linear(WIDTH, 5)))),
     "spectral_norm": Row(lambda: vector(spectral_norm(nn.Linear(WIDTH, 5)))),
-    "autograd.Function without jvp": Row(lambda: vector(Calls(WithoutJvp.apply))),
+    "autograd.Function without jvp": Row(lambda: vector(Calls(NoJvp.apply))),
     "autograd.Function with jvp": Row(lambda: vector(Calls(WithJvp.apply))),
 }
 

@@ -206,32 +206,6 @@ def test_the_placed_threshold_passes_the_wanted_directions_alone():
     assert error["placed"] < error["nearest"]
 
 
-@pytest.mark.parametrize("threshold", ["placed", "nearest"])
-def test_where_the_step_lies_without_a_gap(threshold):
-    """At initialisation no gap helps. The placed step lets ten directions pass, give or take those inside it."""
-    case, _ = wide(512, strong=False)
-    found = covariance(frames_of(case, gg.WPerpNS(threshold=threshold))["0"], 512)
-    passed = found.diagonal(dim1=-2, dim2=-1).sum(-1)
-    assert (passed - 10).abs().max() < {"placed": 2.5, "nearest": 20}[threshold]
-
-
-@pytest.mark.parametrize(("k", "activation"), each([1, 2, 7, 20, 40, 70], [nn.ReLU, nn.GELU]))
-def test_shared_of_any_size(k, activation):
-    """Projectors on the gated columns `D V`, whichever way small or large ones are factored."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(40, 128), activation(), nn.Linear(128, 64)).double()
-    case = Case(model, torch.randn(4, 40).double(), torch.randint(64, (4,)))
-    W, weight = mlp_jacobians(model, case.inputs)["0"], model[2].weight.detach()
-    gate = (W / weight)[:, 0]
-    _, _, Vh = torch.linalg.svd(weight @ torch.diag(gate.square().mean(0).sqrt()), full_matrices=False)
-    gated = gate[:, :, None] * Vh[:k].mT
-    frame = frames_of(case, gg.WPerp(k=k))["0"]
-    found = covariance(frame, 128)
-    torch.testing.assert_close(found, gated @ torch.linalg.pinv(gated, rtol=1e-12), rtol=0, atol=1e-7)
-    A = matrix(frame)
-    torch.testing.assert_close(found, A @ A.mT, rtol=0, atol=1e-9)
-
-
 # --- degenerate cases ----------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gradguess as gg
-from gradguess.compile import compiler
 from gradguess.layers import attention
 from gradguess.layers.table import TangentRules
 from gradguess.passes.forward_mode import forward_mode
@@ -245,23 +244,3 @@ def test_no_pass_of_a_step_holds_all_pairs():
     made = take(2)
     assert made.operations.count(ATTENTION) == 1
     assert made.largest < T * T
-
-
-@pytest.fixture
-def graphs(monkeypatch):
-    """The traced steps, which are not compiled."""
-    kept: list[torch.fx.GraphModule] = []
-    monkeypatch.setattr(compiler, "compiled", lambda graph, arguments: kept.append(graph) or graph)
-    return kept
-
-
-def test_a_compiled_step_computes_attention_once(graphs):
-    """Its two passes are merged; the tangent is one more operation."""
-    take(3, compile=True)
-    (graph,) = graphs
-    targets = [node.target for node in graph.graph.nodes]
-    assert not [node for node in graph.graph.nodes if isinstance(node.meta.get("val"), int)]  # none can be compiled
-    assert targets.count(ATTENTION) == 1
-    assert targets.count(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default) == 1
-    made = [leaf for node in graph.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
-    assert max(t.numel() for t in made if isinstance(t, Tensor)) < T * T

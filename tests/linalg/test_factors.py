@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from gradguess.linalg import orthonormal_columns, sure_eigh
-from matrices import F64, assert_orthonormal_or_zero, degenerate_batch, noise, projector
+from matrices import F64, assert_orthonormal_or_zero, degenerate_batch, noise
+from references import projector
 
 # --- the root of a gated basis -----------------------------------------------------------------------------
 

@@ -46,16 +46,6 @@ def test_errors_are_what_one_measures_and_stay_under_the_stated_bounds(entry: Co
     assert overshoot <= 0.08
 
 
-@EACH
-def test_crossing_and_width_are_those_of_the_curve(entry: CoefficientSet) -> None:
-    assert entry[2:] == pytest.approx(script["measure"](entry.sigma, entry.coefficients)[2:], abs=1e-9)
-    at, before, after = five_steps(entry, entry.crossing + np.array([0, -entry.width, entry.width]))
-    assert at == pytest.approx(0.5, abs=0.01)
-    assert before < 0.11
-    assert after > 0.87
-    assert entry.crossing == pytest.approx(entry.sigma, abs=0.012)
-
-
 @pytest.mark.parametrize("sigma", [0.02, 0.1, 0.25, 0.41, 0.5, 0.68, 0.95, 1.0])
 def test_placed_puts_the_step_at_sigma_and_never_enlarges(sigma: float) -> None:
     entry, factor = placed(sigma)

@@ -10,7 +10,8 @@ from gradguess.linalg import (
     orthonormal_columns,
     top_right_singular_vectors,
 )
-from matrices import F64, assert_orthonormal_or_zero, noise, of_rank, projector, top_projector
+from matrices import F64, assert_orthonormal_or_zero, noise, of_rank
+from references import projector, top_projector
 
 # --- top_right_singular_vectors ----------------------------------------------------------------------------
 

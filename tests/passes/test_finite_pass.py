@@ -266,17 +266,7 @@ class Chooses(nn.Module):
         return self.left(s) if s.sum() >= 0 else self.right(s)
 
 
-class Selects(Chooses):
-    """Another layer sees some samples only, as the activations say."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        s = self.first(x)
-        chosen = s.sum(1) >= 0
-        return torch.zeros(len(x), CLASSES, dtype=s.dtype).masked_scatter(chosen[:, None], self.left(s[chosen]))
-
-
-@pytest.mark.parametrize("model", [Chooses, Selects])
-def test_calls_that_depend_on_the_activations(model):
+def test_calls_that_depend_on_the_activations():
     case = make("relu-bias")
     with pytest.raises(gg.InputError, match=r"control flow depends on them.*sites="):
-        gg.estimate(model().double(), gg.ActivationPerturbation(), *case.args, derivative="finite")
+        gg.estimate(Chooses().double(), gg.ActivationPerturbation(), *case.args, derivative="finite")

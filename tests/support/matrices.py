@@ -19,17 +19,6 @@ def of_rank(rank: int, m: int, d: int, seed: int = 0) -> Tensor:
     return (U[:, :rank] / torch.arange(1, rank + 1)) @ V[:, :rank].mT
 
 
-def projector(V: Tensor) -> Tensor:
-    return V @ V.mT
-
-
-def top_projector(A: Tensor, k: int) -> Tensor:
-    """Twin: the projector on the top-k right singular vectors, from the dense SVD, cut at the rank."""
-    _, S, Vh = torch.linalg.svd(A, full_matrices=False)
-    V = Vh[:k].mT * (S[:k] > 1e-10 * S[0])
-    return projector(V)
-
-
 def assert_orthonormal_or_zero(V: Tensor, rank: int, atol: float) -> None:
     expected = torch.zeros(V.shape[-1], dtype=V.dtype)
     expected[:rank] = 1

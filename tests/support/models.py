@@ -31,12 +31,13 @@ class Case:
     def args(self) -> tuple[LossFn, Any, Any]:
         return self.loss_fn, self.inputs, self.targets
 
-    def losses(self) -> Tensor:
-        if isinstance(self.inputs, tuple):
-            return self.loss_fn(self.model(*self.inputs), self.targets)
+    def outputs(self) -> Any:
         if isinstance(self.inputs, dict):
-            return self.loss_fn(self.model(**self.inputs), self.targets)
-        return self.loss_fn(self.model(self.inputs), self.targets)
+            return self.model(**self.inputs)
+        return self.model(*self.inputs) if isinstance(self.inputs, tuple) else self.model(self.inputs)
+
+    def losses(self) -> Tensor:
+        return self.loss_fn(self.outputs(), self.targets)
 
 
 def mlp(activation: type[nn.Module] = nn.ReLU, *, bias: bool = True, widths: tuple[int, ...] = (8, 7)) -> nn.Module:

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import gradguess as gg
+from asserts import assert_same_photograph, photograph
 from gradguess.guesses import perp_ns
 from gradguess.guesses.frames import Frame
 from gradguess.linalg.step_polynomials import polynomial
@@ -27,6 +28,7 @@ from gradguess.passes import choose_pass
 from gradguess.step.base import Options, State, Step
 from gradguess.step.measure import Drawing, measure
 from random_networks import Case
+from references import no_trace, visited
 
 SEED = 7  # of the global generators in every pass, and of the directions
 DENSE = 40  # numbers of a site up to which its Jacobian is written out
@@ -56,6 +58,11 @@ def close(what: str, found: Any, wanted: Any, tolerance: float = 1e-8, size: flo
         raise Broken(f"{what}: off by {error:.2e} of {size:.2e}")
 
 
+def same(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Nothing is left behind. `estimate` and `first_step` set the random state themselves."""
+    assert_same_photograph(before | {"random": after["random"]}, after)
+
+
 # --- references ------------------------------------------------------------------------------------------------
 
 
@@ -73,32 +80,17 @@ def run(case: Case, sites: tuple[Site, ...], *, cut: bool) -> Run:
     """Run the model as it is, with the outputs of the sites in view, and cut there or not. Leaves no trace."""
     below: Grads = {}
     above: Grads = {}
-    counts: dict[nn.Module, int] = {}
 
-    def hook(module: nn.Module, args: Any, output: Any) -> Any:
-        call = counts.get(module, 0)
-        counts[module] = call + 1
-        leaves, spec = tree_flatten(output)
-        for site in sites:
-            if site.module is module and site.call == call:
-                s = leaves[site.slot]
-                below[site.name] = s if cut else s.clone()
-                above[site.name] = s.detach().requires_grad_() if cut else below[site.name]
-                leaves[site.slot] = above[site.name].clone()
-        return tree_unflatten(leaves, spec)
+    def keep(site: Site, s: Tensor) -> Tensor:
+        below[site.name] = s if cut else s.clone()
+        above[site.name] = s.detach().requires_grad_() if cut else below[site.name]
+        return above[site.name].clone()
 
-    handles = [m.register_forward_hook(hook) for m in dict.fromkeys(site.module for site in sites)]
-    buffers = [(b, b.clone()) for b in case.model.buffers()]
-    try:
-        with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
-            torch.manual_seed(SEED)
+    with no_trace(case.model), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+        torch.manual_seed(SEED)
+        with visited(((site, site.module, site.call, site.slot) for site in sites), keep):
             outputs = case.outputs()
             losses = case.loss_fn(outputs, case.targets)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for buffer, value in buffers:
-            buffer.data.copy_(value)
     return Run(below, above, outputs, losses)
 
 
@@ -276,7 +268,7 @@ def first_step(case: Case, rows: slice | None = None, place: tuple[int, int] | N
 
 def check(case: Case) -> str:
     """Hold a case against all properties that apply. Returns "ok" or "refused: why"."""
-    before = footprint(case.model)
+    before = photograph(case.model)
     if not has_reverse_mode(case):
         return without_reverse_mode(case)
     try:
@@ -284,8 +276,8 @@ def check(case: Case) -> str:
     except Refused as why:
         return f"refused: {why}"
     finally:
-        after = footprint(case.model)
-    same_footprint(before, after)
+        after = photograph(case.model)
+    same(before, after)
     return "ok"
 
 
@@ -315,9 +307,9 @@ def without_reverse_mode(case: Case) -> str:
 
 
 def _check(case: Case) -> None:
-    untouched = footprint(case.model)
+    untouched = photograph(case.model)
     est = estimate(case)
-    same_footprint(untouched, footprint(case.model))
+    same(untouched, photograph(case.model))
     task = Task(case.model, case.loss_fn, case.inputs, case.targets)
     layout = lay_out(task, case.sites) if not isinstance(case.method, gg.WeightPerturbation) else None
     if layout is None:
@@ -360,7 +352,7 @@ def batch_dims(reference: Reference) -> None:
     for site in reference.sites:
         wanted = reference.batch_dim[site.name]
         if site.batch_dim != wanted and reference.sample_grads[site.name].any():
-            if not reference.layout.sliceable:  # see test_as_many_steps_as_samples_and_time_first
+            if not reference.layout.sliceable:
                 raise Refused("which dimension is the batch cannot be seen")
             raise Broken(f"batch dimension of {site.name}: {site.batch_dim}, expected {wanted}")
 
@@ -654,7 +646,7 @@ def covariances(reference: Reference, site: Site, guess: Any, kept: Any, frame: 
             rows = _rows_of(reference, site)
             if rows >= d:
                 close("covariance", found, eye, 1e-6)
-            elif rank == rows and S[rank - 1] > 1e-5 * S[0]:  # less rank: see test_preconditioning_without_full_rank
+            elif rank == rows and S[rank - 1] > 1e-5 * S[0]:
                 close("covariance", found, Vh[:rank].mT @ Vh[:rank], 1e-6)
         elif isinstance(guess, gg.WPerpNS):
             _newton_schulz(guess, kept, found, S, Vh)
@@ -724,11 +716,11 @@ def _shared(found: Tensor, basis: Tensor, D: Tensor | None) -> None:
 
 def paths(case: Case, est: gg.Estimate, layout: Layout | None) -> None:
     """Store = replay = chunks = parts = the estimate."""
-    before = footprint(case.model)
+    before = photograph(case.model)
     stored, forward, buffers = first_step(case)
     close("estimate = first step", stored, {n: g for n, g in est.grads.items() if n in stored or g.any()})
     one_pass(case, buffers)
-    same_footprint(before, footprint(case.model))
+    same(before, photograph(case.model))
     replays(case, stored, forward)
     if layout is None:
         return
@@ -777,29 +769,3 @@ def one_pass(case: Case, found: list[Tensor]) -> None:
         if buffer.is_floating_point():
             close("buffers: one pass", found[i], buffer.detach().clone(), 1e-9)
         buffer.data.copy_(value)
-
-
-def footprint(model: nn.Module) -> dict[str, Any]:
-    """All that must not be left behind."""
-    return {
-        "parameters": [p.detach().clone() for p in model.parameters()],
-        "buffers": [b.clone() for b in model.buffers()],
-        "random state": torch.get_rng_state(),
-        "hooks": [len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules()],
-        "grad": [p.grad is None for p in model.parameters()],
-        "requires_grad": [p.requires_grad for p in model.parameters()],
-        "training": [m.training for m in model.modules()],
-    }
-
-
-def same_footprint(before: dict[str, Any], after: dict[str, Any]) -> None:
-    for key, value in before.items():
-        if key == "random state":
-            continue  # first_step and estimate set it; see `test_random_networks`
-        same = (
-            all(torch.equal(a, b) for a, b in zip(value, after[key], strict=True))
-            if value and isinstance(value[0], Tensor)
-            else value == after[key]
-        )
-        if not same:
-            raise Broken(f"left behind: {key}")

@@ -17,31 +17,20 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import gradguess as gg
+import models
 
 Shape = tuple[int, ...]  # of one sample: (d,), (tokens, d), (channels, length) or (channels, height, width)
 
 
 @dataclass
-class Case:
+class Case(models.Case):
     """A model, one batch, a method and its options."""
 
-    seed: int
-    model: nn.Module
-    inputs: Any
-    targets: Any
-    loss_fn: Callable[[Any, Any], Tensor]
-    method: Any
-    sites: Any
-    options: dict[str, Any]
+    seed: int = 0
+    method: Any = None
+    sites: Any = "auto"
+    options: dict[str, Any] = field(default_factory=dict)
     features: set[str] = field(default_factory=set)  # what the network is made of, for expected refusals
-
-    def losses(self) -> Tensor:
-        return self.loss_fn(self.outputs(), self.targets)
-
-    def outputs(self) -> Any:
-        if isinstance(self.inputs, dict):
-            return self.model(**self.inputs)
-        return self.model(*self.inputs) if isinstance(self.inputs, tuple) else self.model(self.inputs)
 
     def __str__(self) -> str:
         return (
@@ -730,4 +719,4 @@ def make_case(seed: int) -> Case:
         options["balance"] = True
     if r.random() < 0.2:
         options["coupling"] = "batch"
-    return Case(seed, model, inputs, targets, loss_fn, method, sites, options, maker.features)
+    return Case(model, inputs, targets, loss_fn, seed, method, sites, options, maker.features)

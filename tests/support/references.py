@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,32 +22,41 @@ def parse_site(name: str) -> tuple[str, int]:
 
 
 @contextmanager
+def visited(
+    places: Iterable[tuple[Any, nn.Module, int, int]], visit: Callable[[Any, Tensor], Tensor]
+) -> Iterator[None]:
+    """While open, what `visit(key, s)` returns takes the place of s, which a call of a module returns in a slot."""
+    wanted, counts = list(places), {}
+
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        call = counts[module] = counts.get(module, -1) + 1
+        leaves, spec = tree_flatten(output)
+        for key, own, at, slot in wanted:
+            if own is module and at == call:
+                leaves[slot] = visit(key, leaves[slot])
+        return tree_unflatten(leaves, spec)
+
+    handles = [module.register_forward_hook(hook) for module in dict.fromkeys(module for _, module, _, _ in wanted)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
 def recorded_outputs(model: nn.Module, names: Any, slots: dict[str, int] | None = None):
     """While open, the outputs of the named sites are collected, and can be differentiated to."""
     modules = dict(model.named_modules())
     outputs: dict[str, Tensor] = {}
-    counts: dict[nn.Module, int] = {}
-    wanted: dict[tuple[nn.Module, int], list[str]] = {}
-    for name in names:
-        module, call = parse_site(name)
-        wanted.setdefault((modules[module], call), []).append(name)
 
-    def hook(module: nn.Module, args: Any, output: Any) -> Any:
-        call = counts.get(module, 0)
-        counts[module] = call + 1
-        leaves, spec = tree_flatten(output)
-        for name in wanted.get((module, call), []):
-            slot = (slots or {}).get(name, 0)
-            outputs[name] = leaves[slot].clone()  # a call may use one of its outputs for another (h of c in an LSTM)
-            leaves[slot] = outputs[name].clone()  # the next function may work in place
-        return tree_unflatten(leaves, spec)
+    def note(name: str, s: Tensor) -> Tensor:
+        outputs[name] = s.clone()  # a call may use one of its outputs for another (h of c in an LSTM)
+        return outputs[name].clone()  # the next function may work in place
 
-    handles = [module.register_forward_hook(hook) for module in dict.fromkeys(module for module, _ in wanted)]
-    try:
+    parsed = {name: parse_site(name) for name in names}
+    with visited(((n, modules[m], call, (slots or {}).get(n, 0)) for n, (m, call) in parsed.items()), note):
         yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def sample_gradients(case: Case, names: Any, slots: dict[str, int] | None = None) -> dict[str, Tensor]:

@@ -6,8 +6,8 @@ iterative solvers are taken from the library; all that follows from them is comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gradguess as gg
 from gradguess.model.site import Site
+from references import visited
 
 Entries = Mapping[str, Mapping[str, Tensor]]
 TINY = torch.finfo(torch.float64).tiny
@@ -44,28 +45,9 @@ class World:
         return torch.equal(self.random, other.random) and all(torch.equal(a, b) for a, b in pairs)
 
 
-@contextmanager
-def watched(sites: Sequence[Site], visit: Callable[[Site, Tensor], Tensor]) -> Iterator[None]:
+def watched(sites: Sequence[Site], visit: Callable[[Site, Tensor], Tensor]) -> AbstractContextManager[None]:
     """While open, what `visit` returns takes the place of each site's output."""
-    calls: dict[nn.Module, int] = {}
-
-    def hook(module: nn.Module, args: Any, output: Any) -> Any:
-        call = calls.get(module, 0)
-        calls[module] = call + 1
-        for site in sites:
-            if site.module is module and site.call == call:
-                if isinstance(output, Tensor):
-                    output = visit(site, output)
-                else:
-                    output = tuple(visit(site, o) if i == site.slot else o for i, o in enumerate(output))
-        return output
-
-    handles = [module.register_forward_hook(hook) for module in dict.fromkeys(site.module for site in sites)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return visited(((site, site.module, site.call, site.slot) for site in sites), visit)
 
 
 class Cut:

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 import torch.autograd.forward_ad as fwAD
-from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch import Tensor
 
 import gradguess as gg
 from gradguess.methods import Method
 from models import Case, generator
-from references import parse_site
+from references import parse_site, visited
 from steps import layout_of, task_of
 
 STEPS = {1e-6: 1e-6, 1e-8: 1e-5}  # of a central difference, and its tolerance; a kink may lie within the long one
@@ -63,23 +62,10 @@ def moved(case: Case, est: gg.Estimate, step: float) -> Iterator[None]:
         return
     modules = dict(case.model.named_modules())
     slots = seeded(case, lambda: {site.name: site.slot for site in layout_of(case).sites})
-    sites = [(modules[parse_site(n)[0]], parse_site(n)[1], slots[n], y[0]) for n, y in est.directions.items()]
-    counts = dict.fromkeys(modules.values(), 0)
-
-    def shift(module: nn.Module, args: Any, output: Any) -> Any:
-        leaves, spec = tree_flatten(output)
-        for own, call, slot, y in sites:
-            if own is module and call == counts[module]:
-                leaves[slot] = leaves[slot] + step * y
-        counts[module] += 1
-        return tree_unflatten(leaves, spec)
-
-    handles = [module.register_forward_hook(shift) for module in dict.fromkeys(own for own, *_ in sites)]
-    try:
+    parsed = {name: parse_site(name) for name in est.directions}
+    places = ((est.directions[n][0], modules[m], call, slots[n]) for n, (m, call) in parsed.items())
+    with visited(places, lambda y, s: s + step * y):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def difference(case: Case, est: gg.Estimate, step: float) -> Tensor:
