@@ -63,15 +63,6 @@ def test_backprop_is_backpropagation(name):
     assert_close(est.grads, gradients(case), atol=1e-12)
 
 
-def test_the_padding_row_is_left_alone():
-    case = make("transformer")
-    case.inputs[:, 0] = 0
-    for guess in (gg.WeightPerturbation(), gg.ActivationPerturbation(), gg.WPerp(k=3)):
-        est = gg.estimate(case.model, guess, *case.args, generator=generator())
-        assert torch.equal(est.grads["embed.weight"][0], torch.zeros(8, dtype=torch.float64))
-        assert est.grads["embed.weight"].abs().max() > 0
-
-
 def test_sum_over_the_batch_is_right_where_samples_mix():
     """Batch norm: with coupling='batch' the estimate is unbiased; per sample it is not."""
     torch.manual_seed(0)

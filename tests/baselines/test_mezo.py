@@ -34,14 +34,6 @@ def test_two_passes_along_a_direction_that_is_kept(name, tangents):
         torch.testing.assert_close(est.grads[name], grad, rtol=1e-9, atol=1e-11)
 
 
-def test_the_padding_row_is_not_moved():
-    case = make("transformer")
-    est = gg.estimate(case.model, gg.baselines.MeZO(), *case.args)
-    assert not est.directions["embed.weight"][0, 0].any()
-    assert not est.grads["embed.weight"][0].any()
-    assert est.grads["embed.weight"][1:].any()
-
-
 def test_the_mean_is_the_gradient():
     """Within five standard errors of 3000 draws; the bias of ε = 1e-4 is far below that."""
     case = Case(nn.Linear(3, 2).double(), torch.randn(4, 3).double(), torch.tensor([0, 1, 1, 0]))

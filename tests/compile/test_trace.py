@@ -24,20 +24,3 @@ def test_an_error_of_the_compiler_has_its_type_and_its_words(monkeypatch: pytest
     x = torch.randn(7)
     with pytest.raises(tracing.NotTraceable, match=r"^TorchInductor: FileNotFoundError: no compiler$"):
         inductor.compiled(tracing.trace(long_twin, [x]), [x])
-
-
-@pytest.mark.slow
-def test_what_was_compiled_is_found_again():
-    """PyTorch keeps compiled graphs on disk, where it knows all that they depend on."""
-    from torch._dynamo.utils import counters
-    from torch._inductor.utils import fresh_cache
-
-    x = torch.randn(7)
-    with fresh_cache():
-        for kept in ("fxgraph_cache_miss", "fxgraph_cache_hit"):
-            torch.compiler.reset()
-            before = counters["inductor"].copy()
-            graph = inductor.compiled(tracing.trace(long_twin, [x]), [x])
-            torch.testing.assert_close(graph(x)[0], long_twin(x)[0])
-            found = {name for name, count in counters["inductor"].items() if count > before[name] and "fxgraph" in name}
-            assert found == {kept}

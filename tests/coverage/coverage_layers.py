@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from gaps import NoJvp
-from models import BATCH, CLASSES, INPUTS, BareParameters, Calls, Case, Tied, cross_entropy, frozen, per_sequence
+from models import BATCH, CLASSES, INPUTS, BareParameters, Calls, Case, cross_entropy, frozen, per_sequence, tied
 
 TOKENS, WIDTH = 4, 6
 LossFn = Callable[[Any, Any], Tensor]
@@ -222,7 +222,7 @@ LAYERS: dict[str, Row] = {
     "Bilinear": Row(lambda: sequence(nn.Bilinear(WIDTH, WIDTH, 3), lambda layer, x: layer(x[:, 0], x[:, 1]))),
     "cross entropy": Row(lambda: output(cross_entropy, _classes)),
     "cross entropy, per token": Row(
-        lambda: _case(Tied(), torch.randint(9, (BATCH, 6)), torch.randint(9, (BATCH, 6)), per_sequence),
+        lambda: _case(tied(), torch.randint(9, (BATCH, 6)), torch.randint(9, (BATCH, 6)), per_sequence),
         note="tied weights",
     ),
     "MSE": Row(lambda: output(mean_of(nn.MSELoss(reduction="none")), _real)),

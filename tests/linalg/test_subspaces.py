@@ -108,17 +108,6 @@ def test_subspace_stays_orthonormal_when_the_space_ends(
     assert ((V.norm(dim=-2) > 0.5).sum(-1) == rank).all()
 
 
-def test_a_warm_start_needs_few_products() -> None:
-    """From a basis that is off by 1e-2, three products reach what a random one does not come near."""
-    A = of_rank(30, 60, 50)
-    exact = top_right_singular_vectors(A, 5)
-    starts = torch.stack([exact + 1e-2 * noise(50, 5) / 50**0.5, noise(50, 5)])
-    found, _ = batched_top_subspace(lambda X: A.mT @ (A @ X), starts, 5, 3)
-    warm, cold = torch.linalg.matrix_norm(projector(found) - projector(exact), 2)
-    assert warm < 5e-4
-    assert cold > 1e-2
-
-
 def followed_basis(A: Tensor, k: int, warm: Tensor | None) -> Tensor:
     return followed_bases([A], [k], [warm])[0]
 

@@ -98,18 +98,3 @@ def test_a_place_must_fit(place):
     loss_fn = nn.CrossEntropyLoss(reduction="none")
     with pytest.raises(gg.InputError, match=r"place: expected"):
         forward(loss_fn, torch.randn(4, 3), torch.zeros(4, dtype=torch.long), place=place)
-
-
-def test_a_place_alone_ties_the_noise():
-    """Rows 2 to 4 of five, run by themselves: the directions that they have in the whole batch."""
-    torch.manual_seed(0)
-    model, loss_fn = nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none")
-    x, t = torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1])
-    total = torch.zeros(2, 3)
-    for rows in (slice(0, 2), slice(2, 5)):
-        model.zero_grad()
-        gg.ForwardGradient(model, gg.ActivationPerturbation())(loss_fn, x[rows], t[rows], place=(rows.start, 5))
-        total += model.weight.grad
-    model.zero_grad()
-    gg.ForwardGradient(model, gg.ActivationPerturbation())(loss_fn, x, t)
-    torch.testing.assert_close(total, model.weight.grad)

@@ -118,48 +118,34 @@ class Transformer(nn.Module):
         return self.head(x.mean(1))
 
 
-class Branching(nn.Module):
+def branching() -> nn.Module:
     """Branches of unlike length that share a module and meet in a product, a sum and a concatenation."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Linear(INPUTS, 7)
-        self.shared = nn.Linear(7, 7)
-        self.long = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 7))
-        self.head = nn.Linear(14, CLASSES)
+    def run(m: nn.Module, x: Tensor) -> Tensor:
+        x = torch.relu(m.stem(x))
+        short, long = torch.relu(m.shared(x)), m.shared(torch.tanh(m.long(x)))
+        return m.head(torch.cat([short * x, short + long], 1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.stem(x))
-        short = torch.relu(self.shared(x))
-        long = self.shared(torch.tanh(self.long(x)))
-        return self.head(torch.cat([short * x, short + long], 1))
+    parts = {"stem": nn.Linear(INPUTS, 7), "shared": nn.Linear(7, 7)}
+    long = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 7))
+    return Net(run, **parts, long=long, head=nn.Linear(14, CLASSES))
 
 
-class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase], batch_first: bool = True) -> None:
-        super().__init__()
-        self.batch_first = batch_first
-        self.rnn = kind(INPUTS, 5, batch_first=batch_first)
-        self.head = nn.Linear(5, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out, state = self.rnn(x)
+def recurrent(kind: type[nn.RNNBase], batch_first: bool = True) -> nn.Module:
+    def run(m: nn.Module, x: Tensor) -> Tensor:
+        out, state = m.rnn(x)
         last = state[0] if isinstance(state, tuple) else state
-        return self.head(torch.tanh(out.mean(1 if self.batch_first else 0)) + last[0])
+        return m.head(torch.tanh(out.mean(1 if batch_first else 0)) + last[0])
+
+    return Net(run, rnn=kind(INPUTS, 5, batch_first=batch_first), head=nn.Linear(5, CLASSES))
 
 
-class Tied(nn.Module):
+def tied() -> nn.Module:
     """The embedding is also the output layer: a tied language model, one loss per sequence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(9, 6)
-        self.mix = nn.Linear(6, 6)
-        self.out = nn.Linear(6, 9, bias=False)
-        self.out.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.mix(self.embed(tokens))))
+    parts = {"embed": nn.Embedding(9, 6), "mix": nn.Linear(6, 6), "out": nn.Linear(6, 9, bias=False)}
+    model = Net(lambda m, tokens: m.out(torch.tanh(m.mix(m.embed(tokens)))), **parts)
+    model.out.weight = model.embed.weight
+    return model
 
 
 class BareParameters(nn.Module):
@@ -192,17 +178,15 @@ class Repeats(nn.Module):
         return self.last(x)
 
 
-class TwoInputs(nn.Module):
+def two_inputs() -> nn.Module:
     """Several inputs, several outputs, a dict among them."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(INPUTS, 7), nn.Linear(3, 7)
-        self.head, self.side = nn.Linear(7, CLASSES), nn.Linear(7, 2)
+    def run(m: nn.Module, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+        x = torch.tanh(m.left(left) * m.right(right))
+        return {"class": m.head(x), "value": m.side(x)}
 
-    def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:
-        x = torch.tanh(self.left(left) * self.right(right))
-        return {"class": self.head(x), "value": self.side(x)}
+    parts = {"left": nn.Linear(INPUTS, 7), "right": nn.Linear(3, 7)}
+    return Net(run, **parts, head=nn.Linear(7, CLASSES), side=nn.Linear(7, 2))
 
 
 def two_losses(outputs: dict[str, Tensor], targets: tuple[Tensor, Tensor]) -> Tensor:
@@ -251,11 +235,11 @@ ZOO: dict[str, Callable[[], Case]] = {
     "cnn": lambda: _case(cnn(), torch.randn(BATCH, 2, 6, 6)),
     "residual": lambda: _case(residual()),
     "transformer": lambda: _case(Transformer(), _tokens()),
-    "branching": lambda: _case(Branching()),
-    "lstm": lambda: _case(Recurrent(nn.LSTM), torch.randn(BATCH, 4, INPUTS)),
-    "gru": lambda: _case(Recurrent(nn.GRU), torch.randn(BATCH, 4, INPUTS)),
-    "gru-time-first": lambda: _case(Recurrent(nn.GRU, batch_first=False), torch.randn(4, BATCH, INPUTS)),
-    "tied": lambda: _case(Tied(), _tokens(), _tokens(), per_sequence),
+    "branching": lambda: _case(branching()),
+    "lstm": lambda: _case(recurrent(nn.LSTM), torch.randn(BATCH, 4, INPUTS)),
+    "gru": lambda: _case(recurrent(nn.GRU), torch.randn(BATCH, 4, INPUTS)),
+    "gru-time-first": lambda: _case(recurrent(nn.GRU, batch_first=False), torch.randn(4, BATCH, INPUTS)),
+    "tied": lambda: _case(tied(), _tokens(), _tokens(), per_sequence),
     "in-place": lambda: _case(
         nn.Sequential(
             nn.Linear(INPUTS, 8), nn.ReLU(inplace=True), nn.Linear(8, 7), nn.ELU(inplace=True), nn.Linear(7, CLASSES)
@@ -268,10 +252,10 @@ ZOO: dict[str, Callable[[], Case]] = {
     "bare": lambda: _case(BareParameters()),
     "repeats": lambda: _case(Repeats()),
     "two-inputs": lambda: _case(
-        TwoInputs(), (_vectors(), torch.randn(BATCH, 3)), (_classes(), torch.randn(BATCH, 2)), two_losses
+        two_inputs(), (_vectors(), torch.randn(BATCH, 3)), (_classes(), torch.randn(BATCH, 2)), two_losses
     ),
     "keywords": lambda: _case(
-        TwoInputs(),
+        two_inputs(),
         {"right": torch.randn(BATCH, 3), "left": _vectors()},
         (_classes(), torch.randn(BATCH, 2)),
         two_losses,
