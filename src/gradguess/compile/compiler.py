@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from gradguess.backends.policy import full_precision
 from gradguess.backends.random import RandomState
 from gradguess.compile.inductor import compiled
-from gradguess.compile.randomness import Given, KeyedNoise, Watched
+from gradguess.compile.randomness import Drawn, KeyedNoise
 from gradguess.compile.signature import Signatures
 from gradguess.compile.trace import NotTraceable, trace
 from gradguess.layers.positions import PROJECTIONS
@@ -35,10 +35,10 @@ Result = tuple[Estimate, State]
 
 
 class Compiler:
-    """Runs steps as compiled graphs. The first step of each kind runs by itself, and shows what it draws."""
+    """Runs steps as compiled graphs. The first step of each kind runs by itself."""
 
     def __init__(self) -> None:
-        self._seen: dict[Hashable, tuple[Watched, bool]] = {}  # what the model draws, and whether there is noise
+        self._seen: dict[Hashable, bool] = {}  # whether it draws noise
         self._graphs: dict[Hashable, _CompiledStep] = {}
         self._signatures = Signatures()
         self.refused = False
@@ -55,7 +55,7 @@ class Compiler:
             options = step.detail, step.share, step.last, step.options
             key = kind, options, self._signatures.of_step(step.task, step.layout, step.state.kept, step.state.learned)
             if key in self._seen and key not in self._graphs:
-                self._graphs[key] = _CompiledStep(method, step, *self._seen[key])
+                self._graphs[key] = _CompiledStep(method, step, self._seen[key])
         except NotTraceable as reason:
             result = method.run(step)  # an error of the model or of the loss comes again, and is the caller's
             self._refuse(f"This model cannot be compiled: {reason}")
@@ -67,11 +67,8 @@ class Compiler:
             known = f"{last} was the last to change" if last else "their batches, or what is frozen, differ"
             self._refuse(f"{MOST} steps were each of another kind: {known}.")
             return method.run(step)
-        with Watched() as drawn:
-            result = method.run(step)
-        self._seen[key] = drawn, step.noise.drawn  # of a step that did not fail
-        if drawn.refused:
-            self._refuse(f"The model draws random numbers by {drawn.refused}.")
+        result = method.run(step)
+        self._seen[key] = step.noise.drawn  # of a step that did not fail
         return result
 
     def _refuse(self, why: str) -> None:
@@ -95,8 +92,8 @@ def _obstacle(step: Step) -> str | None:
 class _CompiledStep:
     """One kind of step on one shape of batch."""
 
-    def __init__(self, method: Method, step: Step, drawn: Watched, noise: bool) -> None:
-        self._drawn, self._noise = drawn, noise
+    def __init__(self, method: Method, step: Step, noise: bool) -> None:
+        self._noise, drawn = noise, Drawn()
         before = RandomState.everywhere()
         try:
             leaves, spec = tree_flatten(self._inputs(step))
@@ -105,19 +102,20 @@ class _CompiledStep:
             def function(*tensors: Tensor) -> list[Tensor]:
                 rest = iter(tensors)
                 filled = tree_unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
-                found, self._out = tree_flatten(_followed(method, step, filled))
+                found, self._out = tree_flatten(_followed(method, step, drawn, filled))
                 return found
 
-            traced = trace(function, given, PROJECTIONS)
+            traced = trace(function, given, PROJECTIONS, drawn.values)
             if before.drew_outside():
                 raise NotTraceable("it draws random numbers from Python or NumPy, which a graph would hold as they are")
-            self._graph = compiled(traced, given)
+            self._graph, self._draw = compiled(traced, [*given, *drawn.values]), drawn.again
+            drawn.values.clear()
         finally:  # the step itself draws the same
             before.restore()
 
     def __call__(self, step: Step) -> Result:
         with torch.no_grad(), full_precision(step.noise.generator.device):
-            found = self._graph(*_tensors(self._inputs(step)))
+            found = self._graph(*_tensors(self._inputs(step)), *self._draw())
         loss, losses, jvp, directions, site_grads, grads, buffers, kept, learned = tree_unflatten(
             list(found), self._out
         )
@@ -134,7 +132,6 @@ class _CompiledStep:
             {name: b.detach() for name, b in step.layout.members.buffers().items()},
             (step.task.inputs, step.task.targets),
             step.noise.keys() if self._noise else [],
-            self._drawn.again(),
             step.state.kept,
             step.state.learned,
         )
@@ -144,9 +141,9 @@ def _tensors(nest: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(nest) if isinstance(leaf, Tensor)]
 
 
-def _followed(method: Method, step: Step, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _followed(method: Method, step: Step, drawn: Drawn, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """What a step makes of the tensors that it reads, `inputs` in the order of `_inputs`."""
-    parameters, buffers, batch, keys, masks, kept, learned = inputs
+    parameters, buffers, batch, keys, kept, learned = inputs
     model, own = step.task.model, step.layout.members.parameters
     parameters = {name: p.detach().requires_grad_(own[name].requires_grad) for name, p in parameters.items()}
     buffers = {name: b.clone() for name, b in buffers.items()}
@@ -161,7 +158,7 @@ def _followed(method: Method, step: Step, inputs: tuple[Any, ...]) -> tuple[Any,
             noise=KeyedNoise(step.noise, keys),
             state=State(kept, learned, step.state.count),
         )
-        with Given(masks), formula_kernels(model, attention=False):
+        with drawn, formula_kernels(model, attention=False):
             e, state = method.run(changed)
         written = dict(model.named_buffers())
     return e.loss, e.losses, e.jvp, e.directions, e.site_grads, e.grads, written, state.kept, state.learned

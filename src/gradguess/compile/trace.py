@@ -31,7 +31,10 @@ class NotTraceable(GradguessError):
 
 
 def trace(
-    function: Callable[..., list[Tensor]], arguments: Sequence[Tensor], constants: Collection[Tensor] = ()
+    function: Callable[..., list[Tensor]],
+    arguments: Sequence[Tensor],
+    constants: Collection[Tensor] = (),
+    drawn: Sequence[Tensor] = (),
 ) -> fx.GraphModule:
     """The operations of `function` on these tensors, each value computed once.
 
@@ -39,6 +42,7 @@ def trace(
         function: returns new tensors.
         arguments: what it depends on. Any other tensor is an error, but for numbers that it makes itself.
         constants: tensors that are never written to: the graph may hold them.
+        drawn: tensors that the function puts here as it is traced: further arguments of the graph.
     """
     arguments = [t.clone() if any(t is other for other in arguments[:i]) else t for i, t in enumerate(arguments)]
 
@@ -47,7 +51,7 @@ def trace(
             return function(*given)
 
     try:
-        return _merged(_checked(_graph_of(watched, arguments), constants), arguments)
+        return _merged(_checked(_graph_of(watched, arguments), [*constants, *drawn]), arguments, drawn)
     except NotTraceable:
         raise
     except Exception as error:  # a model may do anything; what it does untraced as well, the caller will see
@@ -193,15 +197,24 @@ def _checked(graph: fx.GraphModule, constants: Collection[Tensor]) -> fx.GraphMo
     return graph
 
 
-def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> fx.GraphModule:
+def _merged(graph: fx.GraphModule, arguments: Sequence[Tensor], drawn: Sequence[Tensor]) -> fx.GraphModule:
     """The graph with every value computed once: a second pass over the model costs only what differs from the first.
 
     Values can be told to be equal where nothing is written in place.
     """
     from torch._functorch.compile_utils import fx_graph_cse  # here, since it brings sympy
 
+    held = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
+    number = {_place(t): i for i, t in enumerate(drawn, len(arguments))}
+    lifted = {name: number[_place(getattr(graph, name))] for name in held if _place(getattr(graph, name)) in number}
+
+    def run(*given: Tensor) -> Any:
+        for name, i in lifted.items():
+            setattr(graph, name, given[i])
+        return graph(*given[: len(arguments)])
+
     with torch.no_grad(), full_precision(arguments[0].device):  # its casts are in it already
-        pure = _graph_of(torch.func.functionalize(graph, remove="mutations"), arguments)
+        pure = _graph_of(torch.func.functionalize(run, remove="mutations"), [*arguments, *drawn])
     for node in pure.graph.nodes:
         if (same := _same_numbers(node)) is not None:
             node.replace_all_uses_with(same)
