@@ -86,4 +86,4 @@ clean:
 # What needs CUDA: with the interpreter of the machine, which has PyTorch and pytest. Nothing is installed.
 GPU_PYTHON ?= python3
 test-gpu:
-	PYTHONPATH=src:tests:tests/support:tests/gpu $(GPU_PYTHON) -m pytest -c /dev/null --rootdir . -q -p no:cacheprovider tests/gpu tests/backends/test_kernels.py
+	PYTHONPATH=src:lab:tests:tests/support:tests/gpu $(GPU_PYTHON) -m pytest -c /dev/null --rootdir . -q -p no:cacheprovider tests/gpu

@@ -23,8 +23,7 @@ def trained(
     rate = torch.tensor(1e-3, device="cuda")  # a captured step puts its rate into a tensor, which rounds it
     optimiser: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=rate, capturable=True)
     if noisy:
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
-        optimiser.param_groups[0]["capturable"] = True
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)
     step = gg.CapturedStep(forward, optimiser, loss_fn)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream.*")
