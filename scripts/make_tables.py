@@ -22,7 +22,7 @@ from gradguess_lab.report.sections import Section
 from gradguess_lab.store import find
 from gradguess_lab.streams import page as stream_tables
 from gradguess_lab.streams.plan import GROUPS
-from gradguess_lab.tables import bench, beyond
+from gradguess_lab.tables import bench, beyond, common
 from gradguess_lab.tables.claims import claims_table
 from gradguess_lab.tables.feedback import feedback_tables
 from gradguess_lab.tables.figure import Figure, draw, with_bars
@@ -198,6 +198,20 @@ def streams(runs: Sequence[Run]) -> str:
 # --- blocks from other measurements ---
 
 
+def common_network(runs: Sequence[Run]) -> str:
+    """What the guesses measure on one network: the best settings, and in how many settings each number holds."""
+    found = measured("networks", "common")
+    tried = common.settings(found["rows"])
+    columns = ("Trained by", "Biases", "Epochs", "Measured as", *common.SIX, "Hold")
+    seeds = " or ".join(sorted({str(len(one.rows)) for one in tried}))
+    seconds = sum(line["seconds"] for line in found["training"])
+    made = f"{len(found['rows'])} networks, trained in {seconds:.0f} s on an {found['environment']['device']}."
+    best = common.best_table(tried).markdown(*columns)
+    caption = f"The five settings in which most numbers hold; mean ± standard deviation over {seeds} seeds. {made}"
+    prose = "\n".join(f"- {sentence}" for sentence in common.sentences(tried))
+    return "\n\n".join([prose, best, caption, common.counts_table(tried).markdown()])
+
+
 def attention(runs: Sequence[Run]) -> str:
     """Attention with its tangent: time and peak memory of each way."""
     names = {
@@ -301,6 +315,7 @@ BLOCKS: dict[str, Callable[[Sequence[Run]], str]] = {
     "bench-memory": of_record(bench.memory_table, "memory-cpu"),
     "bench-compiled-cpu": of_record(bench.compiled_matrix, "compiled-cpu"),
     "bench-compiled-cuda": of_record(bench.compiled_matrix, "compiled-cuda"),
+    "common-network": common_network,
     "attention": attention,
     "gpt": gpt2,
     "trainer": trainer,

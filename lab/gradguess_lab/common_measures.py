@@ -1,8 +1,8 @@
 """The common-network experiment, measured: which settings explain the paper's variances and biases at width 128.
 
 `python -m gradguess_lab.common_measures measure OUT` diagnoses each network of `common_network` on the last batch of
-its last epoch, as the authors' scripts do, and writes a line of `OUT/measured.jsonl` for each. `table OUT...` holds the
-six numbers against the paper's. A setting explains them only if all six lie in their intervals at once.
+its last epoch, as the authors' scripts do, and writes a line of `OUT/measured.jsonl` for each. `keep OUT...` stores
+that as `results/common.jsonl.gz`; `table` holds what is stored against the paper's numbers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from torch import Tensor, nn
 import gradguess as gg
 from gradguess.guesses import SiteView
 from gradguess.guesses.frames import Columns, Frame
-from gradguess_lab.common_network import BIASES, EPOCHS, TRAINED, Member, file_of, linears
+from gradguess_lab import store
+from gradguess_lab.common_network import BIASES, EPOCHS, Member, file_of, linears
 from gradguess_lab.data import load
 from gradguess_lab.loss import per_sample_loss
-from gradguess_lab.paper_numbers import BIAS_VARIANCE
 from gradguess_lab.scripts import scripted
 
 SITE = "0"  # layer 1
-WAYS = ("ours", "scripts")
-SIX = tuple(entry for entry in BIAS_VARIANCE if entry.quantity != "covariance_norm")
+STUDY, KEY = Path("results/common"), "networks"  # where measurements are stored
+SETTING = ("epochs", "biases", "trained", "seed")
+KEPT, NORM = ("variance", "drawn", "bias"), ("wt", "covariance_norm")
 app = typer.Typer(no_args_is_help=True)
 
 
@@ -98,10 +99,11 @@ def _measured(one: tuple[Member, int, nn.Sequential, Tensor, dict[str, float]]) 
 
 
 def lines(folders: list[Path]) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """What was measured, by network."""
+    """What was measured, by network: what a folder holds counts before what is stored under its name."""
     paths = [folder / "measured.jsonl" for folder in folders]
-    rows = [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
-    return {(row["trained"], row["biases"], row["seed"], row["epochs"]): row for row in rows}
+    rows = [row for folder in folders for row in (store.find(folder, KEY) or {"rows": []})["rows"]]
+    rows += [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
+    return {tuple(row[name] for name in SETTING): row for row in rows}
 
 
 @app.command()
@@ -114,7 +116,7 @@ def measure(
     known = lines([out, done or out])
     paths = [out / file_of(name, epochs) for epochs in EPOCHS for name in BIASES]
     stored = (one for path in paths if path.exists() for one in networks(path))
-    todo = [one for one in stored if (one[0].trained, one[0].biases, one[0].seed, one[1]) not in known]
+    todo = [one for one in stored if (one[1], one[0].biases, one[0].trained, one[0].seed) not in known]
     with get_context("spawn").Pool(processes) as pool, (out / "measured.jsonl").open("a") as file:
         for row in pool.imap_unordered(_measured, todo):
             file.write(json.dumps(row) + "\n")
@@ -122,50 +124,38 @@ def measure(
     print(f"{len(todo)} networks measured, {len(known)} known")
 
 
-def six(rows: list[dict[str, Any]], way: str) -> list[list[float]]:
-    """The values behind each of the paper's six numbers.
+@app.command()
+def keep(folders: list[Path], study: Path = STUDY) -> None:
+    """Put what was measured into the study: six digits of what the tables need, and how the networks were trained."""
 
-    ours: the expected variance, and any closed units for W⊥-bottom. scripts: the variance of one draw for each sample,
-    and the null vectors of an SVD.
-    """
-    names = {"wperp-bottom": "script-bottom"} if way == "scripts" else {}
-    quantities = {"variance": "drawn"} if way == "scripts" else {}
-    return [
-        [row["guesses"][names.get(e.method, e.method)][quantities.get(e.quantity, e.quantity)] for row in rows]
-        for e in SIX
-    ]
+    def short(row: dict[str, Any]) -> dict[str, Any]:
+        guesses = {
+            name: {key: float(f"{value:.6g}") for key, value in found.items() if key in KEPT or (name, key) == NORM}
+            for name, found in row["guesses"].items()
+        }
+        return {name: row[name] for name in (*SETTING, "train_accuracy")} | {"guesses": guesses}
+
+    logs = [path.read_text().splitlines() for folder in folders if (path := folder / "progress.jsonl").exists()]
+    ends = [line for log in logs for line in map(json.loads, log) if "environment" in line]
+    if not ends:
+        raise typer.BadParameter(f"expected a progress.jsonl with an environment in {folders}, as training writes it.")
+    rows = sorted(map(short, lines(folders).values()), key=lambda row: [row[name] for name in SETTING])
+    training = [{name: value for name, value in line.items() if name != "environment"} for line in ends]
+    known = {"schema": 1, "kind": "common", "environment": ends[0]["environment"], "training": training}
+    store.write(study, [{"key": KEY, **known, "rows": rows}])
+    print(f"{len(rows)} networks stored")
 
 
 @app.command()
-def table(folders: list[Path]) -> None:
-    """Print the settings, the six numbers of each beside the paper's, and how many settings explain all six."""
-    from gradguess_lab.tables.verdicts import HOLDS, Summary, verdict  # scipy, which a machine that measures may lack
+def table(folders: Annotated[list[Path] | None, typer.Argument()] = None) -> None:
+    """Print the six numbers of each setting below the paper's, of the stored study if no folder is given."""
+    from gradguess_lab.tables import common  # scipy, which a machine that measures may lack
 
-    rows = list(lines(folders).values())
-    heads = ["Trained by", "Biases", "Epochs", "Seeds", "Train accuracy", "Measured as"]
-    heads += [f"{e.method} {e.quantity}, paper {e.printed}" for e in SIX] + ["Hold", "Wᵀ covariance norm, paper 0.084"]
-    print("| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads))
-    held = []
-    for epochs in EPOCHS:
-        for biases in BIASES:
-            for trained in TRAINED:
-                key = {"trained": trained, "biases": biases, "epochs": epochs}
-                chosen = [row for row in rows if key.items() <= row.items()]
-                for way in WAYS if chosen else ():
-                    found = [Summary.of(values) for values in six(chosen, way)]
-                    verdicts = [verdict(entry, ours) == HOLDS for entry, ours in zip(SIX, found, strict=True)]
-                    held.append(sum(verdicts))
-                    numbers = [
-                        f"{one.mean:.2e} ± {one.sd or 0:.1e} {'✓' if ok else '✗'}"
-                        for one, ok in zip(found, verdicts, strict=True)
-                        if one
-                    ]
-                    norm = np.mean([row["guesses"]["wt"]["covariance_norm"] for row in chosen])
-                    accuracy = np.mean([row["train_accuracy"] for row in chosen])
-                    cells = [trained, biases, epochs, len(chosen), f"{accuracy:.3f}", way, *numbers]
-                    print("| " + " | ".join(map(str, [*cells, f"{held[-1]} of 6", f"{norm:.4f}"])) + " |")
-    explain = sum(count == len(SIX) for count in held)
-    print(f"\n{len(held)} settings tried; {explain} explain all six; at most {max(held, default=0)} of 6 hold in one.")
+    places = folders or [STUDY]
+    tried = common.settings(list(lines(places).values()))
+    if not tried:
+        raise typer.BadParameter(f"expected measured networks in {places}, found none: measure them first.")
+    print(f"{common.settings_table(tried).markdown()}\n\n{common.tried_sentence(tried)}")
 
 
 if __name__ == "__main__":

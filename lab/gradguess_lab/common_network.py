@@ -23,6 +23,7 @@ import typer
 from torch import Tensor, nn
 
 from gradguess_lab.data import Dataset, Shape, load
+from gradguess_lab.environment import describe
 from gradguess_lab.models import MODELS
 from gradguess_lab.scripts import prepare_model
 
@@ -253,7 +254,8 @@ def train(
             restore(stack, {name: read(folders, name, before) for name in missing})
         optimiser = torch.optim.AdamW([*stack.weights, *stack.biases], 1e-4, weight_decay=0.01, fused=True)
         shuffles = [torch.Generator().manual_seed(seed) for seed in range(seeds)]
-        clock, first = time.perf_counter(), True
+        begun = clock = time.perf_counter()
+        first = True
         for epoch in range(epochs):
             orders = [torch.randperm(len(data.x_train), generator=one) for one in shuffles]
             if epoch < before or stack.steps == steps > 0:
@@ -273,7 +275,9 @@ def train(
                 say(out, epochs=epochs, epoch=epoch + 1, seconds=round(spent, 1), left=round(left, 1), finite=finite)
                 if spent + left > 60 * minutes:
                     raise typer.Exit(1)
-        say(out, epochs=epochs, projector_errors=stack.follow_errors(places))
+        seconds = round(time.perf_counter() - begun, 1)
+        errors = stack.follow_errors(places)
+        say(out, epochs=epochs, seconds=seconds, projector_errors=errors, environment=describe(device))
         for name in missing:
             write(out / file_of(name, epochs), stack, name, places)
         del stack  # its blocks are large

@@ -7,10 +7,11 @@ import torch
 
 import gradguess as gg
 from gradguess_lab import common_measures
-from gradguess_lab.common_network import BIASES, LAYERS, TRAINED, Member, Stack, leading, linears
+from gradguess_lab.common_network import BIASES, TRAINED, Member, Stack, leading, linears
 from gradguess_lab.data import load
 from gradguess_lab.loss import per_sample_loss
 from gradguess_lab.scripts import scripted
+from gradguess_lab.tables.common import SIX
 
 GUESSES = {
     "wt": gg.WTranspose(),
@@ -125,7 +126,7 @@ def test_leading_is_the_projector_on_the_top():
 
 
 def test_a_setting_explains_only_with_all_six(tmp_path, capsys):
-    printed = {(e.method, e.quantity): e.value for e in common_measures.SIX}
+    printed = {(e.method, e.quantity): e.value for e in SIX.values()}
     assert len(printed) == 6
     rows = []
     for trained, factor in (("wt", 1.0), ("wperp", 1.5)):
@@ -140,9 +141,15 @@ def test_a_setting_explains_only_with_all_six(tmp_path, capsys):
             settings = {"trained": trained, "biases": "none", "seed": seed, "epochs": 300}
             rows.append({**settings, "train_accuracy": 0.3, "guesses": guesses})
     (tmp_path / "measured.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    common_measures.table([tmp_path])
-    printed_table = capsys.readouterr().out
-    assert "6 of 6" in printed_table
-    assert "5 of 6" in printed_table
-    assert "4 settings tried; 1 explain all six; at most 6 of 6 hold in one." in printed_table
-    assert len(SITES) == LAYERS
+    line = {"epochs": 300, "seconds": 1.0, "projector_errors": [], "environment": {"device": "cpu"}}
+    (tmp_path / "progress.jsonl").write_text(json.dumps(line) + "\n")
+    common_measures.keep([tmp_path], tmp_path / "study")
+    capsys.readouterr()
+    printed_tables = []
+    for place in (tmp_path, tmp_path / "study"):
+        common_measures.table([place])
+        printed_tables.append(capsys.readouterr().out)
+    assert printed_tables[0] == printed_tables[1]
+    assert "6 of 6" in printed_tables[0]
+    assert "5 of 6" in printed_tables[0]
+    assert "4 settings tried: 1 of them explain all six numbers, and at most 6 hold in one." in printed_tables[0]
