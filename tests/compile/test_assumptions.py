@@ -19,6 +19,8 @@ from torch import Tensor, nn
 import gradguess as gg
 from gradguess import captured_step
 from gradguess.compile import compiler
+from gradguess.compile.signature import Signatures
+from gradguess.model.task import Task
 from tape import on_tape
 from traced_graphs import as_compiled
 
@@ -201,6 +203,18 @@ def test_freezing_to_and_fro_keeps_both_graphs():
         expected, found = (run.advance() for run in runs)
         assert found == pytest.approx(expected, rel=1e-9)
     assert len(runs[1].forward.plan.runner._graphs) == 2
+
+
+def test_a_recurrent_layer_whose_weights_were_moved_is_the_same():
+    """PyTorch lists its weights anew whenever other tensors take their place, as in a tangent pass along weights."""
+    model, x, targets = nn.GRU(4, 3, batch_first=True), torch.randn(2, 5, 4), torch.zeros(2)
+    task = Task(model, lambda out, t: out[0].square().mean((1, 2)), x, targets)
+    forward, signatures, keys = gg.ForwardGradient(model, gg.WeightPerturbation()), Signatures(), set()
+    for _ in range(2):
+        forward(task.loss_fn, x, targets)
+        assert forward.layout is not None
+        keys.add(signatures.of_step(task, forward.layout))
+    assert len(keys) == 1
 
 
 def test_a_loss_that_is_made_anew_at_every_step_finds_its_graph():

@@ -182,6 +182,7 @@ class Values:
 
 
 _PYTORCHS = frozenset(vars(nn.Module())) - {"training", "forward"} | {"__module__", "__doc__", "__qualname__"}
+_PYTORCHS |= {"_flat_weights", "_flat_weight_refs"}  # lists of parameters, made anew whenever one takes another's place
 
 
 class Same:
