@@ -76,3 +76,12 @@ def test_an_eigensolver_that_does_not_converge_is_replaced(monkeypatch) -> None:
     torch.testing.assert_close(Z @ torch.diag_embed(values) @ Z.mT, H)
     with pytest.raises(torch.linalg.LinAlgError, match="failed to converge"):
         sure_eigh(H * torch.nan)
+
+
+def test_of_rows_that_share_a_direction_about_to_be_lost_no_two_are_kept():
+    """The second row is left with about as little as is still kept, and the third depends on the two before it."""
+    least = 10 * (3 + 2**0.5) * torch.finfo(torch.float32).eps
+    for share in torch.linspace(0.5, 2, 301).tolist():
+        Q = orthonormal_columns(torch.tensor([[1.0, 1.0, 0.0], [0.0, share * least, 1.0]])).mT
+        products = Q.double() @ Q.double().mT
+        torch.testing.assert_close(products, products.diag().round().diag(), rtol=0, atol=1e-6)

@@ -86,7 +86,8 @@ def orthonormal_rows(R: Tensor) -> tuple[Tensor, Tensor]:
     rows = rows / positive(size)[:, :, None]
     least = (10 * (k + d**0.5) * torch.finfo(R.dtype).eps / positive(share)).clamp_min(SEEN)
     L = _factor(rows, least.square())
-    kept = torch.linalg.vector_norm(torch.linalg.solve_triangular(L, rows, upper=False), dim=-1) > 0.7
+    # Where several rows share a direction that the ridge half hides, the squares of these sum to one: one row is kept.
+    kept = torch.linalg.vector_norm(torch.linalg.solve_triangular(L, rows, upper=False), dim=-1) > 0.75
     left = share * L.diagonal(dim1=-2, dim2=-1)
     rows = rows * kept[:, :, None]  # from the start, without the others
     for _ in range(2):
