@@ -138,21 +138,6 @@ def test_directions_and_estimates(tab, method, tangents, isolate, sizes):
         assert_close(c[:, :: len(SITES)].mT, expected.jvp)
 
 
-@pytest.mark.parametrize("tangents", TANGENTS)
-@pytest.mark.parametrize("method", METHODS)
-def test_gradients_of_the_parameters(tab, method, tangents):
-    model, (x, t) = network(), batch()
-    generator = torch.Generator().manual_seed(4)
-    noise = white(method, model, x, tangents, generator)
-    expected = gg.estimate(model, METHODS[method], LOSS, x, t, tangents, generator=generator.manual_seed(4))
-    found = run(
-        tab, SEEN + "const out = G.estimateGradient(a.network, batch, a.options, noise); used(); return out;",
-        network=parameters(model), x=x.tolist(), t=t.tolist(), options=options(method, tangents), noise=noise,
-    )  # fmt: skip
-    for ours, theirs in zip(flat(found), expected.grads.values(), strict=True):
-        assert_close(ours, theirs)
-
-
 @pytest.mark.parametrize("sizes", [SIZES, TALL], ids=["narrower", "wider"])
 @pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.parametrize("method", GUESSES)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gradguess.compile import compiler
-from gradguess.errors import GradguessError, InputError
+from gradguess.errors import GradguessError
 from gradguess_lab import environment, tasks
 from gradguess_lab.bench import apart, run
 from gradguess_lab.bench.apart import EXACT, Timing, probe
@@ -92,32 +92,6 @@ def test_exponents_are_fitted_over_one_axis_alone():
     assert growth(rows, "width") == [{"method": "wt", "axis": "width", "exponent": pytest.approx(2.0), "points": 3}]
     assert growth(rows, "depth")[0]["exponent"] == pytest.approx(0.0)
     assert growth(rows, "batch") == []
-
-
-def test_an_unknown_method_is_refused_before_anything_is_timed():
-    with pytest.raises(InputError, match=r"unknown method 'wprep'\. Did you mean 'wperp'\?"):
-        bench_time([TINY], ["wprep"], say=lambda words: pytest.fail("a case was begun"))
-
-
-def test_a_damaged_benchmark_is_refused_by_name(tmp_path):
-    from gradguess_lab.tables.runs import load_benchmarks
-
-    (tmp_path / "bench").mkdir()
-    (tmp_path / "bench" / "time-cpu.json").write_text('{"schema": 1}')
-    with pytest.raises(GradguessError, match=r"time-cpu.json: expected a benchmark of schema 1, found no 'kind'"):
-        load_benchmarks(tmp_path)
-
-
-def test_the_command_prints_one_json_object_last(tmp_path):
-    testing = pytest.importorskip("typer.testing")
-    from gradguess_lab.cli import app
-
-    options = ["--width", "8", "--batch", "6", "--k", "2", "--method", "wt", "--seconds", "0", "--no-peaks"]
-    result = testing.CliRunner().invoke(app, ["bench", *options, "--out", str(tmp_path), "--json"])
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert [row["method"] for row in found["rows"]] == ["backprop", "wt"]
-    assert (tmp_path / "time-cpu.json").exists()
 
 
 def stand_in(monkeypatch, **configs: TrainConfig) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from gradguess.errors import GradguessError
-from gradguess_lab import store, tasks
+from gradguess_lab import store
 from gradguess_lab import train as training
-from gradguess_lab.compare import run, tables
+from gradguess_lab.compare import run
 from gradguess_lab.compare.run import HOLDOUT, Comparison, compare, read_record
 from gradguess_lab.config import TrainConfig
 
@@ -93,26 +93,3 @@ def test_a_killed_comparison_goes_on(tmp_path: Path, untimed: None, trained: lis
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     assert not {path.parent.name for path in finished} & {config.key for config in trained}
     assert [len(row["test"]) for row in record["tasks"][0]["rows"]] == [2, 2]
-
-
-def test_a_run_that_diverges_is_said(tmp_path: Path, untimed: None, trained: list[TrainConfig]):
-    chosen = dataclasses.replace(SMALL, methods=["backprop"], grid=(1e30,), seeds=1)
-    record = compare(chosen, tmp_path)
-    row = record["tasks"][0]["rows"][0]
-    assert (row["test"], row["diverged"], row["lr"]) == ([], 1, None)
-    assert "NaN or infinite" in row["failed"]
-    assert compare(chosen, tmp_path) == record
-    assert len(trained) == 1
-
-
-def test_a_method_that_refuses_a_task_says_why(tmp_path: Path, untimed: None, monkeypatch: pytest.MonkeyPatch):
-    text = TrainConfig(data="shakespeare", model="charformer", depth=2, batch=100)
-    monkeypatch.setitem(tasks.TASKS, "text", tasks.Task("Text", text, pieces=2))
-    chosen = Comparison(["text"], ["local-predsim"], epochs=1, seeds=1, grid=(1e-3,), width=4, samples=100)
-    record = compare(chosen, tmp_path)
-    rows = {row["method"]: row for row in record["tasks"][0]["rows"]}
-    assert record["tasks"][0]["quantity"] == "bits"
-    assert rows["backprop"]["test"][0] > 1
-    assert rows["local-predsim"]["failed"].startswith("PredSim compares the classes of samples")
-    (one,) = tables.compared(record)
-    assert one.tables[0].cells[1]["Method"].note.startswith("PredSim compares the classes of samples")

@@ -91,15 +91,3 @@ def test_without_a_compiler_backprop_says_so_once_and_goes_on():
     expected = torch.autograd.grad(per_sample_loss(model(x), y).mean(), list(model.parameters()))
     for p, g in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, 2 * g)
-
-
-@pytest.mark.filterwarnings("default:compile=True")
-def test_a_refusal_is_one_line_for_the_user():
-    testing = pytest.importorskip("typer.testing")
-    from gradguess_lab.cli import app
-
-    options = ["--width", "8", "--depth", "1", "--epochs", "2", "--batch", "2000", "--k", "2", "--memory", "replay"]
-    result = testing.CliRunner().invoke(app, ["train", "--compile", *options])
-    assert result.exit_code == 0, result.output
-    assert result.stderr.count("warning: compile=True has no effect. memory='replay'") == 1
-    assert ".py" not in result.stderr

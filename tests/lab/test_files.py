@@ -9,7 +9,7 @@ import torch
 
 from gradguess.errors import GradguessError
 from gradguess_lab import checkpoint
-from gradguess_lab.files import exclusive, write_json
+from gradguess_lab.files import exclusive
 
 
 def test_a_directory_has_one_owner_at_a_time(tmp_path: Path):
@@ -26,9 +26,3 @@ def test_a_checkpoint_is_one_file(tmp_path: Path):
         checkpoint.save(tmp_path, {"epoch": torch.tensor(epoch)}, {"rows": [{}] * epoch, "peak_mb": 0.0})
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint.FILE]
     assert checkpoint.load(tmp_path) == ({"epoch": torch.tensor(3)}, {"rows": [{}] * 3, "peak_mb": 0.0})
-
-
-def test_a_checkpoint_of_two_files_says_how_to_go_on(tmp_path: Path):
-    write_json(tmp_path / "checkpoint.json", {"tensors": "checkpoint-3.safetensors"})
-    with pytest.raises(GradguessError, match=r"gradguess 0\.2, as two files\. Finish the run with that version, or"):
-        checkpoint.load(tmp_path)

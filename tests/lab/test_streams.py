@@ -10,13 +10,9 @@ from itertools import islice, pairwise
 import pytest
 import torch
 
-from gradguess.errors import NonFiniteError
-from gradguess.online import Online
-from gradguess_lab.files import write_json
 from gradguess_lab.jobs import run_plans
 from gradguess_lab.streams import plan
 from gradguess_lab.streams.config import RULES, StreamConfig
-from gradguess_lab.streams.page import page
 from gradguess_lab.streams.run import run
 from gradguess_lab.streams.tasks import TASKS
 from gradguess_lab.streams.tmaze import TMaze
@@ -94,23 +90,6 @@ def test_a_run_of_every_rule(rule):
     assert json.loads(json.dumps(record, allow_nan=False))["failed"] == ""
     assert {"error", "step_ms", "memory_mb"} <= record.keys()
     assert record["error"] == run(dataclasses.replace(SMALL, rule=rule))["error"]
-
-
-def test_a_run_that_diverges_at_once_is_a_result(tmp_path, monkeypatch):
-    def diverge(self, *args):
-        raise NonFiniteError("too large")
-
-    one, two = (plan.Group([SMALL], grid=(), seeds=seeds) for seeds in (1, 2))
-    with monkeypatch.context() as patched:
-        patched.setattr(Online, "__call__", diverge)
-        record = run(SMALL)
-    assert (record["failed"], record["error"]) == ("too large", None)
-    job = plan.job("recall12", SMALL)
-    job.directory(tmp_path).mkdir(parents=True)
-    write_json(job.directory(tmp_path) / "result.json", record)
-    assert "none; 1 diverged" in page(tmp_path, {"recall12": one})
-    assert run_plans([two.plan("recall12", SMALL)], tmp_path)[1] == {}
-    assert "); 1 diverged" in page(tmp_path, {"recall12": two})
 
 
 def test_a_run_leaves_the_global_generator_alone():

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from gradguess_lab.paper_numbers import ENTRIES, SCALING, Published
+from gradguess_lab.paper_numbers import ENTRIES, SCALING
 
 
 def value(table: str, method: str, width: int, quantity: str, **rest: object) -> float:
@@ -45,10 +45,3 @@ def test_scaling_prints_as_in_the_paper():
     assert max(entry.rounding for entry in SCALING) <= 0.0005 + 1e-12
     row = [f"{entry.value:.3f}" for entry in SCALING if entry.width == 256]
     assert row == ["0.179", "0.309", "0.376", "0.434", "0.887"]
-
-
-@pytest.mark.parametrize(
-    ("printed", "rounding"), [("0.312", 0.0005), ("1.0", 0.05), ("64", 0.5), ("1.50e-4", 5e-7), ("26m", 30.0)]
-)
-def test_rounding_is_half_of_the_last_digit(printed: str, rounding: float):
-    assert Published("t", "wt", 64, "x", printed).rounding == pytest.approx(rounding)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gradguess.errors import GradguessError, InputError
+from gradguess.errors import GradguessError
 from gradguess_lab.tables.runs import load_runs
 from report.synthetic import record, write
 
@@ -18,11 +18,6 @@ def test_folders_and_lines_are_both_read(tmp_path: Path):
     lines = [json.dumps(record("wt", seed=s, key=f"line {s}")) for s in range(2)]
     (tmp_path / "sweep.jsonl").write_text("\n".join(lines) + "\n\n")
     assert [run["key"] for run in load_runs(tmp_path)] == ["a", "line 0", "line 1"]
-
-
-def test_the_same_key_counts_once(tmp_path: Path):
-    write(tmp_path, [record(key="a"), record(key="a")])
-    assert len(load_runs(tmp_path)) == 1
 
 
 def test_a_runs_own_file_counts_before_a_collection(tmp_path: Path):
@@ -39,13 +34,9 @@ def damaged(**changes: Any) -> str:
     ("content", "message"),
     [
         (json.dumps(record())[:200], "truncated or not JSON"),
-        ("[1, 2]", "expected a JSON object"),
         (damaged(schema=2), "expected schema 1, found 2"),
         (damaged(config={}), "expected a method in 'config'"),
-        (damaged(config={"method": "wt", "width": "128"}), "a whole number under 'width'"),
         (damaged(metrics={"train_accuracy": "high"}), "expected a number under 'train_accuracy'"),
-        (damaged(history=[{"train_loss": 1.0}]), "expected epochs in 'history'"),
-        (damaged(diagnostics=[{"epoch": 1}]), "expected an object under 'sites'"),
         (damaged(diagnostics=[{"epoch": 1, "sites": {"0": {"overlap": 3}}}]), "a list of numbers under 'overlap'"),
     ],
 )
@@ -62,10 +53,3 @@ def test_a_damaged_line_is_named_with_its_number(tmp_path: Path):
     (tmp_path / "sweep.jsonl").write_text(json.dumps(record()) + "\n" + json.dumps(record(seed=1))[:90])
     with pytest.raises(GradguessError, match=r"sweep\.jsonl, line 2 is truncated"):
         load_runs(tmp_path)
-
-
-def test_nothing_there(tmp_path: Path):
-    with pytest.raises(InputError, match="no results under"):
-        load_runs(tmp_path)
-    with pytest.raises(InputError, match="found no directory"):
-        load_runs(tmp_path / "absent")
