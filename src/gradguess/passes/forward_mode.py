@@ -137,7 +137,7 @@ def lost_tangent(where: str) -> ForwardModeError:
 
 
 def is_missing_formula(error: BaseException) -> bool:
-    """Does PyTorch complain that an operation cannot carry a tangent?"""
+    """Whether PyTorch complains that an operation cannot carry a tangent."""
     text = str(error)
     return any(mark in text for mark in ("forward AD", "forward mode AD", "jvp", "forward-mode"))
 
