@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from browser import visit
-
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explore" / "explore.html"
 
@@ -21,7 +19,11 @@ def test_the_page_is_made_of_its_parts_and_stands_alone():
 
 @pytest.mark.slow
 def test_it_opens_without_complaint_and_without_network(browser):
-    tab, complaints = visit(browser, PAGE)
+    tab, complaints = browser.new_context(offline=True).new_page(), []
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("request", lambda request: complaints.append(request.url) if PAGE.name not in request.url else None)
+    tab.goto(PAGE.as_uri())
     for name in ("cloud", "space", "plane", "curves"):
         assert tab.locator(f"#{name} svg").bounding_box()["width"] > 200
     tab.click("#step")

@@ -98,15 +98,6 @@ def test_diagnose_prints_a_fresh_network_and_a_checkpoint(tmp_path: Path):
     assert isinstance(empty.exception, GradguessError)
 
 
-def test_stream_prints_one_json_object_last(tmp_path: Path):
-    small = ["--delay", "2", "--k", "3", "--width", "6", "--steps", "12", "--out", str(tmp_path / "record.json")]
-    record = record_of(invoke("stream", "--task", "recall", "--rule", "wperp", *small, "--seed", "0", "--json"))
-    assert {"error", "step_ms", "memory_mb"} <= record.keys()
-    whole = json.loads((tmp_path / "record.json").read_text())
-    assert whole["error"] == record["error"]
-    assert len(whole["curve"]) == 12
-
-
 ADVISE = ["advise", "--width", "8", "--depth", "2", "--batch", "16", "--seconds", "0.1"]
 
 

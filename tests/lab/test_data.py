@@ -74,34 +74,6 @@ def test_a_damaged_carried_file_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
         data.load("mnist1d")
 
 
-SIZES = {
-    "digits": (1437, 360, (1, 8, 8)),
-    "mnist5k": (4000, 1000, (1, 28, 28)),
-    "mnist": (60000, 10000, (1, 28, 28)),
-    "fashion-mnist": (60000, 10000, (1, 28, 28)),
-    "shakespeare": (11831, 1312, (64,)),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SIZES)
-def test_the_other_datasets(name: str):
-    try:
-        loaded = data.load(name)
-    except GradguessError as error:
-        pytest.skip(str(error))
-    train, test, size = SIZES[name]
-    assert (len(loaded.x_train), len(loaded.x_test), loaded.shape.size) == (train, test, size)
-    assert loaded.y_train.max() < loaded.classes
-    if loaded.kind == "image":
-        assert loaded.x_train.mean().abs() < 0.02
-        assert abs(loaded.x_train.std() - 1) < 0.02
-        assert loaded.y_train.shape == (train,)
-    else:
-        assert loaded.to("cpu", torch.float64).x_train.dtype == torch.int64
-        assert torch.equal(loaded.x_train[:, 1:], loaded.y_train[:, :-1])
-
-
 def test_idx_files_are_read_from_the_data_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     folder = tmp_path / "fashion-mnist"
     folder.mkdir()

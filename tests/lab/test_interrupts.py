@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gradguess_lab import checkpoint, interrupts
-from waiting import ended, until
+from waiting import until
 
 pytestmark = pytest.mark.usefixtures("heard")
 
@@ -39,40 +39,6 @@ def test_the_first_waits_for_the_loop_and_the_second_does_not(end: Callable[[], 
     assert seen == ["waited"]
     interrupts.check()  # all is as before
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-# The run spends nearly all of its time in a `__del__`, where Python forgets what is raised.
-SWALLOWS = """
-import time
-from gradguess_lab.cli import main
-from gradguess_lab.train import _Run
-
-class Waits:
-    def __del__(self):
-        time.sleep(0.2)
-
-def plain_step(self, x, y, step=_Run.plain_step):
-    Waits()
-    return step(self, x, y)
-
-_Run.plain_step = plain_step
-main()
-"""
-
-
-@pytest.mark.slow
-def test_one_that_comes_where_exceptions_are_forgotten(tmp_path: Path):
-    out = tmp_path / "run"
-    options = ["--data", "digits", "--width", "8", "--depth", "2", "--batch", "512", "--epochs", "5000"]
-    command = [sys.executable, "-c", SWALLOWS, "train", *options, "--out", str(out), "--threads", "1"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    until((out / checkpoint.FILE).exists)
-    process.send_signal(signal.SIGINT)
-    err = ended(process)
-    assert process.returncode == 130, err
-    assert "the same command continues" in " ".join(err.split())
-    assert "Traceback" not in err
-    assert checkpoint.load(out) is not None
 
 
 @pytest.mark.slow

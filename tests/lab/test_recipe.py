@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import gradguess as gg
 from gradguess_lab import checkpoint, data
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.datasets import Arrays, Source, named
@@ -173,34 +172,8 @@ def test_channels_last_changes_the_layout_alone(tiny: TrainConfig, rule: tuple[s
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
 
 
-# --- networks ------------------------------------------------------------------------------------------------
-
-CIFAR = data.Shape("image", (3, 32, 32), 10)
-
-
-def build(name: str) -> torch.nn.Module:
-    recipe = TASKS[name].config
-    generator = torch.Generator().manual_seed(0)
-    return MODELS[recipe.model](CIFAR, recipe.width, recipe.depth, recipe.bias, recipe.activation, generator)
-
-
 def test_resnet18_has_its_known_size():
-    model = build("resnet18-cifar10")
+    recipe = TASKS["resnet18-cifar10"].config
+    shape, source = data.Shape("image", (3, 32, 32), 10), torch.Generator().manual_seed(0)
+    model = MODELS[recipe.model](shape, recipe.width, recipe.depth, recipe.bias, recipe.activation, source)
     assert sum(p.numel() for p in model.parameters()) == 11_173_962
-
-
-@pytest.mark.parametrize(
-    ("name", "pieces", "expected"),
-    [
-        ("resnet18-cifar10", 4, [5, 7, 9]),  # the last blocks of the stages
-        ("resnet18-cifar10", 8, [4, 5, 6, 7, 8, 9, 10]),
-        ("vit-cifar10", 4, [1, 3, 5]),
-        ("vit-cifar10", 8, [0, 1, 2, 3, 4, 5, 6]),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:Samples mix")
-def test_pieces_end_with_blocks(name: str, pieces: int, expected: list[int]):
-    model, path = build(name), "{}" if "resnet" in name else "blocks.{}"
-    forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=1), form="direct"), sites=pieces)
-    forward(per_sample_loss, torch.randn(2, 3, 32, 32), torch.tensor([0, 1]))
-    assert [site.name for site in forward.layout.sites][:-1] == [path.format(i) for i in expected]

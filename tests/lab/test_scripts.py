@@ -11,7 +11,7 @@ from gradguess_lab.config import TrainConfig
 from gradguess_lab.data import load
 from gradguess_lab.loss import per_sample_loss
 from gradguess_lab.scripts import FlooredNS, ReducedBottom
-from gradguess_lab.train import build_method, build_model, train
+from gradguess_lab.train import build_method, build_model
 
 CONFIG = TrainConfig(method="wt", width=24, depth=3, epochs=1, batch=64, samples=128, dtype="float64", script="mask")
 
@@ -108,13 +108,3 @@ def test_floor_takes_sample_0_and_rounds_down():
     found = z.mT @ z / len(z)
     expected = Vh[sample].mT @ torch.diag(p**2) @ Vh[sample]
     assert torch.linalg.matrix_norm(found - expected, 2) < 0.25 * torch.linalg.matrix_norm(expected, 2)
-
-
-def test_a_scripted_run_trains_and_resumes(tmp_path):
-    config = dataclasses.replace(CONFIG, epochs=2, lr=0.05, dtype="float32", diagnose="0,2")
-    whole = train(config)
-    part = train(dataclasses.replace(config, epochs=2), tmp_path / "run")
-    assert part["metrics"]["train_loss"] == whole["metrics"]["train_loss"]
-    assert [entry["epoch"] for entry in whole["diagnostics"]] == [0, 2]
-    plain = train(dataclasses.replace(config, script=""))
-    assert plain["metrics"]["train_loss"] != whole["metrics"]["train_loss"]

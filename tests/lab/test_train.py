@@ -196,23 +196,6 @@ def test_every_method_learns(method: str):
     assert train(config)["metrics"]["train_loss"] < LEARNED
 
 
-@pytest.mark.parametrize(
-    ("model", "method", "data"),
-    [
-        ("cnn", "wperp", "digits"),
-        ("cnn", "feedback-chained", "mnist1d"),
-        ("resnet", "feedback-chained", "digits"),
-        ("mixer", "feedback-chained", "digits"),
-        ("vit", "feedback-chained", "digits"),
-        ("gru", "wperp", "digits"),
-    ],
-)
-@pytest.mark.slow
-def test_every_network_learns(model: str, method: str, data: str):
-    config = TrainConfig(model=model, data=data, method=method, width=8, depth=2, epochs=4, batch=50, k=4, lr=1e-2)
-    assert train(config)["metrics"]["train_loss"] < LEARNED
-
-
 def test_a_text_is_scored_in_bits_per_character(monkeypatch: pytest.MonkeyPatch):
     text = torch.randint(9, (40, 7))
     tiny = Dataset(text, text.roll(-1, 1), text[:8], text[:8].roll(-1, 1), 9, "text")

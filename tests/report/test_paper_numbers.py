@@ -9,15 +9,9 @@ import pytest
 from gradguess_lab.paper_numbers import ENTRIES, SCALING
 
 
-def value(table: str, method: str, width: int, quantity: str, **rest: object) -> float:
-    found = [
-        e
-        for e in ENTRIES
-        if (e.table, e.method, e.width, e.quantity) == (table, method, width, quantity)
-        and all(getattr(e, name) == wanted for name, wanted in rest.items())
-    ]
-    assert len(found) == 1
-    return found[0].value
+def value(**wanted: object) -> float:
+    (found,) = [e for e in ENTRIES if all(getattr(e, name) == value for name, value in wanted.items())]
+    return found.value
 
 
 def test_every_table_is_complete():
@@ -32,13 +26,13 @@ def test_every_table_is_complete():
 
 
 def test_numbers_of_each_table():
-    assert value("W_perp", "wperp", 128, "train_accuracy", k="rank") == 0.311
-    assert value("overlap", "wperp", 512, "rank", layer=2) == 387
-    assert value("orthogonal_bias_var", "wperp", 128, "bias") == pytest.approx(2.86e-5)
-    assert value("tab:scaling_table", "wperp", 256, "train_accuracy") == 0.4339256897
-    assert value("ns_table", "wperp", 512, "seconds") == 40 * 3600
-    assert value("ns_table", "wt", 512, "train_accuracy") == 0.486
-    assert value("preconditioning", "wp", 256, "bias") == pytest.approx(1.35e-8)
+    assert value(table="W_perp", method="wperp", width=128, quantity="train_accuracy", k="rank") == 0.311
+    assert value(table="overlap", method="wperp", width=512, quantity="rank", layer=2) == 387
+    assert value(table="orthogonal_bias_var", method="wperp", width=128, quantity="bias") == pytest.approx(2.86e-5)
+    assert value(table="tab:scaling_table", method="wperp", width=256, quantity="train_accuracy") == 0.4339256897
+    assert value(table="ns_table", method="wperp", width=512, quantity="seconds") == 40 * 3600
+    assert value(table="ns_table", method="wt", width=512, quantity="train_accuracy") == 0.486
+    assert value(table="preconditioning", method="wp", width=256, quantity="bias") == pytest.approx(1.35e-8)
 
 
 def test_scaling_prints_as_in_the_paper():

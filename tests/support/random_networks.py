@@ -52,9 +52,6 @@ class Function(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.call(x)
 
-    def extra_repr(self) -> str:
-        return self.name
-
 
 class Residual(nn.Module):
     def __init__(self, inner: nn.Module, weight: float = 1.0) -> None:
@@ -78,9 +75,6 @@ class Join(nn.Module):
             return torch.cat([a, b], self.dim)
         return a + b if self.how == "add" else a * torch.sigmoid(b)
 
-    def extra_repr(self) -> str:
-        return self.how
-
 
 class Scale(nn.Module):
     """A bare parameter that multiplies, adds or both, and perhaps by an in-place operation."""
@@ -94,9 +88,6 @@ class Scale(nn.Module):
         if self.how == "mul_":
             return (x * 1.0).mul_(self.scale)
         return x * self.scale if self.how == "mul" else x + self.scale
-
-    def extra_repr(self) -> str:
-        return self.how
 
 
 class Positions(nn.Module):
@@ -136,9 +127,6 @@ class Tied(nn.Module):
         h = torch.tanh(self.first(x))
         return F.linear(h, self.first.weight.t()) if self.by_hand else self.second(h)
 
-    def extra_repr(self) -> str:
-        return f"by_hand={self.by_hand}"
-
 
 class InPlace(nn.Module):
     """In-place operations on tensors that are the module's own, or on what a layer has read."""
@@ -161,9 +149,6 @@ class InPlace(nn.Module):
         else:
             y[..., :1] *= 2.0
         return y
-
-    def extra_repr(self) -> str:
-        return self.how
 
 
 class Returns(nn.Module):
@@ -190,9 +175,6 @@ class _Pair(nn.Module):
         a, b = F.linear(x, self.weight).chunk(2, -1)
         return {"a": a, "b": b} if self.kind == "dict" else (a, b)
 
-    def extra_repr(self) -> str:
-        return self.kind
-
 
 class SelfAttention(nn.Module):
     """nn.MultiheadAttention, or its parts by hand around scaled_dot_product_attention."""
@@ -212,9 +194,6 @@ class SelfAttention(nn.Module):
         q, k, v = self.qkv(x).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(b, t, d))
-
-    def extra_repr(self) -> str:
-        return self.kind
 
 
 class Recurrent(nn.Module):
@@ -260,9 +239,6 @@ class Pick(nn.Module):
             return x.mean(1) if x.dim() == 3 else x.mean((2, 3))
         return x[:, -1] if self.how == "last" else x.flatten(1)
 
-    def extra_repr(self) -> str:
-        return self.how
-
 
 class TwoInputs(nn.Module):
     """Two inputs, a layer for each."""
@@ -307,9 +283,6 @@ class Network(nn.Module):
         if self.container == "tuple":
             return out, h
         return {"logits": out, "hidden": h} if self.container == "dict" else out
-
-    def extra_repr(self) -> str:
-        return f"container={self.container}, tail={hasattr(self, 'temperature')}"
 
 
 # --- the generator ---------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""Other processes: wait for what they do, and see them end."""
+"""Other processes: wait for what they do."""
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable
 
@@ -12,11 +11,3 @@ def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end, "nothing happened"
         time.sleep(0.01)
-
-
-def ended(process: subprocess.Popen[str]) -> str:
-    """What it said on its way out; one that does not end is ended."""
-    try:
-        return process.communicate(timeout=30)[1]
-    finally:
-        process.kill()
