@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import gradguess as gg
 from asserts import assert_in_subspace
 from frames import frames_of, matrix
 from gradguess.jacobian import CutGraph
+from gradguess.model.site import Site
 from gradguess.noise import Noise
 from models import BATCH, ZOO, Case, generator, make
 from references import mlp_jacobians, row_projector
@@ -100,6 +102,23 @@ def test_sketched_basis_finds_a_low_rank_row_space():
     P = row_projector(model[2].weight.detach())
     assert_in_subspace(V.mT, P)
     torch.testing.assert_close(V @ V.mT, P, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("depth", [3, 12])
+def test_a_graph_that_settles_frees_what_no_site_waits_for(depth):
+    """Of a network in pieces one piece is alive at a time, whatever the depth."""
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(5, 5), nn.Softmax(-1))]
+    model, x = nn.Sequential(nn.Linear(6, 5), *layers).double(), torch.randn(BATCH, 6).double()
+    step, alive, outputs = step_of(Case(model, x, torch.zeros(BATCH).long())), [], weakref.WeakSet()
+
+    def settle(graph: CutGraph, met: list[Site]) -> None:
+        outputs.update(graph.below.values())
+        alive.append((len(graph.below), len(graph.above), len(outputs)))
+
+    graph = CutGraph(step.layout, sites=step.layout.guessed, settle=settle)
+    graph.end(*step.passes.graph(graph.visit, twice=True))
+    assert alive == [(1, 2, 1)] * (depth - 1) + [(1, 1, 1)]
+    assert not outputs
 
 
 class Rewired(nn.Module):

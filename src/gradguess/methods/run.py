@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from gradguess.backends.cuda_graphs import recording
 from gradguess.errors import GradguessError, InputError
@@ -129,6 +130,13 @@ class _Runs:
         for found_anew in range(3):
             try:
                 return self.estimate(part, noise, before)
+            except CheckpointError:  # it saw more tensors beside tangents than when it ran again
+                if self.layout.checkpoints:
+                    raise
+                noise.rewind()
+                if before is not None:
+                    before.restore()
+                self.state, self.refreshed, self.layout = state, refreshed, replace(self.layout, checkpoints=True)
             except LayoutChanged as changed:  # control flow that depends on the data, or inputs of another size
                 advice = "Make its control flow depend on its inputs and on PyTorch's random numbers alone"
                 if self.into is not None and self.into.added > added:

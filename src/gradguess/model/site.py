@@ -145,6 +145,7 @@ class Layout:
     members: Members  # what the layout depends on besides the model's code
     calls: Mapping[nn.Module, int]  # how often each watched module was called
     idle: tuple[nn.Module, ...] = ()  # modules with trainable parameters that were not called
+    checkpoints: bool = False  # a vjp runs parts of the model again, so that no graph is recorded beside tangents
     sample_size: int = 0  # of the inputs, when the sites were found
     outputs: Any = None  # what the model returned on the few samples, with meta tensors: shapes without numbers
 

@@ -53,14 +53,14 @@ class Pass:
     leave no trace in random state and buffers, and start from the random state at the time of construction.
 
     Attributes:
+        records_graphs: whether a tangent pass can record the graph of every piece.
         before: random state and buffers before the first pass, which notes them where nobody else has. While a CUDA
             graph is recorded they cannot be read, and there is one pass.
     """
 
-    records_graphs = True  # whether a tangent pass can record the graph of every piece
-
     def __init__(self, task: Task, layout: Layout, *, aside: bool = False) -> None:
         self.task, self.layout, self._aside = task, layout, aside
+        self.records_graphs = not layout.checkpoints
         self.before = Snapshot(task.model, buffers=False) if aside and layout.leaves_traces else None
         self._ran = aside
 
@@ -201,7 +201,7 @@ class _Line:
     """The sites of a recorded pass that reach one another in a line. What lies below one is not needed above it."""
 
     def __init__(self) -> None:
-        self.known: dict[int, Tensor] = {}  # id of a leaf from which a piece starts -> that leaf or a copy of it
+        self.known: dict[int, Any] = {}  # id of a leaf from which a piece starts -> what holds that leaf
         self.last = set[int]()
 
     def forget(self, site: Site, below: Tensor, above: Tensor) -> Tensor:
@@ -216,5 +216,5 @@ class _Line:
         if not above.requires_grad:
             above = above.requires_grad_().clone()  # what follows may change its input in place
         self.last = leaves_below(above)
-        self.known.update(dict.fromkeys(self.last, above))
+        self.known.update(dict.fromkeys(self.last, above.grad_fn))  # the node, since the copy takes memory
         return above

@@ -172,8 +172,9 @@ def measure(
     """Draw directions at the sites for which `only` holds, and carry them to the losses.
 
     With `keep_gates` the records hold every site's gate as well. With `keep_pieces` the first pass records the graph of
-    the pieces whose gradients have no closed form, if it can; with `cut`, which sees every site, all of it. With
-    `balance` every site's direction is scaled (one number for the batch) so that it weighs as much in the derivative as
+    the pieces whose gradients have no closed form, if it can. With `cut`, which sees every site, the last pass records
+    all of it, since a later one would write to the buffers that the graph has saved. With `balance` every site's
+    direction is scaled (one number for the batch) so that it weighs as much in the derivative as
     those of the sites below; `watch` sees each direction that is so carried, with its σ.
     """
     step, keeps = drawing.step, drawing.step.keeps
@@ -218,16 +219,16 @@ def measure(
     names: list[str | None] = [site.name for site in step.layout.sites if only(site)]
     each = (names if step.options.isolate else []) or [None]
     passes = [(tangent, name) for tangent in range(step.options.tangents) for name in each]
-    first = note if cut is None and recorded else cut
+    recorder, graph = (note if recorded else None, 0) if cut is None else (cut, len(passes) - 1)
     seen: list[Carried] = []
     for number, (tangent, chosen) in enumerate(passes):
         if not keeps:
             step.noise.rewind()
         scale = partial(scaled, number, tangent) if balance or step.options.balance else None
-        seen.append(step.passes.tangent(partial(draw, tangent, chosen), scale, None if number else first))
+        seen.append(step.passes.tangent(partial(draw, tangent, chosen), scale, recorder if number == graph else None))
     jvp = torch.stack([one.jvp for one in seen]) if len(seen) > 1 else seen[0].jvp[None]
     tangents, start = [one.output_tangents for one in seen], seen[0]
-    return Measurement(start.losses, jvp, start.outputs, tangents, passes, records, scales, start.tail)
+    return Measurement(start.losses, jvp, start.outputs, tangents, passes, records, scales, seen[graph].tail)
 
 
 def _match(y: Tensor, t: Tensor | None, sites_below: int, pool: Pool) -> Tensor:

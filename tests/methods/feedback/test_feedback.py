@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradguess as gg
 from asserts import assert_unbiased
@@ -189,3 +190,37 @@ def test_a_gate_after_the_last_layer_enters_the_exact_gradient():
     found = gg.estimate(model, gg.Feedback(gg.WPerp(k=2), sweeps=2), *batch).grads
     exact = gg.estimate(model, gg.Backprop(), *batch).grads
     torch.testing.assert_close(found, exact)
+
+
+class Counting(nn.Linear):
+    """It multiplies with a buffer that each pass writes in place."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("count", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.count.add_(1)
+
+
+class Checkpointed(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("options", [{}, {"tangents": 2}, {"isolate": True}], ids=str)
+@pytest.mark.parametrize(
+    "inner", [lambda: nn.Sequential(nn.Tanh(), Counting()), lambda: Checkpointed(nn.Linear(8, 8), nn.Softmax(-1))]
+)
+def test_buffers_and_checkpoints_do_not_disturb_the_graph_beside_tangents(inner, options):
+    """The gradients are those of `memory="replay"`, where tangents and graph are of two passes."""
+
+    def gradients(memory: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(INPUTS, 8), inner(), nn.Tanh(), nn.Linear(8, CLASSES)).double()
+        forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=3)), memory=memory, **options)
+        for _ in range(2):
+            forward(cross_entropy, torch.randn(5, INPUTS).double(), torch.randint(CLASSES, (5,)))
+        return [p.grad for p in model.parameters()]
+
+    torch.testing.assert_close(gradients("store"), gradients("replay"))
