@@ -15,13 +15,23 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import gradguess as gg
 from asserts import assert_same_photograph, photograph
+from gradguess.guesses import perp_ns
+from gradguess.guesses.frames import Frame
+from gradguess.linalg.step_polynomials import polynomial
+from gradguess.methods import Guessed
+from gradguess.methods.run import Plan, refreshed
 from gradguess.model.find_sites import lay_out
 from gradguess.model.site import Layout, Site
 from gradguess.model.task import Task
+from gradguess.noise import Noise
+from gradguess.passes import choose_pass
+from gradguess.step.base import Options, State, Step
+from gradguess.step.measure import Drawing, measure
 from random_networks import Case
 from references import no_trace, visited
 
 SEED = 7  # of the global generators in every pass, and of the directions
+DENSE = 40  # numbers of a site up to which its Jacobian is written out
 Grads = dict[str, Tensor]
 
 
@@ -161,6 +171,27 @@ class Reference:
         dim = self.batch_dim[site.name]
         return s.reshape(1, -1) if dim is None else s.movedim(dim, 0).reshape(self.batch, -1)
 
+    def jacobian(self, site: Site) -> Tensor:
+        """`W̃` of every sample, dense, (batch, m, d): to the next sites, and to the outputs where they are reached."""
+        leaf = self.cut.above[site.name]
+        others = [self.cut.below[name] for name in self.cut.below if name != site.name]
+        ends = [end for end in others if end.requires_grad and self._touches(end, leaf)]
+        if self._touches(self.cut.losses, leaf):
+            ends += [t for t in tree_leaves(self.cut.outputs) if t.is_floating_point() and t.requires_grad]
+        rows = []
+        for end in ends:
+            for i in range(end.numel()):
+                seed = torch.zeros(end.numel())
+                seed[i] = 1
+                rows.append(self.flat(site, _grad(end, [leaf], seed.to(end.dtype).view(end.shape))[0]))
+        return torch.stack(rows, 1)  # rows that belong to other samples are zero
+
+    @staticmethod
+    def _touches(end: Tensor, leaf: Tensor) -> bool:
+        if not end.requires_grad:
+            return False
+        return torch.autograd.grad(end.sum(), leaf, retain_graph=True, allow_unused=True)[0] is not None
+
 
 # --- running the library ---------------------------------------------------------------------------------------
 
@@ -293,6 +324,8 @@ def _check(case: Case) -> None:
             feedback(reference, est)
         else:
             guessed(reference, est)
+            if case.seed % 3 == 0:
+                frames(reference, est)
     paths(case, est, layout)
 
 
@@ -419,6 +452,8 @@ def feedback(reference: Reference, est: gg.Estimate) -> None:
             close("feedback: chained", est.site_grads, g)
         elif method.form == "direct":
             close("feedback: direct", {n: est.site_grads[n] for n in h}, h)
+        if y and not isolate and case.options.get("tangents", 1) == 1 and method.fraction == 1:
+            _lesson(reference, forward.learned, y, scales)
     if method.form == "chained":
         deep = gg.Feedback(method.guess, form="chained", sweeps=len(reference.sites))
         close("feedback: many sweeps", estimate(case, deep).grads, reference.parameter_grads())
@@ -463,6 +498,217 @@ def _predictions(reference: Reference, learned: Any, est: gg.Estimate) -> Grads:
                 value[:, places] = error @ B.t()
         h[site.name] = site.unflat(value * gate(reference, site), s).detach()
     return h
+
+
+def _lesson(reference: Reference, learned: Any, y: Grads, scales: Grads) -> None:
+    """`B_i = μ/σ_i Σ_b |e_b|² φ_b u_bᵀ / Σ_b |e_b|²`, after one lesson from zero."""
+    e = output_errors(reference)
+    ends = [t for t in tree_leaves(reference.whole.outputs) if t.is_floating_point()]
+    v = [torch.zeros_like(end, requires_grad=True) for end in ends]
+    live = [(end, seed) for end, seed in zip(ends, v, strict=True) if end.requires_grad]
+    pulled = _grad([a for a, _ in live], [reference.whole.below[n] for n in y], [b for _, b in live], create_graph=True)
+    total = sum((g * scaled(y[n], scales[n])[0]).sum() for g, n in zip(pulled, y, strict=True))
+    if not getattr(total, "requires_grad", False):
+        return
+    u = torch.cat([t.flatten(1) for t in _grad(total, v)], 1)
+    found, wanted, regressors = [], [], []
+    for name, direction in y.items():
+        site, kind = reference.layout[name], reference.layout[name].pattern.kind
+        if "B" not in learned.get(name, {}):
+            return
+        phi = reference.flat(site, direction[0]) * gate(reference, site)
+        errors, moved = e, u
+        if kind != "full":
+            tokens = phi.unflatten(
+                1, (site.pattern.features, -1) if site.pattern.channels_first else (-1, site.pattern.features)
+            )
+            tokens = tokens.mT if site.pattern.channels_first else tokens  # (batch, positions, features)
+            phi = tokens.sum(1) if kind == "shared" else tokens.flatten(0, 1)
+            if kind == "each":
+                errors, moved = e.reshape(len(phi), -1), u.reshape(len(phi), -1)
+        weight = errors.square().sum(1, keepdim=True) / e.square().sum()
+        wanted.append(((phi * weight).t() @ moved / scales[name][0]).flatten())
+        found.append(learned[name]["B"].flatten())
+        regressors.append(phi)
+    # μ = rate / (λ + K / b): λ by two power iterations, K the trace over all sites, b the effective number of samples
+    power = e.reshape(min(len(phi) for phi in regressors), -1).square().sum(1)
+    samples = power.sum().square() / power.square().sum()
+    largest, trace = max(_largest(phi) for phi in regressors), sum(phi.square().sum() / len(phi) for phi in regressors)
+    B, lesson = torch.cat(found), torch.cat(wanted)
+    if lesson.norm() > 1e-9 * max(1.0, float(B.norm())):
+        close("feedback: lesson", B, reference.case.method.rate / (largest + trace / samples) * lesson, 1e-6)
+
+
+def _largest(phi: Tensor) -> Tensor:
+    """The largest eigenvalue of `φᵀφ / b`, as far as two power iterations find it."""
+    v = phi.abs().sum(0) + 1e-6
+    for _ in range(2):
+        v = phi.t() @ (phi @ (v / v.norm().clamp_min(1e-300))) / len(phi)
+    return v.norm()
+
+
+# --- frames ----------------------------------------------------------------------------------------------------
+
+
+class Cubature(Noise):
+    """√L e_k in the place of the k-th of L draws: second moments are exact."""
+
+    def normal(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+        count, batch, size = shape
+        if count != size:  # a search
+            return super().normal(shape, dtype, device)
+        return (size**0.5 * torch.eye(size, dtype=dtype))[:, None].expand(size, batch, size).clone()
+
+    def batched(self, count: int, batch: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.normal((count, batch, size), dtype, device)
+
+
+def frames(reference: Reference, est: gg.Estimate) -> None:
+    """The frame at each small site: its covariance is the method's closed form, and `E ĝ = Cov(y) g`."""
+    case, layout, guess = reference.case, reference.layout, reference.case.method
+    options = Options(coupling=case.options.get("coupling", "sample"))
+    plan = Plan(Guessed(guess), case.sites, options, detail=True)
+    task = Task(case.model, case.loss_fn, case.inputs, case.targets)
+    source = torch.Generator().manual_seed(SEED)
+    torch.manual_seed(SEED)
+    state = refreshed(plan, task, [task], layout, source.device, State())
+    buffers = [(b, b.clone()) for b in case.model.buffers()]
+    mixes = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in case.model.modules())
+    for site in layout.sites:
+        s = reference.cut.above[site.name].detach()
+        d = reference.flat(site, s).shape[1]
+        if d > DENSE:
+            continue
+        torch.manual_seed(SEED)
+        step = Step(task, layout, choose_pass(task, layout), Noise(source), options, state)
+        frame = Drawing(step, guess).frame(site, s, site.gate_at(s))
+        eye = torch.eye(d, dtype=s.dtype)[:, None].expand(d, frame.batch, d)
+        covariance = frame.covariance_times(eye.clone()).transpose(0, 1)
+        if site.guessed and not mixes:
+            covariances(reference, site, guess, state.kept.get(site.name, {}), frame, covariance)
+        elif not site.guessed:
+            close("covariance: top", covariance, torch.eye(d, dtype=s.dtype).expand_as(covariance))
+        y = torch.stack([reference.flat(site, part) for part in est.directions[site.name]])
+        if frame.orthonormal:
+            close("directions in the image", frame.covariance_times(y.clone()), y, 1e-6)
+        for buffer, value in buffers:
+            buffer.data.copy_(value)
+        if not mixes:
+            bias(reference, site, covariance, frame.latent, task, plan, state, source)
+        for buffer, value in buffers:
+            buffer.data.copy_(value)
+
+
+def bias(
+    reference: Reference,
+    site: Site,
+    covariance: Tensor,
+    latent: int,
+    task: Task,
+    plan: Plan,
+    state: State,
+    source: torch.Generator,
+) -> None:
+    """The mean of the estimates over exact second moments of the noise is `Cov(y) g`."""
+    if latent > DENSE or latent == 0:
+        return
+    options = Options(tangents=latent)
+    torch.manual_seed(SEED)
+    step = Step(task, reference.layout, choose_pass(task, reference.layout), Cubature(source), options, state)
+    drawing = Drawing(step, plan.method.guess)  # type: ignore[attr-defined]
+    seen = measure(drawing, lambda other: other is site)
+    record = seen.records[site.name]
+    assert record.y is not None
+    found = seen.weigh(step, site, record.y)
+    g = reference.flat(site, reference.site_sums()[site.name])
+    wanted = (covariance @ g[..., None])[..., 0]
+    close("bias", reference.flat(site, found), wanted, 1e-6)
+
+
+def covariances(reference: Reference, site: Site, guess: Any, kept: Any, frame: Frame, covariance: Tensor) -> None:
+    """`A Aᵀ` against its closed form in the dense Jacobian."""
+    W = reference.jacobian(site)
+    d, s = W.shape[2], reference.cut.above[site.name].detach()
+    eye = torch.eye(d, dtype=W.dtype)
+    if isinstance(guess, gg.ActivationPerturbation):
+        return close("covariance", covariance, eye.expand_as(covariance))
+    if isinstance(guess, gg.WTranspose):
+        return close("covariance", covariance, W.mT @ W)
+    D = site.gate_at(s)
+    if D is not None and site.linear is not None:
+        close("Jacobian in closed form", W[:, :, :].mT @ W, _gated_gram(site.linear.weight.detach(), D))
+    for b in range(reference.batch):
+        found, own = covariance[b], W[b]
+        S, Vh = torch.linalg.svd(own)[1:]
+        S = torch.nn.functional.pad(S, (0, max(0, d - len(S))))
+        rank = int((1e-9 * S[0] < S).sum()) if S[0] > 1e-12 else 0
+        if isinstance(guess, gg.WPreconditioned):
+            rows = _rows_of(reference, site)
+            if rows >= d:
+                close("covariance", found, eye, 1e-6)
+            elif rank == rows and S[rank - 1] > 1e-5 * S[0]:
+                close("covariance", found, Vh[:rank].mT @ Vh[:rank], 1e-6)
+        elif isinstance(guess, gg.WPerpNS):
+            _newton_schulz(guess, kept, found, S, Vh)
+        elif guess.end == "bottom":
+            _bottom(guess, found, own, S, Vh, D)
+        elif guess.solver == "shared":
+            _shared(found, kept["basis"], None if D is None else D[b])
+        else:
+            k = min(guess.k, rank)
+            apart = k == rank or S[k] < 0.8 * S[k - 1]
+            unclear = ((1e-15 * S[0] < S) & (1e-5 * S[0] > S))[: guess.k].any()  # is it the rank, or rounding?
+            if apart and not unclear:
+                exact = guess.solver == "svd" or S[k : k + 1].sum() < 1e-9 * S[0]
+                close("covariance", found, Vh[:k].mT @ Vh[:k], 1e-6 if exact else 2e-2)
+    return None
+
+
+def _rows_of(reference: Reference, site: Site) -> int:
+    """`m`, the numbers of one sample at the next sites and the output."""
+    ends = [reference.cut.below[name] for name in site.above]
+    if site.reaches_output:
+        ends += [t for t in tree_leaves(reference.cut.outputs) if t.is_floating_point() and t.requires_grad]
+    return sum(end.numel() // reference.batch for end in ends)
+
+
+def _gated_gram(weight: Tensor, D: Tensor) -> Tensor:
+    gated = weight * D[:, None, :]
+    return gated.mT @ gated
+
+
+def _newton_schulz(guess: gg.WPerpNS, kept: Any, found: Tensor, S: Tensor, Vh: Tensor) -> None:
+    scale = kept["scale"]
+    if guess.threshold == "placed":
+        scale = scale * (S.norm() / kept["size"]).clamp_min(0.1) ** kept["slope"]
+    if S[0] * perp_ns.MARGIN > 0.99 * scale:  # a sample above the probe: its own norm is found from below
+        return
+    x = torch.diag(S / scale)
+    for _ in range(guess.steps):
+        x = x @ polynomial(x.mT @ x, tuple(kept["coefficients"].tolist()))
+    close("covariance", found, Vh.mT @ x @ x @ Vh, 1e-6)
+
+
+def _bottom(guess: gg.WPerp, found: Tensor, own: Tensor, S: Tensor, Vh: Tensor, D: Tensor | None) -> None:
+    close("covariance: projector", found @ found, found, 1e-6)
+    if guess.solver == "svd":
+        k = min(guess.k, len(S))
+        if k == len(S) or (S[-k] < 0.8 * S[-k - 1] and S[-k - 1] > 1e-6 * S[0]):
+            close("covariance", found, Vh[-k:].mT @ Vh[-k:], 1e-6)
+    elif D is not None and bool((D == 0).any()):
+        close("covariance: unseen", own @ found, torch.zeros_like(own), 1e-6)
+
+
+def _shared(found: Tensor, basis: Tensor, D: Tensor | None) -> None:
+    """The projector on `D V`."""
+    columns = basis if D is None else D[:, None] * basis
+    U, S, _ = torch.linalg.svd(columns, full_matrices=False)
+    if S[0] == 0:
+        return close("covariance", found, torch.zeros_like(found))
+    if bool(((1e-4 * S[0] > S) & (1e-12 * S[0] < S)).any()):  # the rank is a matter of rounding
+        return None
+    U = U[:, 1e-9 * S[0] < S]
+    return close("covariance", found, U @ U.mT, 1e-6)
 
 
 # --- one result, several ways ----------------------------------------------------------------------------------
