@@ -127,17 +127,15 @@ class _Runs:
         before = Snapshot(part.task.model) if self.layout.leaves_traces and not recording() else None
         state, refreshed = self.state, self.refreshed
         added = 0 if self.into is None else self.into.added
-        for found_anew in range(3):
+        found_anew = 0
+        while True:
             try:
                 return self.estimate(part, noise, before)
             except CheckpointError:  # it saw more tensors beside tangents than when it ran again
-                if self.layout.checkpoints:
+                if self.layout.checkpoints or (self.into is not None and self.into.added > added):
                     raise
-                noise.rewind()
-                if before is not None:
-                    before.restore()
-                self.state, self.refreshed, self.layout = state, refreshed, replace(self.layout, checkpoints=True)
-            except LayoutChanged as changed:  # control flow that depends on the data, or inputs of another size
+                checkpoints, changed = True, False
+            except LayoutChanged as found:  # control flow that depends on the data, or inputs of another size
                 advice = "Make its control flow depend on its inputs and on PyTorch's random numbers alone"
                 if self.into is not None and self.into.added > added:
                     raise InputError(
@@ -148,14 +146,17 @@ class _Runs:
                     raise InputError(
                         f"The model called other modules each time it ran on the same batch. {advice}."
                     ) from None
-                noise.rewind()
-                if before is not None:
-                    before.restore()
-                if isinstance(changed, StaleBasis):
+                if isinstance(found, StaleBasis):
                     state, refreshed = replace(state, kept={}), False
-                self.state, self.refreshed = state, refreshed
-                self.layout = find_layout(self.plan, part.task, full_batch=found_anew == 1)
-        raise AssertionError
+                checkpoints, changed = self.layout.checkpoints, True
+            noise.rewind()
+            if before is not None:
+                before.restore()
+            self.state, self.refreshed, layout = state, refreshed, self.layout
+            if changed:  # the sites are those of a pass that starts where the step does
+                layout = find_layout(self.plan, part.task, full_batch=found_anew == 1)
+                found_anew += 1
+            self.layout = replace(layout, checkpoints=checkpoints)
 
     def estimate(self, part: Part, noise: Noise, before: Snapshot | None) -> Estimate:
         """The estimate of a part, with the layout as it is; bases are searched for before the first."""

@@ -224,3 +224,29 @@ def test_buffers_and_checkpoints_do_not_disturb_the_graph_beside_tangents(inner,
         return [p.grad for p in model.parameters()]
 
     torch.testing.assert_close(gradients("store"), gradients("replay"))
+
+
+def test_a_checkpoint_in_a_model_whose_calls_depend_on_the_batch():
+    """The sites are found again twice, on few samples and on all, before the checkpoint is met."""
+
+    class Turns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c, self.d, self.e = (nn.Linear(4, 4) for _ in range(5))
+
+        def forward(self, x):
+            h = checkpoint(lambda v: torch.softmax(self.b(v).tanh() * v.sigmoid(), -1), self.a(x), use_reentrant=False)
+            return self.d((self.c if x.sum() > 0 else self.e)(h))
+
+    torch.manual_seed(0)
+    x = torch.cat([-torch.ones(3, 4), 5 * torch.rand(9, 4)]).double()  # the first samples go another way than all
+    grads = []
+    for memory in ("store", "replay"):
+        torch.manual_seed(0)
+        model = Turns().double()
+        feedback = gg.Feedback(gg.WPerp(k=2), form="direct")
+        forward = gg.ForwardGradient(model, feedback, sites=["a", "b", "c", "e", "d"], memory=memory)
+        for inputs in (x, -x, x):
+            forward(cross_entropy, inputs, torch.zeros(12).long())
+        grads.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*grads)
