@@ -1,128 +1,55 @@
-"""The stacked training of the common-network experiment against the library, in float64; and its verdict."""
+"""The common-network experiment: what is trained and measured, and its verdict."""
 
+from __future__ import annotations
+
+import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
-import gradguess as gg
-from gradguess_lab import common_measures
-from gradguess_lab.common_network import BIASES, TRAINED, Member, Stack, leading, linears
+from gradguess_lab import checkpoint, common_network, store
+from gradguess_lab.common_network import BIASES, TRAINED, continued, last_batch, measure, network
 from gradguess_lab.data import load
 from gradguess_lab.loss import per_sample_loss
-from gradguess_lab.scripts import scripted
 from gradguess_lab.tables.common import SIX
-
-GUESSES = {
-    "wt": gg.WTranspose(),
-    "wperp": gg.WPerp(solver="svd"),
-    "wperp-bottom": gg.WPerp(solver="subspace", end="bottom"),
-    "backprop": gg.Backprop(),
-}
-SITES = ("0", "2", "4", "6")
-PLACES = torch.arange(24)[None]
+from gradguess_lab.train import build_model
 
 
-def stack_of(trained: str, biases: str) -> tuple[Stack, torch.nn.Sequential]:
-    """A stack of one network, and that network; biases are not zero."""
-    data = load("mnist1d").first(24).to("cpu", torch.float64)
-    stack, net = Stack([Member(trained, biases, 3)], data), Member(trained, biases, 3).network().double()
-    for layer, module in enumerate(linears(net)):
-        if biases != "none":
-            b = 0.2 * torch.randn(stack.biases[layer].shape, generator=torch.Generator().manual_seed(layer)).double()
-            stack.biases[layer].copy_(b)
-            module.bias.data.copy_(b[0])
-    return stack, net
+def test_networks_are_trained_twice_and_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr(common_network, "EPOCHS", (1, 2))
+    measure(tmp_path, "backprop,wt", "gate", 1, jobs=1)
+    record = store.find(tmp_path, "networks")
+    assert record is not None
+    names = [(row["trained"], row["biases"], row["epochs"], row["seed"]) for row in record["rows"]]
+    assert names == [(trained, "gate", epochs, 0) for trained in ("backprop", "wt") for epochs in (1, 2)]
+    runs = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/*.json")}
+    measure(tmp_path, "backprop,wt", "gate", 1, jobs=1)
+    assert store.find(tmp_path, "networks") == record
+    assert {path: path.stat().st_mtime_ns for path in runs} == runs
+    # the second run goes on from the first with a fresh AdamW, through the next order of the samples
+    data, first = load("mnist1d"), network("backprop", "gate", 0)
+    config = dataclasses.replace(first.settings, epochs=2)
+    stored = [checkpoint.load(job.directory(tmp_path)) for job in (first, continued(first, tmp_path))]
+    model, shuffle = build_model(config, data), torch.Generator().manual_seed(0)
+    for epoch, found in enumerate(stored):
+        optimiser = torch.optim.AdamW(model.parameters(), config.lr, weight_decay=config.weight_decay, fused=True)
+        for places in torch.randperm(len(data.x_train), generator=shuffle).split(config.batch):
+            optimiser.zero_grad()
+            per_sample_loss(model(data.x_train[places]), data.y_train[places]).mean().backward()
+            optimiser.step()
+        assert found is not None
+        for name, weight in model.state_dict().items():
+            torch.testing.assert_close(found[0][f"model/{name}"], weight, rtol=1e-4, atol=1e-6)
+        assert torch.equal(last_batch(dataclasses.replace(config, epochs=epoch + 1), len(data.x_train)), places)
 
 
-def method_of(trained: str, biases: str, net: torch.nn.Sequential):
-    return scripted("mask" if biases == "gate" else "", GUESSES[trained], net)
-
-
-@pytest.mark.parametrize("biases", BIASES)
-@pytest.mark.parametrize("trained", GUESSES)
-def test_equal_directions_give_the_gradients_of_the_library(trained, biases):
-    stack, net = stack_of(trained, biases)
-    x, y = stack.data.x_train, stack.data.y_train
-    est = gg.estimate(net, method_of(trained, biases, net), per_sample_loss, x, y)
-    inputs, outputs = stack.forward(x[None])
-    directions = [est.directions[site] for site in SITES] if est.directions else [torch.zeros_like(s) for s in outputs]
-    c, found = stack.cotangents(outputs, directions, y[None])
-    if trained != "backprop":
-        torch.testing.assert_close(c[0], est.jvp[0])
-    for site, g, below in zip(SITES, found, inputs, strict=True):
-        torch.testing.assert_close((g.mT @ below)[0], est.grads[f"{site}.weight"])
-        if biases != "none":
-            torch.testing.assert_close(g.sum(1)[0], est.grads[f"{site}.bias"])
-
-
-@pytest.mark.parametrize("biases", BIASES)
-def test_the_guessing_space_is_each_samples_own_top(biases):
-    stack, net = stack_of("wperp", biases)
-    x, y = stack.data.x_train, stack.data.y_train
-    est = gg.estimate(net, method_of("wperp", biases, net), per_sample_loss, x, y, tangents=12)
-    outputs = stack.forward(x[None])[1]
-    for layer, site in enumerate(SITES[:-1]):
-        rows, inner = stack.frame("wperp", layer, stack.gate(layer, outputs), PLACES)
-        P = (rows.mT @ rows if inner is None else rows.mT @ inner @ rows)[0]
-        torch.testing.assert_close(P.diagonal(dim1=1, dim2=2).sum(1), torch.full((24,), 10.0, dtype=P.dtype))
-        v = est.directions[site].permute(1, 2, 0)  # twelve directions span the space
-        torch.testing.assert_close(P @ v, v, rtol=0, atol=1e-3)
-        torch.testing.assert_close(P @ P, P, rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize("trained", ["wt", "wperp", "wperp-bottom"])
-def test_many_directions_have_the_covariance_of_the_library(trained):
-    stack, net = stack_of(trained, "gate")
-    x, y = stack.data.x_train, stack.data.y_train
-    draws, outputs = (40 if trained == "wperp" else 200), stack.forward(x[None])[1]
-    est = gg.estimate(net, method_of(trained, "gate", net), per_sample_loss, x, y, tangents=draws)
-    ours = [stack.directions(outputs, PLACES)]
-    stack.cold = False
-    ours += [stack.directions(outputs, PLACES) for _ in range(draws - 1)]
-    for layer, site in enumerate(SITES):
-        mine, theirs = torch.stack([one[layer][0] for one in ours]), est.directions[site]
-        used = [one.abs().amax(0) > 1e-9 for one in (mine, theirs)]
-        assert torch.equal(*used)  # the same units
-        sizes = [one.square().sum(-1).mean(0) for one in (mine, theirs)]
-        torch.testing.assert_close(sizes[0].mean(), sizes[1].mean(), rtol=0.05, atol=0)
-
-
-def test_backpropagation_takes_the_steps_of_the_library():
-    stack, net = stack_of("backprop", "added")
-    x, y = stack.data.x_train, stack.data.y_train
-    ours = torch.optim.AdamW([*stack.weights, *stack.biases], 1e-4, weight_decay=0.01)
-    theirs = torch.optim.AdamW(net.parameters(), 1e-4, weight_decay=0.01)
-    forward = gg.ForwardGradient(net, gg.Backprop())
-    for _ in range(3):
-        stack.step(PLACES, ours)
-        theirs.zero_grad()
-        forward(per_sample_loss, x, y)
-        theirs.step()
-    for layer, module in enumerate(linears(net)):
-        torch.testing.assert_close(stack.weights[layer][0], module.weight.data)
-        torch.testing.assert_close(stack.biases[layer][0], module.bias.data)
-
-
-def test_networks_of_a_stack_do_not_mix():
-    data = load("mnist1d").first(24).to("cpu", torch.float64)
-    stack = Stack([Member(name, biases, 0) for name in TRAINED for biases in BIASES], data)
-    before = [W.clone() for W in stack.weights]
-    stack.step(PLACES.expand(len(stack.members), -1), torch.optim.SGD([*stack.weights, *stack.biases], 1.0))
-    for row, member in enumerate(stack.members):
-        assert all((W[row] != old[row]).any() for W, old in zip(stack.weights, before, strict=True)), member
-        assert (stack.biases[0][row] != 0).any() == (member.biases != "none")
-    i = stack.members.index(Member("backprop", "none", 0))
-    net = Member("backprop", "none", 0).network().double()
-    truth = gg.estimate(net, gg.Backprop(), per_sample_loss, data.x_train, data.y_train).grads
-    for layer, site in enumerate(SITES):
-        torch.testing.assert_close(before[layer][i] - stack.weights[layer][i], truth[f"{site}.weight"])
-
-
-def test_leading_is_the_projector_on_the_top():
-    A = torch.randn(50, 20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    V = torch.linalg.eigh(A @ A.mT)[1][..., -10:]
-    torch.testing.assert_close(leading(A @ A.mT, 10), V @ V.mT, rtol=0, atol=1e-6)
+def test_every_network_is_a_run_of_its_own():
+    jobs = [network(trained, biases, 0) for trained in TRAINED for biases in BIASES]
+    assert len({job.key for job in jobs}) == len({job.variant for job in jobs}) == len(jobs)
+    assert network("reduced", "gate", 3).key == "wperp-bottom-w128-s3-scriptmask+bottom"
+    assert network("wperp", "added", 3).key == "wperp-w128-s3-biasTrue-solversubspace"
 
 
 def test_a_setting_explains_only_with_all_six(tmp_path, capsys):
@@ -140,14 +67,12 @@ def test_a_setting_explains_only_with_all_six(tmp_path, capsys):
             guesses["script-bottom"] = guesses["wperp-bottom"]
             settings = {"trained": trained, "biases": "none", "seed": seed, "epochs": 300}
             rows.append({**settings, "train_accuracy": 0.3, "guesses": guesses})
-    (tmp_path / "measured.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    line = {"epochs": 300, "seconds": 1.0, "projector_errors": [], "environment": {"device": "cpu"}}
-    (tmp_path / "progress.jsonl").write_text(json.dumps(line) + "\n")
-    common_measures.keep([tmp_path], tmp_path / "study")
+    (tmp_path / "networks.json").write_text(json.dumps({"schema": 1, "rows": rows}))
+    common_network.keep(tmp_path, tmp_path / "study")
     capsys.readouterr()
     printed_tables = []
     for place in (tmp_path, tmp_path / "study"):
-        common_measures.table([place])
+        common_network.table(place)
         printed_tables.append(capsys.readouterr().out)
     assert printed_tables[0] == printed_tables[1]
     assert "6 of 6" in printed_tables[0]
