@@ -9,7 +9,7 @@ from torch import Tensor
 
 import gradguess as gg
 from gradguess_lab.data import Shape
-from gradguess_lab.models import MODELS
+from gradguess_lab.networks import build
 
 fast = bool(os.environ.get("GRADGUESS_FAST"))
 torch.manual_seed(0)
@@ -31,7 +31,7 @@ def per_sequence(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 shape = Shape("text", (length,), len(alphabet))
-model = MODELS["charformer"](shape, 32, 2, True, "gelu", torch.Generator().manual_seed(0))
+model = build("charformer", shape, 32, 2, True, "gelu", torch.Generator().manual_seed(0))
 forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(), form="chained", rate=0.1))
 optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
 for step in range(10 if fast else 600):

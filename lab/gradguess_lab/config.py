@@ -13,13 +13,15 @@ from typing import Any, Literal, get_args
 from gradguess.errors import InputError
 from gradguess_lab.datasets import DATASETS
 from gradguess_lab.methods import METHODS
-from gradguess_lab.models import ACTIVATIONS, MODELS
 from gradguess_lab.names import unknown
 
 Solver = Literal["svd", "subspace", "shared"]
 Memory = Literal["store", "replay"]
 Derivative = Literal["dual", "finite"]
 Top = Literal["guess", "exact"]
+# `gradguess_lab.networks`
+MODELS = ("mlp", "residual", "cnn", "resnet", "resnet18", "mixer", "vit", "charformer", "gru")
+ACTIVATIONS = ("relu", "gelu", "tanh")
 DTYPES = ("float32", "float64", "bfloat16")
 LEARN = ("weighted", "outputs", "loss", "momentum", "truth", "never")  # `gradguess_lab.studies`
 STARTS = ("zero", "random")

@@ -1,24 +1,14 @@
-"""Registries are plain dictionaries: entries that are imported when called, and looking up a name."""
+"""Registries are plain dictionaries; looking up a name."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from gradguess.errors import InputError
 
 Entry = TypeVar("Entry")
-
-
-def later(module: str, name: str) -> Callable[..., Any]:
-    """The function `name` of a module that is imported at the first call: the help of a command needs names alone.
-
-    >>> later("math", "sqrt")(9)
-    3.0
-    """
-    return lambda *args, **kwargs: getattr(import_module(module), name)(*args, **kwargs)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,42 +12,31 @@ from torch import Tensor, nn
 
 from gradguess.errors import InputError
 from gradguess_lab.data import Shape
-from gradguess_lab.models import ACTIVATIONS
-from gradguess_lab.names import lookup
 
 Activation = Callable[[], nn.Module]
-Build = Callable[[Shape, int, int, bool, Activation], nn.Module]
+ACTIVATIONS: dict[str, Activation] = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 STAGES, BLOCKS = 4, 2  # of ResNet-18: each stage but the first halves the image and doubles the channels
 HEAD = 16  # least features of an attention head
 
 
-def network(reads: Literal["numbers", "text", "both"] = "numbers", direct: bool = False) -> Callable[[Build], Build]:
-    """Make an entry of `MODELS` of a function (shape, width, depth, bias, activation) -> network.
+def build(
+    model: str, shape: Shape, width: int, depth: int, bias: bool, activation: str, generator: torch.Generator
+) -> nn.Module:
+    """The network `model`, a function of this file.
 
-    PyTorch draws initial weights from its global generator. While the network is built, that one continues as the given
-    generator (`direct`), or from a seed that the given generator draws; afterwards it is as before.
+    PyTorch draws initial weights from its global generator. While a network is built, that one starts from a seed that
+    the given generator draws, or for a perceptron continues as the given one; afterwards it is as before.
     """
-
-    def wrap(build: Build) -> Build:
-        def drawn(
-            shape: Shape, width: int, depth: int, bias: bool, activation: str, generator: torch.Generator
-        ) -> nn.Module:
-            if reads != "both" and (shape.kind == "text") != (reads == "text"):
-                name = build.__name__
-                raise InputError(f"{name!r} reads {reads}, not {shape.kind}: charformer and gru are for text.")
-            make = lookup(ACTIVATIONS, activation, "activation")
-            if not direct:
-                generator = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator)))
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.set_state(generator.get_state())
-                return build(shape, width, depth, bias, make)
-
-        return drawn  # type: ignore[return-value]
-
-    return wrap
+    if model != "gru" and (shape.kind == "text") != (model == "charformer"):
+        raise InputError(f"{model!r} does not read data of kind {shape.kind!r}: charformer and gru are for text.")
+    if model not in ("mlp", "residual"):
+        generator = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.set_state(generator.get_state())
+        made: nn.Module = globals()[model](shape, width, depth, bias, ACTIVATIONS[activation])
+        return made
 
 
-@network(direct=True)
 def mlp(shape: Shape, width: int, depth: int, bias: bool, activation: Activation) -> nn.Sequential:
     """The paper's network: `depth` hidden layers of `width` units and a linear output layer."""
     layers: list[nn.Module] = [nn.Flatten()] if len(shape.size) > 1 else []
@@ -57,32 +46,37 @@ def mlp(shape: Shape, width: int, depth: int, bias: bool, activation: Activation
 
 
 class Residual(nn.Module):
-    """`x + branch(x)` for each branch in turn; a branch is a chain of modules with names."""
+    """`x + branch(x)` for each branch in turn."""
 
-    def __init__(self, *branches: dict[str, nn.Module]) -> None:
+    def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
-        self.branches = [list(branch) for branch in branches]
-        for name, module in itertools.chain(*(branch.items() for branch in branches)):
-            self.add_module(name, module)
+        self.branches = nn.ModuleList(branches)
 
     def forward(self, x: Tensor) -> Tensor:
-        for names in self.branches:
-            branch = x
-            for name in names:
-                branch = getattr(self, name)(branch)
-            x = x + branch
+        for branch in self.branches:
+            x = x + branch(x)
         return x
 
 
-@network(direct=True)
+class Bypassed(nn.Module):
+    """`above(skip(x) + upper(lower(x)))`. The skip is called between the two; it is the identity if none is given."""
+
+    def __init__(self, lower: nn.Module, upper: nn.Module, skip: nn.Module | None, above: nn.Module) -> None:
+        super().__init__()
+        self.lower, self.upper, self.skip, self.above = lower, upper, skip or nn.Identity(), above
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.lower(x)
+        return self.above(self.skip(x) + self.upper(branch))
+
+
 def residual(shape: Shape, width: int, depth: int, bias: bool, activation: Activation) -> nn.Sequential:
     """A residual MLP: `depth` pre-norm blocks of `width` units between a stem and a head."""
     layers: list[nn.Module] = [nn.Flatten()] if len(shape.size) > 1 else []
     blocks = []
     for _ in range(depth):
         inner, outer = nn.Linear(width, width), nn.Linear(width, width)
-        branch = {"norm": nn.LayerNorm(width), "inner": inner, "activation": activation(), "outer": outer}
-        blocks.append(Residual(branch))
+        blocks.append(Residual(nn.Sequential(nn.LayerNorm(width), inner, activation(), outer)))
     stem, head = nn.Linear(shape.inputs, width), nn.Linear(width, shape.classes)  # drawn after the blocks
     return nn.Sequential(*layers, stem, *blocks, nn.LayerNorm(width), head)
 
@@ -114,7 +108,6 @@ def conv(shape: Shape, below: int, above: int, size: int, stride: int = 1, **opt
     return kind(below, above, size, stride, **{"padding": size // 2} | options)
 
 
-@network()
 def cnn(shape: Shape, width: int, depth: int, bias: bool, activation: Activation) -> nn.Sequential:
     """`depth` convolutions of stride 2 with `width`, then 2 `width`, from then on 4 `width` channels; a linear head."""
     layers: list[nn.Module] = [AsImage()] if shape.kind == "signal" else []
@@ -131,23 +124,6 @@ def group_norm(width: int) -> nn.GroupNorm:
     return nn.GroupNorm(next(groups for groups in (8, 4, 2, 1) if width % groups == 0), width)
 
 
-class PreNormBlock(nn.Module):
-    """`skip(x) + conv φ norm conv φ norm x`; the skip is a 1 × 1 convolution where the shape changes."""
-
-    def __init__(self, shape: Shape, below: int, above: int, stride: int, activation: Activation) -> None:
-        super().__init__()
-        self.norm1, self.act1 = group_norm(below), activation()
-        self.conv1 = conv(shape, below, above, 3, stride)
-        self.norm2, self.act2 = group_norm(above), activation()
-        self.conv2 = conv(shape, above, above, 3)
-        self.skip = conv(shape, below, above, 1, stride) if stride > 1 or below != above else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        branch = self.conv1(self.act1(self.norm1(x)))
-        return self.skip(x) + self.conv2(self.act2(self.norm2(branch)))
-
-
-@network()
 def resnet(shape: Shape, width: int, depth: int, bias: bool, activation: Activation) -> nn.Sequential:
     """A stem and `depth` pre-activation blocks of two convolutions; every second one halves the image, twice at most.
 
@@ -156,9 +132,12 @@ def resnet(shape: Shape, width: int, depth: int, bias: bool, activation: Activat
     layers: list[nn.Module] = [AsImage()] if shape.kind == "signal" else []
     layers.append(conv(shape, channels(shape), width, 3))
     for i in range(depth):
-        stride = 2 if i in (1, 3) else 1
-        layers.append(PreNormBlock(shape, width, width * stride, stride, activation))
+        stride, below = 2 if i in (1, 3) else 1, width
         width *= stride
+        lower = nn.Sequential(group_norm(below), activation(), conv(shape, below, width, 3, stride))
+        upper = nn.Sequential(group_norm(width), activation(), conv(shape, width, width, 3))
+        skip = conv(shape, below, width, 1, stride) if stride > 1 else None
+        layers.append(Bypassed(lower, upper, skip, nn.Identity()))
     return nn.Sequential(*layers, group_norm(width), activation(), Head(width, shape.classes))
 
 
@@ -168,23 +147,6 @@ def convolved(shape: Shape, below: int, above: int, size: int, stride: int = 1) 
     return conv(shape, below, above, size, stride, bias=False), norm(above)
 
 
-class PostNormBlock(nn.Module):
-    """`φ(skip(x) + norm conv φ norm conv x)`; the skip is a 1 × 1 convolution with a norm where the shape changes."""
-
-    def __init__(self, shape: Shape, below: int, above: int, stride: int, activation: Activation) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = convolved(shape, below, above, 3, stride)
-        self.conv2, self.norm2 = convolved(shape, above, above, 3)
-        self.act1, self.act2 = activation(), activation()
-        changes = stride > 1 or below != above
-        self.skip = nn.Sequential(*convolved(shape, below, above, 1, stride)) if changes else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        branch = self.norm2(self.conv2(self.act1(self.norm1(self.conv1(x)))))
-        return self.act2(self.skip(x) + branch)
-
-
-@network()
 def resnet18(shape: Shape, width: int, depth: int, bias: bool, activation: Activation) -> nn.Sequential:
     """ResNet-18 (He et al. 2016) as it is used on CIFAR-10: a 3 × 3 stem, no pooling before the head, batch norm.
 
@@ -193,68 +155,62 @@ def resnet18(shape: Shape, width: int, depth: int, bias: bool, activation: Activ
     """
     layers = [AsImage(), *convolved(shape, channels(shape), width, 3), activation()]
     for stage, block in itertools.product(range(STAGES), range(BLOCKS)):
-        stride = 2 if stage > 0 and block == 0 else 1
-        layers.append(PostNormBlock(shape, width, width * stride, stride, activation))
+        stride, below = 2 if stage > 0 and block == 0 else 1, width
         width *= stride
+        first = *convolved(shape, below, width, 3, stride), activation()
+        branch = nn.Sequential(*first, *convolved(shape, width, width, 3))
+        skip = nn.Sequential(*convolved(shape, below, width, 1, stride)) if stride > 1 else None
+        layers.append(Bypassed(branch, nn.Identity(), skip, activation()))
     return nn.Sequential(*layers, Head(width, shape.classes))
 
 
-class Patches(nn.Module):
-    """Cut a sample into patches and embed each: (batch, tokens, width), with a learned position.
+class Embedded(nn.Module):
+    """Characters of a text, or patches of an image or a signal: (batch, tokens, width), with a learned position.
 
     The side of a patch is the largest of 4, 2 and 1 that divides the sample's side into at least four, or else 1.
     """
 
     def __init__(self, shape: Shape, width: int) -> None:
         super().__init__()
-        whole = shape.size[-1]
-        side = next(size for size in (4, 2, 1) if (whole % size == 0 and whole // size >= 4) or size == 1)
-        self.as_image = AsImage()
-        self.embed = conv(shape, channels(shape), width, side, side, padding=0)
-        self.tokens = (whole // side) ** (2 if shape.kind == "image" else 1)
+        self.text, self.tokens, self.as_image = shape.kind == "text", shape.size[-1], AsImage()
+        if self.text:
+            self.embed: nn.Module = nn.Embedding(shape.classes, width)
+        else:
+            sides = (size for size in (4, 2) if self.tokens % size == 0 and self.tokens // size >= 4)
+            side = next(sides, 1)
+            self.embed = conv(shape, channels(shape), width, side, side, padding=0)
+            self.tokens = (self.tokens // side) ** (2 if shape.kind == "image" else 1)
         self.position = nn.Parameter(0.02 * torch.randn(self.tokens, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.embed(self.as_image(x)).flatten(2).mT + self.position
-
-
-class Characters(nn.Module):
-    """Embed each character: (batch, characters, width), with a learned position."""
-
-    def __init__(self, shape: Shape, width: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(shape.classes, width)
-        self.position = nn.Parameter(0.02 * torch.randn(shape.size[0], width))
-
-    def forward(self, characters: Tensor) -> Tensor:
-        embedded: Tensor = self.embed(characters)
-        return embedded + self.position[: characters.shape[1]]
+        found: Tensor = self.embed(x) if self.text else self.embed(self.as_image(x)).flatten(2).mT
+        return found + self.position[: found.shape[1]]
 
 
 class Tokens(nn.Module):
-    """Embedded tokens, blocks, a norm and a linear head: on each character of a text, else on the mean over tokens."""
+    """Embedded tokens, `depth` blocks, a norm and a linear head: on each character of a text, else on the mean.
 
-    def __init__(self, embed: Patches | Characters, blocks: Iterable[nn.Module], width: int, classes: int) -> None:
+    `block` makes a block for so many tokens.
+    """
+
+    def __init__(self, shape: Shape, width: int, depth: int, block: Callable[[int], nn.Module]) -> None:
         super().__init__()
-        self.reader = "characters" if isinstance(embed, Characters) else "patches"
-        self.add_module(self.reader, embed)
-        self.blocks = nn.Sequential(*blocks)
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+        self.embedded = Embedded(shape, width)
+        self.blocks = nn.Sequential(*(block(self.embedded.tokens) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, shape.classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.blocks(getattr(self, self.reader)(x)))
-        return self.head(x if self.reader == "characters" else x.mean(1))
+        x = self.norm(self.blocks(self.embedded(x)))
+        return self.head(x if self.embedded.text else x.mean(1))
 
 
-class Perceptron(nn.Sequential):
+def perceptron(width: int, factor: int, activation: Activation) -> tuple[nn.Module, nn.Module, nn.Module]:
     """Two layers, the inner one `factor` times as wide."""
-
-    def __init__(self, width: int, factor: int, activation: Activation) -> None:
-        super().__init__(nn.Linear(width, factor * width), activation(), nn.Linear(factor * width, width))
+    return nn.Linear(width, factor * width), activation(), nn.Linear(factor * width, width)
 
 
-class AcrossTokens(Perceptron):
-    """The same on the other axis: (batch, tokens, features), each feature by itself."""
+class AcrossTokens(nn.Sequential):
+    """A chain on the other axis: (batch, tokens, features), each feature by itself."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.mT).mT
@@ -281,41 +237,32 @@ class Attention(nn.Module):
 def attention_block(width: int, activation: Activation, causal: bool) -> Residual:
     """`x + attention(norm x)`, then `x + perceptron(norm x)`."""
     return Residual(
-        {"norm1": nn.LayerNorm(width), "attention": Attention(width, causal)},
-        {"norm2": nn.LayerNorm(width), "perceptron": Perceptron(width, 4, activation)},
+        nn.Sequential(nn.LayerNorm(width), Attention(width, causal)),
+        nn.Sequential(nn.LayerNorm(width), *perceptron(width, 4, activation)),
     )
 
 
-@network()
 def mixer(shape: Shape, width: int, depth: int, bias: bool, activation: Activation) -> Tokens:
     """An MLP-mixer: `depth` blocks on patches of `width` features."""
-    patches = Patches(shape, width)
-    blocks = (
-        Residual(
-            {"norm1": nn.LayerNorm(width), "tokens": AcrossTokens(patches.tokens, 2, activation)},
-            {"norm2": nn.LayerNorm(width), "features": Perceptron(width, 2, activation)},
+
+    def block(tokens: int) -> nn.Module:
+        return Residual(
+            nn.Sequential(nn.LayerNorm(width), AcrossTokens(*perceptron(tokens, 2, activation))),
+            nn.Sequential(nn.LayerNorm(width), *perceptron(width, 2, activation)),
         )
-        for _ in range(depth)
-    )
-    return Tokens(patches, blocks, width, shape.classes)
+
+    return Tokens(shape, width, depth, block)
 
 
-@network()
 def vit(shape: Shape, width: int, depth: int, bias: bool, activation: Activation) -> Tokens:
     """A small vision transformer: `depth` pre-norm blocks of `width` features."""
-    blocks = (attention_block(width, activation, causal=False) for _ in range(depth))
-    return Tokens(Patches(shape, width), blocks, width, shape.classes)
+    return Tokens(shape, width, depth, lambda tokens: attention_block(width, activation, causal=False))
 
 
-@network(reads="text")
 def charformer(shape: Shape, width: int, depth: int, bias: bool, activation: Activation) -> Tokens:
     """A causal character transformer: `depth` blocks of `width` features; (batch, characters, alphabet)."""
-    blocks, characters = (
-        (attention_block(width, activation, causal=True) for _ in range(depth)),
-        Characters(shape, width),
-    )
-    model = Tokens(characters, blocks, width, shape.classes)
-    nn.init.normal_(characters.embed.weight, std=0.1)
+    model = Tokens(shape, width, depth, lambda tokens: attention_block(width, activation, causal=True))
+    nn.init.normal_(model.embedded.embed.weight, std=0.1)  # type: ignore[arg-type]
     return model
 
 
@@ -343,7 +290,6 @@ class Recurrent(nn.Module):
         return self.head(x if self.text else x[:, -1])
 
 
-@network(reads="both")
 def gru(shape: Shape, width: int, depth: int, bias: bool, activation: Activation) -> Recurrent:
     """`depth` recurrent layers of `width` units."""
     return Recurrent(shape, width, depth)

@@ -27,7 +27,7 @@ from gradguess_lab.files import exclusive, explained, read_json, write_atomic, w
 from gradguess_lab.inspection import inspect_epoch
 from gradguess_lab.loss import batch_accuracy, evaluate, smoothed_loss
 from gradguess_lab.methods import guess_for
-from gradguess_lab.models import MODELS
+from gradguess_lab.networks import build
 from gradguess_lab.recipe import as_weights, build_optimiser, check_augment, draw_moves, moved, set_rate
 from gradguess_lab.scripts import prepare_model, scripted
 from gradguess_lab.watch import watch_for
@@ -89,7 +89,8 @@ def claim(directory: Path, config: TrainConfig) -> Row | None:
 def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
     """The network of `config`, drawn on the CPU so that every device starts from the same weights."""
     generator = torch.Generator().manual_seed(config.seed)
-    model = MODELS[config.model](data.shape, config.width, config.depth, config.bias, config.activation, generator)
+    of = (config.width, config.depth, config.bias, config.activation)
+    model = build(config.model, data.shape, *of, generator)
     model = prepare_model(config.script, model).to(config.device, getattr(torch, config.dtype))
     return model.to(memory_format=torch.channels_last) if config.channels_last else model  # type: ignore[call-overload]
 

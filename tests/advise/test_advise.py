@@ -21,7 +21,7 @@ from gradguess.errors import InputError, NonFiniteError
 from gradguess.model.task import Task
 from gradguess_lab.data import Shape
 from gradguess_lab.loss import per_sample_loss
-from gradguess_lab.models import MODELS
+from gradguess_lab.networks import build
 from models import Calls, Net
 
 SIGNAL, IMAGE = Shape("signal", (40,), 10), Shape("image", (3, 8, 8), 10)
@@ -29,7 +29,7 @@ NUMBERS = ("time", "memory", "memory_mb", "cosine", "lowest_cosine")
 
 
 def registered(name: str, shape: Shape, width: int, depth: int):
-    model = MODELS[name](shape, width, depth, False, "relu", torch.Generator().manual_seed(0))
+    model = build(name, shape, width, depth, False, "relu", torch.Generator().manual_seed(0))
     return model, per_sample_loss, torch.randn(8, *shape.size), torch.randint(10, (8,))
 
 

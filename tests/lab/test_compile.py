@@ -15,7 +15,7 @@ from gradguess_lab.compiled_backprop import CompiledBackprop, losses
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.data import Shape
 from gradguess_lab.loss import per_sample_loss, smoothed_loss
-from gradguess_lab.models import MODELS
+from gradguess_lab.networks import build
 from gradguess_lab.train import train
 from traced_graphs import as_compiled
 
@@ -32,7 +32,7 @@ def graphs_alone(monkeypatch):
 
 def mlp() -> torch.nn.Module:
     shape = Shape("signal", (40,), 10)
-    return MODELS["mlp"](shape, 8, 2, False, "relu", torch.Generator().manual_seed(0)).double()
+    return build("mlp", shape, 8, 2, False, "relu", torch.Generator().manual_seed(0)).double()
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:

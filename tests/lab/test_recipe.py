@@ -15,7 +15,7 @@ from gradguess_lab import checkpoint, data
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.datasets import Arrays, Source, named
 from gradguess_lab.loss import per_sample_loss, smoothed_loss
-from gradguess_lab.models import MODELS
+from gradguess_lab.networks import build
 from gradguess_lab.recipe import REACH, build_optimiser, draw_moves, learning_rate, moved
 from gradguess_lab.tasks import TASKS
 from gradguess_lab.train import _Run, train
@@ -175,5 +175,5 @@ def test_channels_last_changes_the_layout_alone(tiny: TrainConfig, rule: tuple[s
 def test_resnet18_has_its_known_size():
     recipe = TASKS["resnet18-cifar10"].config
     shape, source = data.Shape("image", (3, 32, 32), 10), torch.Generator().manual_seed(0)
-    model = MODELS[recipe.model](shape, recipe.width, recipe.depth, recipe.bias, recipe.activation, source)
+    model = build(recipe.model, shape, recipe.width, recipe.depth, recipe.bias, recipe.activation, source)
     assert sum(p.numel() for p in model.parameters()) == 11_173_962
