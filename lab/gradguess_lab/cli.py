@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +33,7 @@ from gradguess.errors import GradguessError, InputError
 from gradguess_lab import interrupts
 from gradguess_lab.config import DTYPES, TrainConfig
 from gradguess_lab.methods import METHODS, VARIANTS, tried_by
+from gradguess_lab.names import lookup
 from gradguess_lab.streams.config import StreamConfig
 from gradguess_lab.tasks import TASKS, used_in
 
@@ -249,7 +251,8 @@ def bench(
     json: Json = False,
 ) -> None:
     """Measure time and memory of a training step of every method against backpropagation."""
-    from gradguess_lab.bench.run import bench_memory, bench_starts, bench_tasks, bench_time, grid
+    from gradguess_lab.bench.run import bench as run
+    from gradguess_lab.bench.run import grid
     from gradguess_lab.environment import check_device, use_threads
     from gradguess_lab.tables.bench import bench_figures, bench_tables
     from gradguess_lab.tables.figure import save_figures
@@ -264,22 +267,23 @@ def bench(
             "measured beside its times with --compile."
         )
     use_threads(threads)
-    batch, k, dtype = batch or [512], k or [10], dtype or ["float32"]
+    if memory:  # over the depth alone
+        width, depth = width or [64], depth or [10, 30, 100]
+        width, batch, k, dtype = (given and given[:1] for given in (width, batch, k, dtype))  # type: ignore[assignment]
+    sizes: dict[str, list[Any]] = {
+        "batch": batch or [512],
+        "k": k or [10],
+        "dtype": dtype or ["float32"],
+        "device": [device],
+    }
+    cases = grid(width=width or [64, 128, 512], depth=depth or [3], **sizes)
+    if task:
+        named = {name: lookup(TASKS, name, "task").config for name in (used_in("real") if task == ["all"] else task)}
+        cases = {name: replace(config, device=device) for name, config in named.items()}
+    kind = "memory" if memory else "starts" if starts else "compiled" if compile else "tasks" if task else "time"
+    measures = memory or (peaks and kind in ("time", "compiled"))
     with interruptible(), notes.status("measuring") as status:
-        if memory:
-            (case,) = grid(width=(width or [64])[:1], batch=batch[:1], k=k[:1], dtype=dtype[:1], device=[device])
-            record = bench_memory(depth or [10, 30, 100], case, method or (), out, status.update)
-        elif task:
-            tasks = used_in("real") if task == ["all"] else task
-            if starts:
-                record = bench_starts(tasks, method or (), device, out, status.update)
-            else:
-                measures = peaks and compile
-                record = bench_tasks(tasks, method or (), seconds, device, compile, jobs, measures, out, status.update)
-        else:
-            widths, depths = width or [64, 128, 512], depth or [3]
-            cases = grid(width=widths, depth=depths, batch=batch, k=k, dtype=dtype, device=[device])
-            record = bench_time(cases, method or (), seconds, samples, peaks, out, status.update)
+        record = run(kind, cases, method or (), seconds * (not memory), samples, measures, jobs, out, status.update)
     plots = [str(path) for path in save_figures(bench_figures([record]), out)]
     if not json:
         print_tables(bench_tables([record]))

@@ -7,8 +7,8 @@ import warnings
 import pytest
 import torch
 
-from gradguess_lab.bench.apart import peak_here
-from gradguess_lab.bench.loops import Replayed, make_loop
+from gradguess_lab.bench.loops import make_loop
+from gradguess_lab.bench.run import peak_here
 from gradguess_lab.config import TrainConfig
 
 CASE = TrainConfig(width=32, depth=3, batch=64, k=4, device="cuda")
@@ -21,7 +21,7 @@ CASE = TrainConfig(width=32, depth=3, batch=64, k=4, device="cuda")
 )
 def test_replayed_loops_make_the_same_steps(name: str, compiled: bool):
     plain, captured = (make_loop(name, CASE, compiled) for _ in range(2))
-    replayed = Replayed(captured)
+    replayed = captured.replayed()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream.*")
         warnings.filterwarnings("ignore", message=".*TensorFloat32.*")
@@ -38,6 +38,6 @@ def test_graphs_count_as_memory():
     loop = make_loop("backprop", TrainConfig(width=256, depth=24, batch=2048, device="cuda"))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream.*")
-        plain, captured = peak_here(loop), peak_here(Replayed(loop))
+        plain, captured = peak_here(loop), peak_here(loop.replayed())
     assert plain > 24 * 2  # MB: 24 layers of 2048 × 256 numbers
     assert captured > 0.9 * plain

@@ -12,11 +12,10 @@ import torch
 
 from gradguess.compile import compiler
 from gradguess.errors import GradguessError
-from gradguess_lab import environment, tasks
-from gradguess_lab.bench import apart, run
-from gradguess_lab.bench.apart import EXACT, Timing, probe
+from gradguess_lab import environment
+from gradguess_lab.bench import run
 from gradguess_lab.bench.loops import ROUND, Times, make_loop
-from gradguess_lab.bench.run import bench_memory, bench_tasks, bench_time, grid, growth, slopes
+from gradguess_lab.bench.run import EXACT, Case, bench, grid, growth, run_apart, slopes
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.methods import METHODS, VARIANTS
 from traced_graphs import as_compiled
@@ -26,19 +25,27 @@ TINY = TrainConfig(width=8, depth=2, batch=6, k=2)
 SMALL = TrainConfig(model="residual", data="mnist1d", width=8, depth=2, batch=16)
 
 
-def record(tmp_path: Path | None = None):
+@pytest.fixture
+def here(monkeypatch):
+    """What needs no exact allocator is measured in this process."""
+
+    def measure(case, name, variables, *arguments):
+        alone = name == "peaks"
+        return run_apart(case, name, variables, *arguments) if alone else getattr(case, name)()
+
+    monkeypatch.setattr(run, "run_apart", measure)
+
+
+def test_the_record_holds_every_method_in_every_case_and_where_it_was_measured(tmp_path, here):
     cases = grid(width=[8, 12], depth=[2], batch=[6], k=[2])
-    return bench_time(cases, ["wperp", "wperp-svd"], seconds=0.0, memory=False, out=tmp_path)
-
-
-def test_the_record_holds_every_method_in_every_case_and_where_it_was_measured(tmp_path):
-    found = record(tmp_path / "bench")
+    found = bench("time", cases, ["wperp", "wperp-svd"], seconds=0.0, out=tmp_path / "bench")
     assert found == json.loads((tmp_path / "bench" / "time-cpu.json").read_text())
     assert [(row["method"], row["width"]) for row in found["rows"]] == [
         (method, width) for width in (8, 12) for method in ("backprop", "wperp", "wperp-svd")
     ]
     wanted = {"step_ms", "quiet_ms", "refresh_ms", "ratio", "quiet_ratio", "rounds", "scaled_from", "peak_mb"}
     assert all(wanted <= set(row) and row["step_ms"] > 0 and row["ratio"] > 0 for row in found["rows"])
+    assert [row["scaled_from"] for row in found["rows"][:3]] == [None, None, 2]
     assert {"torch", "threads", "load_before", "load_after"} <= set(found["environment"])
     assert {(fit["method"], fit["axis"], fit["points"]) for fit in found["growth"]} == {
         (method, "width", 2) for method in ("backprop", "wperp", "wperp-svd")
@@ -66,22 +73,27 @@ def test_every_method_steps(name):
 
 
 @pytest.mark.slow
-def test_memory_grows_with_depth_for_backprop_and_its_slope_is_fitted(tmp_path, monkeypatch):
-    """Memory in a process of its own, with an exact allocator; the time, which is not looked at, in this one."""
-
-    def measure(what, name, asked, variables, alone=apart.run_apart):
-        if variables:
-            return alone(what, name, asked, variables)
-        return probe(asked["method"], TrainConfig.from_dict(asked["task"]), 1)
-
-    monkeypatch.setattr(apart, "run_apart", measure)
-    case = TrainConfig(width=64, depth=1, batch=2048, k=2)
-    found = bench_memory([2, 24], case, ["backprop"], tmp_path)
+def test_memory_grows_with_depth_for_backprop_and_its_slope_is_fitted(tmp_path, here):
+    cases = grid(width=[64], depth=[2, 24], batch=[2048], k=[2])
+    found = bench("memory", cases, ["backprop"], seconds=0.0, memory=True, out=tmp_path)
     shallow, deep = (row["peak_mb"] - row["gradients_mb"] for row in found["rows"])
     assert deep > shallow + 9  # 22 layers of 2 × 0.5 MB
     assert found["growth"] == slopes(found["rows"])
     assert found["growth"][0]["mb_per_layer"] == pytest.approx((deep - shallow) / 22)
     assert json.loads((tmp_path / "memory-cpu.json").read_text()) == found
+
+
+def test_starts_are_measured_twice_with_one_cache(tmp_path, monkeypatch):
+    caches = []
+
+    def start(case, name, variables, *arguments):
+        caches.append(variables["TORCHINDUCTOR_CACHE_DIR"])
+        return [{"task": case.name, "case": case.config.key, "method": case.methods[0], "start_s": len(caches)}]
+
+    monkeypatch.setattr(run, "run_apart", start)
+    found = bench("starts", {"small": SMALL}, ["backprop", "wt"])
+    assert [(row["first_s"], row["second_s"]) for row in found["rows"]] == [(1, 2), (3, 4)]
+    assert caches[0] == caches[1] != caches[2] == caches[3]
 
 
 def test_exponents_are_fitted_over_one_axis_alone():
@@ -92,12 +104,6 @@ def test_exponents_are_fitted_over_one_axis_alone():
     assert growth(rows, "width") == [{"method": "wt", "axis": "width", "exponent": pytest.approx(2.0), "points": 3}]
     assert growth(rows, "depth")[0]["exponent"] == pytest.approx(0.0)
     assert growth(rows, "batch") == []
-
-
-def stand_in(monkeypatch, **configs: TrainConfig) -> None:
-    found = {name: tasks.Task(name, config, "real") for name, config in configs.items()}
-    for module in (tasks, run):
-        monkeypatch.setattr(module, "TASKS", found)
 
 
 @pytest.fixture
@@ -123,17 +129,18 @@ def test_compiled_loops_make_the_same_steps(method, graphs_alone):
 def test_peak_memory_of_each_loop_in_a_process():
     """Recomputing keeps less than backpropagation, and MeZO least of all."""
     task = TrainConfig(model="mlp", data="mnist1d", width=64, depth=24, batch=2048)
-    plain, again, mezo = Timing("deep", task, ["checkpoint-sqrt", "mezo"]).apart("peaks", EXACT)
+    case = Case("compiled", "deep", task, ["backprop", "checkpoint-sqrt", "mezo"], ["eager"])
+    plain, again, mezo = run_apart(case, "peaks", EXACT)
     assert 12 < plain < 16  # 24 layers of 0.5 MB, and the gradients
     assert again < 0.7 * plain
     assert mezo < 0.3 * plain
 
 
 @pytest.mark.slow
-def test_processes_take_turns_and_one_that_fails_is_named(tmp_path: Path, monkeypatch):
-    stand_in(monkeypatch, broken=dataclasses.replace(SMALL, data="shakespeare"), small=SMALL, other=SMALL)
+def test_processes_take_turns_and_one_that_fails_is_named(tmp_path: Path):
+    cases = {"broken": dataclasses.replace(SMALL, data="shakespeare"), "small": SMALL, "other": SMALL}
     with pytest.raises(GradguessError, match=r"^measuring broken failed: .*reads numbers, not text"):
-        bench_tasks(seconds=0.0, methods=["wt"], jobs=2, out=tmp_path)
+        bench("tasks", cases, ["wt"], seconds=0.0, jobs=2, out=tmp_path)
     found = json.loads((tmp_path / "tasks-cpu.json").read_text())  # what did not fail
     names = [(task, method) for task in ("small", "other") for method in ("backprop", "wt")]
     assert [(row["task"], row["method"]) for row in found["rows"]] == names
@@ -141,22 +148,25 @@ def test_processes_take_turns_and_one_that_fails_is_named(tmp_path: Path, monkey
 
 
 def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch):
-    stand_in(monkeypatch, small=SMALL, smaller=dataclasses.replace(SMALL, depth=1))
+    cases = {"mlp-mnist1d": SMALL, "mlp-mnist": dataclasses.replace(SMALL, depth=1)}
     timed: list[str] = []
 
-    def quicker(jobs, together):
-        timed.extend(job.name for job in jobs)
-        yield from ((job.name, [{"task": job.name}]) for job in jobs)
+    def quicker(left, together):
+        timed.extend(case.name for case in left)
+        yield from ((one, [{"task": one.name, "method": one.methods[0], "case": one.config.key}]) for one in left)
 
     monkeypatch.setattr(run, "in_turns", quicker)
-    bench_tasks(["smaller"], compile=True, out=tmp_path)
-    found = bench_tasks(compile=True, out=tmp_path)
-    assert [row["task"] for row in found["rows"]] == ["small", "smaller"]
-    assert bench_tasks(compile=True, out=tmp_path)["rows"] == found["rows"]
-    assert timed == ["smaller", "small"]
-    bench_tasks(compile=True, seconds=1.0, out=tmp_path)  # other settings
-    assert timed[2:] == ["small", "smaller"]
+    bench("tasks", {"mlp-mnist": cases["mlp-mnist"]}, out=tmp_path)
+    found = bench("tasks", cases, out=tmp_path)
+    assert [row["task"] for row in found["rows"]] == ["mlp-mnist1d", "mlp-mnist"]
+    assert bench("tasks", cases, out=tmp_path)["rows"] == found["rows"]
+    assert timed == ["mlp-mnist", "mlp-mnist1d"]
+    bench("tasks", cases, seconds=1.0, out=tmp_path)  # other settings
+    assert timed[2:] == ["mlp-mnist1d", "mlp-mnist"]
+    wider = {"mlp-mnist": dataclasses.replace(SMALL, width=9)}  # another network of the same name
+    assert len(bench("tasks", wider, seconds=1.0, out=tmp_path)["rows"]) == 2
+    assert timed[4:] == ["mlp-mnist"]
     other = environment.describe("cpu") | {"commit": "another"}
     monkeypatch.setattr(environment, "describe", lambda device: dict(other))
-    bench_tasks(["small"], compile=True, seconds=1.0, out=tmp_path)  # other code
-    assert timed[4:] == ["small"]
+    bench("tasks", {"mlp-mnist1d": SMALL}, seconds=1.0, out=tmp_path)  # other code
+    assert timed[5:] == ["mlp-mnist1d"]

@@ -16,7 +16,7 @@ import pytest
 from gradguess.errors import GradguessError
 from gradguess_lab import store
 from gradguess_lab import train as training
-from gradguess_lab.compare import run
+from gradguess_lab.bench import run as bench
 from gradguess_lab.compare.run import HOLDOUT, Comparison, compare, read_record
 from gradguess_lab.config import TrainConfig
 
@@ -27,12 +27,12 @@ SMALL = Comparison(["mlp-mnist1d"], ["frozen"], epochs=4, seeds=2, grid=(1e-3, 1
 def untimed(monkeypatch: pytest.MonkeyPatch):
     """No step is timed: that takes a process of its own."""
 
-    def rows(timings: Any) -> Any:
-        for one in timings:
-            costs = {"task": one.name, "ratio": 1.0, "step_ms": 2.0}
-            yield one.name, [{"method": m, **costs, "peak_mb": 4.0 + i} for i, m in enumerate(one.methods)]
+    def rows(cases: Any, together: int) -> Any:
+        for one in cases:
+            costs = {"task": one.name, "case": one.config.key, "ratio": 1.0, "step_ms": 2.0}
+            yield one, [{"method": m, **costs, "peak_mb": 4.0 + i} for i, m in enumerate(one.methods)]
 
-    monkeypatch.setattr(run, "in_turns", rows)
+    monkeypatch.setattr(bench, "in_turns", rows)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ steps between two refreshes.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import statistics
@@ -19,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradguess as gg
@@ -28,7 +28,7 @@ from gradguess.captured_step import WARM_UP
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.data import load
 from gradguess_lab.loss import per_sample_loss
-from gradguess_lab.methods import options_of, settings_of
+from gradguess_lab.methods import entry_of, options_of
 from gradguess_lab.train import autocast, build_forward, build_model
 
 BACKPROP = "backprop"  # the loop that all others are compared with
@@ -48,7 +48,7 @@ Name = TypeVar("Name")
 
 
 def mean_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
+    return per_sample_loss(model(x), y).mean()
 
 
 class Loop:
@@ -58,29 +58,39 @@ class Loop:
         every: the number of steps after which the work repeats, apart from refreshes.
         refresh: the number of such rounds between two refreshes of what is cached; 0 if nothing is cached.
         forward: what estimates the gradients; None for backpropagation as anyone would write it.
+        captures: whether steps are replayed from CUDA graphs.
+        scale: by which times are multiplied, of a loop with a part of the batch.
     """
 
-    def __init__(self, config: TrainConfig, plain: bool = False) -> None:
+    def __init__(self, config: TrainConfig, plain: bool = False, scale: float = 1.0) -> None:
         data = load(config.data).first(config.batch).to(config.device, getattr(torch, config.dtype))
         often = -(-config.batch // len(data.x_train))  # a batch may be larger than the data
         self.x, self.y = (t.repeat(often, *[1] * (t.dim() - 1))[: config.batch] for t in (data.x_train, data.y_train))
-        self.config, self.model = config, build_model(config, data)
+        self.config, self.model, self.scale = config, build_model(config, data), scale
         self.forward = None if plain else build_forward(config, self.model)
         compiles = config.compile and plain
         self._mean_loss = torch.compile(mean_loss, fullgraph=True, dynamic=False) if compiles else mean_loss
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True, capturable=self.x.is_cuda)
         self.every = config.every
         self.refresh = config.refresh if "refresh" in options_of(config.method) and config.refresh > 1 else 0
+        self.captures, self._replay = False, self.step
+
+    def replayed(self) -> Loop:
+        """The same loop, with steps that are replayed from CUDA graphs; it shares the network and what is compiled."""
+        twin = copy.copy(self)
+        twin.captures, twin._replay = True, twin._captured
+        return twin
 
     def turn(self) -> Any:
         """A step as it is timed."""
-        return self.step()
+        return self._replay()
 
-    def captured(self) -> Callable[[], Any]:
-        """A step as a CUDA graph."""
+    def _captured(self) -> Tensor:
+        """A step, after which all are replayed from a CUDA graph."""
         if self.forward is not None:
             step = gg.CapturedStep(self.forward, self.optimiser, per_sample_loss)
-            return lambda: self._within(lambda: step(self.x, self.y))
+            self._replay = lambda: self._within(lambda: step(self.x, self.y))
+            return self._replay()
         for _ in range(WARM_UP):
             on_side_stream(self.step)
         recording, batch = Recording(self.step), (self.x.clone(), self.y.clone())
@@ -90,7 +100,8 @@ class Loop:
                 there.copy_(new)
             return recording.replay()
 
-        return replay
+        self._replay = replay
+        return replay()
 
     def step(self) -> Tensor:
         self.optimiser.zero_grad()
@@ -119,7 +130,7 @@ class Loop:
             self.turn()
         if self.x.is_cuda:
             torch.cuda.synchronize()
-        return (time.perf_counter() - start) / length
+        return self.scale * (time.perf_counter() - start) / length
 
     def round(self, refreshing: bool, length: int = ROUND) -> float:
         """Seconds per step of a round, with a refresh or without."""
@@ -128,32 +139,24 @@ class Loop:
 
     def first_rounds(self) -> float:
         """Rounds with and without a refresh until nothing is new in them. The seconds of a step in the last one."""
-        for _ in range(CAPTURED_ROUNDS if isinstance(self, Replayed) else WARM_ROUNDS):
+        for _ in range(CAPTURED_ROUNDS if self.captures else WARM_ROUNDS):
             self.round(True)
             took = self.round(False)
         return took
 
 
-class Replayed(Loop):
-    """The same loop, with steps that are replayed from CUDA graphs."""
+def make_loop(
+    name: str, task: TrainConfig, compiled: bool = False, own: Mapping[str, Any] | None = None, samples: int = 0
+) -> Loop:
+    """The loop that `name` stands for on a task; `own` are further settings of it.
 
-    def __init__(self, loop: Loop) -> None:
-        self.__dict__.update(loop.__dict__)
-        self.replay: Callable[[], Any] | None = None
-
-    def turn(self) -> Any:
-        self.replay = self.replay or self.captured()
-        return self.replay()
-
-
-def make_loop(name: str, task: TrainConfig, compiled: bool = False, own: Mapping[str, Any] | None = None) -> Loop:
-    """The loop that `name` stands for on a task; `own` are further settings of it."""
-    if name == BACKPROP:
-        return Loop(dataclasses.replace(task, method=BACKPROP, compile=compiled), plain=True)
-    settings = {**settings_of(name), **(own or {}), "compile": compiled}
+    With `samples`, it has at most so many in a batch, and its times are scaled to the task's batch.
+    """
+    settings = {**entry_of(name).settings, **(own or {}), "compile": compiled}
     if name in PIECES:
         settings["sites"] = str(max(2, PIECES[name](task.depth)))
-    return Loop(dataclasses.replace(task, **settings))
+    batch = min(task.batch, samples or task.batch)
+    return Loop(dataclasses.replace(task, **settings, batch=batch), name == BACKPROP, task.batch / batch)
 
 
 @dataclass

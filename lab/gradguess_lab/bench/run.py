@@ -1,16 +1,28 @@
-"""The benchmarks: time per step over settings, memory over the depth, real networks, and the start of compiled runs.
+"""The benchmarks: what a training step of each method costs in time and memory, beside backpropagation.
 
-Each leaves one JSON file with its rows and where they were measured. What a folder holds of the same code, machine and
-settings is not measured again where that takes long.
+All loops of a case, a network on data, are timed in turns in one process, which measures nothing else. Memory on a CPU
+needs another process. A record holds a row for each case, method and mode, and where they were measured. What a folder
+holds of the same code, machine and settings is not measured again.
+
+The kinds of benchmarks: `time` and `memory` of the paper's network, over its sizes; `tasks`, networks of the registry;
+`compiled`, the same in all `MODES`; `starts`, seconds until every kind of step is compiled, with an empty cache and in
+a second process that finds it filled; `compare`, what a comparison asks for.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import fcntl
 import itertools
+import json
 import os
+import pickle
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,187 +31,259 @@ import torch
 
 from gradguess.errors import GradguessError, InputError
 from gradguess_lab import environment
-from gradguess_lab.bench.apart import Timing, fewer, in_turns, peak
-from gradguess_lab.bench.loops import BACKPROP, Replayed, Times, make_loop, measure
+from gradguess_lab.bench.loops import BACKPROP, Loop, make_loop, measure
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.files import explained, write_json
 from gradguess_lab.methods import entry_of, tried_by
-from gradguess_lab.names import lookup
 from gradguess_lab.store import find
-from gradguess_lab.tasks import TASKS, used_in
+from gradguess_lab.tasks import TASKS
 
 SCHEMA = 1
 AXES = ("width", "depth", "batch", "k")
 SETTINGS = (*AXES, "dtype", "device")
+MODES = {  # how the operations of a step are started -> (compiled, captured)
+    "eager": (False, False),
+    "captured": (False, True),
+    "compiled": (True, False),
+    "compiled-captured": (True, True),
+}
+# glibc keeps freed blocks for itself, more of them the more often a loop allocates. With these settings they go back at
+# once, so that the resident set is what the loop holds. That is slow, so times are taken in another process.
+EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 Row = dict[str, Any]
 Say = Callable[[str], None]
 
 
-def grid(**axes: Iterable[Any]) -> list[TrainConfig]:
-    """The paper's network with every combination of the given values.
+def grid(**axes: Iterable[Any]) -> dict[str, TrainConfig]:
+    """The paper's network with every combination of the given values, by key.
 
-    >>> [case.width for case in grid(width=[64, 128], depth=[3])]
-    [64, 128]
+    >>> list(grid(width=[64, 128], depth=[3]))
+    ['wperp-w64-s0', 'wperp-w128-s0']
     """
-    return [TrainConfig(**dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+    cases = [TrainConfig(**dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+    return {case.key: case for case in cases}
 
 
-def bench_time(
-    cases: Sequence[TrainConfig],
+def bench(
+    kind: str,
+    cases: Mapping[str, TrainConfig],
     methods: Sequence[str] = (),
     seconds: float = 3.0,
     samples: int = 2,
-    memory: bool = True,
-    out: Path | None = None,
-    say: Say = lambda words: None,
-) -> Row:
-    """Time (and peak memory) per step of every method in every case.
-
-    Args:
-        seconds: of timing for each method and case.
-        samples: dense per-sample methods run one step on so many samples; their time is scaled to the batch.
-        memory: also measure the peak memory, in subprocesses.
-        out: directory for `time-DEVICE.json`.
-    """
-    names = [name for name in _checked(methods, "time") if name != BACKPROP]  # it is always timed
-    load, rows = os.getloadavg()[0], list[Row]()
-    for case in cases:
-        say(f"width {case.width}, depth {case.depth}, batch {case.batch}, k {case.k}, {case.dtype}, {case.device}")
-        found = _time_case(case, names, seconds, samples)
-        for row in found if memory else ():
-            seen = fewer(case, samples) if row["scaled_from"] else case
-            row["peak_mb"] = peak(row["method"], seen, timed=False)["peak_mb"]
-        rows += found
-    fits = [fit for axis in AXES for fit in growth(rows, axis)]
-    device = cases[0].device
-    return keep(make_record("time", rows, device, load) | {"growth": fits}, out, f"time-{kind_of(device)}")
-
-
-def bench_memory(
-    depths: Iterable[int],
-    case: TrainConfig,
-    methods: Sequence[str] = (),
-    out: Path | None = None,
-    say: Say = lambda words: None,
-) -> Row:
-    """Peak memory and time per step against the depth, each measurement in a process of its own."""
-    names, load, rows = _checked(methods, "memory"), os.getloadavg()[0], list[Row]()
-    for depth, method in itertools.product(depths, names):
-        deep = dataclasses.replace(case, depth=depth)
-        say(f"depth {depth}: {method}")
-        rows.append({"method": method, **_settings(deep), **peak(method, deep)})
-    record = make_record("memory", rows, case.device, load) | {"growth": slopes(rows)}
-    return keep(record, out, f"memory-{kind_of(case.device)}")
-
-
-def bench_tasks(
-    names: Sequence[str] = (),
-    methods: Sequence[str] = (),
-    seconds: float = 3.0,
-    device: str = "cpu",
-    compile: bool = False,
-    jobs: int = 1,
     memory: bool = False,
+    jobs: int = 1,
     out: Path | None = None,
     say: Say = lambda words: None,
+    name: str = "",
 ) -> Row:
-    """Time per step on real networks, and where asked for its peak memory, each in a process of its own.
+    """The record of a benchmark.
 
     Args:
-        names: of tasks, by default all real networks. `paper-512` is the paper's network of that width.
-        methods: beside backpropagation. By default those of the study of real networks, or with `compile` a few.
+        cases: by name, all on one device.
+        methods: beside backpropagation. By default those that the registry names for this kind.
         seconds: of timing for each loop.
-        compile: run each method compiled as well, on a GPU also captured.
-        jobs: processes that compile at a time. Only one is timed at a time.
+        samples: of a step of methods with a matrix for each sample; their time is scaled to the batch.
         memory: also measure the peak memory.
-        out: directory for `tasks-DEVICE.json`, or with `compile` for `compiled-DEVICE.json`.
+        jobs: processes that compile at a time. Only one is timed at a time.
+        out: directory for the record, a JSON file.
+        name: of that file, by default `KIND-DEVICE`.
     """
-    default = [name for name in tried_by("real") if name != BACKPROP and not entry_of(name).control]
-    chosen = _checked(methods, "compiled") if methods or compile else default
-    settings: Row = {"methods": chosen, "compile": compile, "seconds": seconds, "memory": memory}
-    results = Results("compiled" if compile else "tasks", device, settings, out)
-    done = {row["task"] for row in results.rows}
-    # what is not studied on real networks is cut as in a comparison
-    cut = [name for name in chosen if entry_of(name).pieces and "real" not in entry_of(name).tried]
+    device, load = next(iter(cases.values())).device, os.getloadavg()[0]
+    tried = [one for one in tried_by("real" if kind == "tasks" else kind) if not entry_of(one).control]
+    chosen = [one for one in methods or tried if entry_of(one)]
+    settings: Row = {"methods": chosen, "seconds": seconds, "samples": samples, "memory": memory}
+    name, record = name or f"{kind}-{kind_of(device)}", make_record(kind, [], device, load) | {"settings": settings}
+    stored = (find(out, name) if out else None) or {}
+    if stored.get("settings") == settings and _where(stored) == _where(record):
+        keys = {task: config.key for task, config in cases.items()}
+        record["rows"] = [row for row in stored["rows"] if row["case"] == keys.get(row["task"], row["case"])]
+    done = {(row["task"], row["method"]) for row in record["rows"]}
+    together = [[one] for one in chosen] if kind == "starts" else [list(dict.fromkeys((BACKPROP, *chosen)))]
     left = [
-        Timing(name, task, **settings, own={method: TASKS[name].settings(method) for method in cut})
-        for name, task in _tasks(names, device).items()
-        if name not in done
+        Case(kind, task, config, some, _modes(kind, device), seconds, samples, memory)
+        for task, config in cases.items()
+        for some in together
+        if (task, some[0]) not in done
     ]
     failures = []
-    if left:
-        say(f"timing {', '.join(one.name for one in left)}")
-    for name, found in in_turns(left, max(1, jobs)):
+    for case, found in in_turns(left, max(1, jobs)):
         if isinstance(found, GradguessError):
             failures.append(str(found))
-        else:
-            say(f"timed {name}")
-            results.add(found)
+            continue
+        say(f"measured {case.name}")
+        order = {known: place for place, known in enumerate(TASKS)}
+        rows = sorted([*record["rows"], *found], key=lambda row: order.get(row["task"], len(order)))
+        record |= {"rows": rows, "growth": FITS[kind](rows) if kind in FITS else []}
+        record["environment"]["load_after"] = os.getloadavg()[0]
+        keep(record, out, name)
     if failures:
         raise GradguessError("; ".join(failures))
-    return results.record()
+    return record
 
 
-def bench_starts(
-    names: Sequence[str] = (),
-    methods: Sequence[str] = (),
-    device: str = "cpu",
-    out: Path | None = None,
-    say: Say = lambda words: None,
-) -> Row:
-    """Seconds until every kind of step is compiled: with an empty cache, and in a second process that finds it filled.
+def _modes(kind: str, device: str) -> list[str]:
+    """All that there are, or the usual one: on a GPU steps are captured."""
+    cuda = kind_of(device) == "cuda"
+    if kind == "compiled":
+        return [mode for mode, (_, captures) in MODES.items() if cuda or not captures]
+    return [{"starts": "compiled", "memory": "eager"}.get(kind, "captured" if cuda else "eager")]
 
-    The record is `starts-DEVICE.json`.
-    """
-    results = Results("starts", device, {}, out)
-    done = {(row["task"], row["method"]) for row in results.rows}
-    for (name, task), method in itertools.product(_tasks(names, device).items(), _checked(methods, "starts")):
-        if (name, method) in done:
-            continue
-        row: Row = {"task": name, "method": method, "device": device}
+
+@dataclass(frozen=True)
+class Case:
+    """The loops of a network that take turns in a process: each method in each mode."""
+
+    kind: str
+    name: str
+    config: TrainConfig
+    methods: Sequence[str]
+    modes: Sequence[str]
+    seconds: float = 0.0
+    samples: int = 2
+    memory: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)  # further variables of the process
+
+    @property
+    def cuda(self) -> bool:
+        return kind_of(self.config.device) == "cuda"
+
+    def loops(self) -> dict[tuple[str, str], Loop]:
+        """(method, mode) -> loop. A loop and its captured twin share the network and what is compiled."""
+        loops: dict[tuple[str, str], Loop] = {}
+        for method in self.methods:
+            entry, made = entry_of(method), dict[bool, Loop]()
+            slow = kind_of(self.config.device) in entry.slow
+            # what is not studied on real networks is cut as in a comparison
+            cut = entry.pieces and self.name in TASKS and (self.kind == "compare" or "real" not in entry.tried)
+            own = TASKS[self.name].settings(method) if cut else {}
+            for mode in self.modes:
+                compiled, captured = MODES[mode]
+                # of checkpoints the compiler chooses by itself what is recomputed
+                if compiled and entry.settings["method"] == "checkpointed":
+                    continue
+                if compiled not in made:
+                    made[compiled] = make_loop(method, self.config, compiled, own, self.samples * slow)
+                loops[method, mode] = made[compiled].replayed() if captured and not slow else made[compiled]
+        return loops
+
+    def peaks(self) -> list[float]:
+        """The peak memory of each loop, in this process."""
+        return [peak_here(loop) for loop in self.loops().values()]
+
+    def rows(self, locks: str = "") -> list[Row]:
+        """For each method in each mode time, its ratios to backpropagation in each of its modes, and memory.
+
+        Loops are timed while no other process is timed or compiles that has the same folder of `locks`.
+        """
+        with (Path(locks) / "machine" if locks else Path(os.devnull)).open("a") as machine:
+            if locks:
+                fcntl.flock(machine, fcntl.LOCK_SH)
+                one_chooses(Path(locks) / "choosing")
+            loops = self.loops()
+            times = measure(loops, self.seconds, lambda: fcntl.flock(machine, fcntl.LOCK_EX) if locks else None)
+            peaks: list[Any] = [None] * len(loops)
+            if self.memory:
+                peaks = [peak_here(loop) for loop in loops.values()] if self.cuda else run_apart(self, "peaks", EXACT)
+        rows = []
+        for ((method, mode), found), loop, peak in zip(times.items(), loops.values(), peaks, strict=True):
+            bases = {other: times[BACKPROP, other] for other in self.modes if (BACKPROP, other) in times}
+            rows.append({
+                "method": method,
+                "task": self.name,
+                "case": self.config.key,
+                "mode": mode,
+                **{name: getattr(self.config, name) for name in SETTINGS},
+                **found.row(bases.get(self.modes[0], found)),
+                "ratios": {other: found.ratio(base) for other, base in bases.items()},
+                "peak_mb": peak,
+                "gradients_mb": sum(p.numel() * p.element_size() for p in loop.model.parameters()) / 2**20,
+                "scaled_from": loop.config.batch if loop.scale > 1 else None,
+                "start_s": found.start,
+                "notes": found.notes,
+            })  # fmt: skip
+        return rows
+
+    def measured(self, locks: str, cores: int) -> list[Row]:
+        """The rows, from a process that compiles on so many cores; of starts from two."""
+        variables = {"TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", str(cores))}
+        if self.kind != "starts":
+            return run_apart(self, "rows", variables, locks)
         with tempfile.TemporaryDirectory() as cache:
-            for which in ("first", "second"):
-                say(f"{name}, {method}: {which} start")
-                timing = Timing(name, task, [method], compile=True)
-                row[f"{which}_s"] = timing.apart("start", {"TORCHINDUCTOR_CACHE_DIR": cache})
-        results.add([row])
-    return results.record()
+            variables["TORCHINDUCTOR_CACHE_DIR"] = cache
+            (first,), (second,) = (run_apart(self, "rows", variables, locks) for _ in range(2))
+        return [first | {"first_s": first["start_s"], "second_s": second["start_s"]}]
 
 
-def _checked(names: Sequence[str], experiment: str) -> list[str]:
-    """The names that were asked for, each of them known; those that the experiment tries if none were."""
-    for name in names:
-        entry_of(name)
-    return list(names) or tried_by(experiment)
+def one_chooses(lock: Path) -> None:
+    """The compiler chooses among kernels by timing them: from now on only while no other process does."""
+    if not torch.cuda.is_available():
+        return
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner  # here, since it brings sympy
+
+    own = CachingAutotuner.benchmark_all_configs
+
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        with lock.open("a") as choosing:
+            fcntl.flock(choosing, fcntl.LOCK_EX)
+            return own(*args, **kwargs)
+
+    CachingAutotuner.benchmark_all_configs = alone  # type: ignore[method-assign]
 
 
-def _tasks(names: Sequence[str], device: str) -> dict[str, TrainConfig]:
-    chosen = {name: lookup(TASKS, name, "task").config for name in names or used_in("real")}
-    return {name: dataclasses.replace(config, device=device) for name, config in chosen.items()}
+def peak_here(loop: Loop) -> float:
+    """MB that steps of every kind take above what lies in memory between two steps. On a CPU this needs `EXACT`.
+
+    Steps are made before, so that libraries are set up and everything is compiled. A captured step is captured once
+    more: its CUDA graphs keep their memory to themselves, and that counts.
+    """
+    loop.first_rounds()
+    loop.optimiser.zero_grad()
+    device = loop.config.device
+    meter = environment.PeakMemory(device)
+    if not meter.cuda:
+        loop.first_rounds()
+        return meter.megabytes()
+    taken, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    again = loop.replayed() if loop.captures else loop
+    again.first_rounds()
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved(device) - reserved
+    return max(meter.megabytes() - taken / 2**20, held / 2**20)
 
 
-def _settings(case: TrainConfig) -> Row:
-    return {name: getattr(case, name) for name in SETTINGS}
+def run_apart(case: Case, name: str, variables: Mapping[str, str], *arguments: Any) -> Any:
+    """What the method `name` of a case returns in a process of its own."""
+    asked = pickle.dumps((case, name, arguments, torch.get_num_threads()))
+    command = [sys.executable, "-c", f"from {Case.__module__} import serve; serve()"]
+    done = subprocess.run(command, input=asked, capture_output=True, check=False, env={**os.environ, **variables})
+    if done.returncode:
+        said = done.stderr.decode().strip().splitlines() or ["no message"]
+        raise GradguessError(f"measuring {case.name} failed: {said[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def _time_case(case: TrainConfig, names: Sequence[str], seconds: float, samples: int) -> list[Row]:
-    slow = [name for name in names if kind_of(case.device) in entry_of(name).slow]
-    fast = [BACKPROP, *(name for name in names if name not in slow)]
-    loops = {name: make_loop(name, case) for name in fast}  # as steps are run without being asked: on a GPU captured
-    times = measure({name: Replayed(loop) if loop.x.is_cuda else loop for name, loop in loops.items()}, seconds)
-    base, part = times[BACKPROP], fewer(case, samples)
-    rows = [_row(name, case, times[name], base) for name in fast]
-    for name in slow:
-        loop = make_loop(name, part)
-        loop.seconds(1)  # the second step of a loop that is too slow for rounds
-        took = loop.seconds(1) * case.batch / part.batch
-        row = _row(name, case, Times(plain=[took]), base)
-        rows.append(row | {"ratio": took / base.step, "scaled_from": part.batch})
-    return rows
+def serve() -> None:
+    """Print what `run_apart` asks for on standard input."""
+    case, name, arguments, threads = pickle.load(sys.stdin.buffer)
+    torch.set_num_threads(threads)
+    print(json.dumps(getattr(case, name)(*arguments)))
 
 
-def _row(name: str, case: TrainConfig, times: Times, base: Times) -> Row:
-    return {"method": name, **_settings(case), **times.row(base), "scaled_from": None, "peak_mb": None}
+def in_turns(cases: Sequence[Case], together: int = 1) -> Iterator[tuple[Case, list[Row] | GradguessError]]:
+    """The rows of each case, or why there are none, from processes that get ready side by side and are timed by turns.
+
+    Compiling takes minutes and many cores, timing takes seconds and a quiet machine. So while one process is timed, the
+    others wait.
+    """
+    cores = max(1, (os.cpu_count() or 1) // together)
+    with tempfile.TemporaryDirectory() as locks, contextlib.ExitStack() as stack:
+        pool = ThreadPoolExecutor(together)
+        stack.callback(pool.shutdown, cancel_futures=True)
+        for case, rows in [(case, pool.submit(case.measured, locks, cores)) for case in cases]:
+            try:
+                yield case, rows.result()
+            except GradguessError as error:
+                yield case, error
 
 
 def growth(rows: Sequence[Row], axis: str) -> list[Row]:
@@ -214,6 +298,12 @@ def slopes(rows: Sequence[Row]) -> list[Row]:
     return _slopes(
         "mb_per_layer", "depth", [(row["method"], row["depth"], row["peak_mb"] - row["gradients_mb"]) for row in rows]
     )
+
+
+FITS: dict[str, Callable[[Sequence[Row]], list[Row]]] = {
+    "time": lambda rows: [fit for axis in AXES for fit in growth(rows, axis)],
+    "memory": slopes,
+}
 
 
 def _slopes(name: str, axis: str, points: Iterable[tuple[str, float, float]]) -> list[Row]:
@@ -235,13 +325,17 @@ def make_record(kind: str, rows: Sequence[Row], device: str, load: float) -> Row
     return {"schema": SCHEMA, "kind": kind, "environment": where, "rows": list(rows), "growth": []}
 
 
-def keep(record: Row, out: Path | None, name: str) -> Row:
+def _where(record: Row) -> Row:
+    """Code and machine."""
+    return {key: value for key, value in record.get("environment", {}).items() if not key.startswith("load")}
+
+
+def keep(record: Row, out: Path | None, name: str) -> None:
     """Write the record to a directory, if there is one."""
     if out is not None:
         with explained(out):
             out.mkdir(parents=True, exist_ok=True)
         write_json(out / f"{name}.json", record)
-    return record
 
 
 def kind_of(device: str) -> str:
@@ -249,27 +343,3 @@ def kind_of(device: str) -> str:
         return torch.device(device).type
     except RuntimeError as error:
         raise InputError(f"device {device!r} is none of PyTorch's.") from error
-
-
-class Results:
-    """The rows of a record, written whenever some are added.
-
-    They begin with those that an earlier call with the same code, machine and settings has left.
-    """
-
-    def __init__(self, kind: str, device: str, settings: Row, out: Path | None, name: str = "") -> None:
-        self.kind, self.device, self.settings, self.out = kind, device, settings, out
-        self.name, self.load = name or f"{kind}-{kind_of(device)}", os.getloadavg()[0]
-        stored = (find(out, self.name) if out else None) or {}
-        where = {key: value for key, value in stored.get("environment", {}).items() if not key.startswith("load")}
-        same = where == environment.describe(device) and stored.get("settings") == settings
-        self.rows: list[Row] = list(stored["rows"]) if same else []
-
-    def add(self, rows: Sequence[Row]) -> None:
-        """Take up more rows, in the order of the tasks."""
-        self.rows = sorted([*self.rows, *rows], key=lambda row: list(TASKS).index(row["task"]))
-        self.record()
-
-    def record(self) -> Row:
-        record = make_record(self.kind, self.rows, self.device, self.load) | {"settings": self.settings}
-        return keep(record, self.out, self.name)

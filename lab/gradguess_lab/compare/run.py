@@ -21,8 +21,7 @@ from gradguess.errors import GradguessError, InputError, check_count
 from gradguess.model.find_sites import lay_out
 from gradguess.model.task import Task as Batch
 from gradguess_lab import checkpoint, store
-from gradguess_lab.bench.apart import Timing, in_turns
-from gradguess_lab.bench.run import Results
+from gradguess_lab.bench.run import bench
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.data import load
 from gradguess_lab.jobs import Job, Plan, Row, run_plans, tuned
@@ -115,7 +114,7 @@ def compare(asked: Comparison, out: Path, seconds: float = 3.0, say: Say = lambd
     for task in dict.fromkeys(task for task, _ in first):
         methods = [method for name, method in first if name == task]
         plain = dataclasses.replace(asked.job(task, "backprop").settings, method=TrainConfig.method)
-        time_steps(task, plain, methods, seconds, out, say)
+        bench("compare", {task: plain}, methods, seconds, memory=True, out=out / "bench", say=say, name=task)
         for method in methods:
             row = first[task, method]
             if "cosine" not in row["metrics"]:
@@ -124,23 +123,6 @@ def compare(asked: Comparison, out: Path, seconds: float = 3.0, say: Say = lambd
                 row["metrics"] |= {} if found is None else {"cosine": found}
     store.keep(out, rows)
     return read_record(out)
-
-
-def time_steps(task: str, config: TrainConfig, methods: Sequence[str], seconds: float, out: Path, say: Say) -> None:
-    """Time and peak memory of a step by method, all timed in turns in one process; kept in `out`.
-
-    What is there of the same code, machine and settings is not measured again.
-    """
-    own = {method: TASKS[task].settings(method) for method in methods}
-    settings = {"methods": own, "seconds": seconds, "task": config.as_dict()}
-    results = Results("compare", config.device, settings, out / "bench", task)
-    if results.rows:
-        return
-    say(f"timing {task}")
-    ((_, found),) = in_turns([Timing(task, config, methods, seconds=seconds, memory=True, own=own)])
-    if isinstance(found, GradguessError):
-        raise found
-    results.add(found)
 
 
 def cosine(config: TrainConfig, pieces: int, directory: Path) -> float | None:
