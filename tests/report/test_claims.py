@@ -7,7 +7,6 @@ import pytest
 from gradguess_lab.paper_numbers import WIDTHS
 from gradguess_lab.tables.bench import speed_claims_table
 from gradguess_lab.tables.checks import (
-    Side,
     ascending,
     at_least,
     flat,
@@ -29,7 +28,7 @@ def around(mean: float, spread: float = 0.002, n: int = 6) -> list[float]:
     return [mean + spread * (-1) ** i for i in range(n)]
 
 
-WT, WPERP = Side("wt", 128), Side("wperp", 128, k=10)
+WT, WPERP = "wt 128", "wperp 128 10"
 
 
 def test_the_paper_s_own_numbers_bear_out_its_claims():
@@ -58,7 +57,7 @@ def test_ascending_is_a_one_sided_welch_test(wt: tuple[float, ...], wperp: tuple
 def test_a_chain_is_as_strong_as_its_weakest_link():
     found = [*seeds("activation", 128, *around(0.2)), *seeds("wt", 128, *around(0.3))]
     found += seeds("wperp", 128, *around(0.25))
-    assert ascending(Side("activation", 128), WT, WPERP)(found).verdict == "differs"
+    assert ascending("activation 128", WT, WPERP)(found).verdict == "differs"
 
 
 def test_the_paper_s_gap_must_lie_in_our_prediction_interval():
@@ -89,7 +88,7 @@ def test_growth_is_tested_at_every_step(gaps: tuple[float, ...], expected: str):
     for width, gap in zip(WIDTHS, gaps, strict=False):
         found += seeds("wt", width, *around(0.3, 0.001))
         found += seeds("wperp", width, *(a + 0.0005 * i for i, a in enumerate(around(0.3 + gap, 0.001))))
-    check = gap_grows(lambda w: Side("wt", w), lambda w: Side("wperp", w, k=10))
+    check = gap_grows("wt {}", "wperp {} 10")
     assert outcome(check, found).verdict == expected
 
 
@@ -109,7 +108,7 @@ def test_flat_is_an_exponent_within_the_margin(values: tuple[float, ...], expect
             for seed in range(4)
         )
     )
-    assert flat(lambda width: Side("wperp", width, "variance", 10), 0.25)(found).verdict == expected
+    assert flat("wperp {} 10 variance", 0.25)(found).verdict == expected
 
 
 @pytest.mark.parametrize(("k", "expected"), [(12, "holds"), (40, "differs")])
@@ -120,7 +119,7 @@ def test_k_must_grow_more_slowly_than_the_width(k: int, expected: str):
             found.append(diagnosed(record("wperp", width, seed)))
             for entry in found[-1]["diagnostics"]:
                 entry["sites"]["0"]["overlap"] = [min(1.0, 0.9 * i / needed) for i in range(1, width + 1)]
-    assert slower_than_width(1, 0.9, 0.5, (128, 512))(runs(*found)).verdict == expected
+    assert slower_than_width(1, 0.9, 0.5)(runs(*found)).verdict == expected
 
 
 def test_overlap_with_ten_directions_must_be_exceeded_in_every_layer():

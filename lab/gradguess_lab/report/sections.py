@@ -152,7 +152,7 @@ def build_sections(results: Mapping[str, Sequence[Any]]) -> list[Section]:
             found = maker(results[entry.source])
             made += [found] if isinstance(found, Shown) else found or ()
         tables = [one for one in made if isinstance(one, Table) and one.rows]
-        figures = [one for one in made if isinstance(one, Figure)]
+        figures = [one for one in made if isinstance(one, Figure) and one.curves]
         if figures or entry.of_the_paper or any(table.ran for table in tables):
             built.append(Section(entry.slug, entry.title, entry.intro, tables, figures))
     return built

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from gradguess_lab.methods import method_label, options_of, tried_by
+from gradguess_lab.methods import method_label, options_of, tried_by, variant_of
 from gradguess_lab.tables.runs import DEFAULTS, EXPERIMENT, Group, Run, groups, like
 from gradguess_lab.tables.table import Cell, Table, matrix
 from gradguess_lab.tables.verdicts import Summary
@@ -44,7 +44,7 @@ def _deep_row(group: Group, ours: Summary, base: Summary | None, quantity: str) 
     best = min if quantity == "bits" else max
     seen = [[row[f"test_{quantity}"] for row in run["history"] if f"test_{quantity}" in row] for run in group.runs]
     return {
-        "Method": method_label(group.variant) + (f", their rate {rate:g}" if unusual else ""),
+        "Method": method_label(variant_of(group.first, group.first)) + (f", their rate {rate:g}" if unusual else ""),
         "Pieces": group["sites"] if group["sites"].isdecimal() else "–",
         "Rate": group["lr"],
         "Train": group.summary(f"train_{quantity}"),

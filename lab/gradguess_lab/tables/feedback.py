@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,18 +91,33 @@ class Result:
     def row(self) -> dict[str, Any]:
         one = self.group
         row: dict[str, Any] = {"Method": label(one)}
-        row |= {"Model": one["model"], "Width": one["width"], "Depth": one["depth"], "Learning rate": one["lr"]}
-        row |= {"Schedule": one["schedule"]}
+        row |= {name: one[name.lower()] for name in ("Model", "Width", "Depth")}
+        row |= {"Learning rate": one["lr"], "Schedule": one["schedule"]}
         row |= {f"{name} accuracy": accuracy(one, quantity) for quantity, name in QUANTITIES.items()}
         for quantity, name in QUANTITIES.items():
             found = self.against(quantity)
             row[f"{name} against backprop"] = found and Cell(f"{number(found[0], '+.3f')} {found[1]}", found[0])
-        return row | {"Seeds": len(one.values("train_accuracy"))}
+        return row | {"Seeds": len(one.by_seed("train_accuracy"))}
+
+    @property
+    def shortfalls(self) -> Iterator[dict[str, Any]]:
+        """Where it stays below backpropagation; controls (B = 0) do not count."""
+        for quantity, name in QUANTITIES.items():
+            gap, word = self.against(quantity) or (0.0, "")
+            if word == "below" and self.group["learn"] != "never" and self.reference:
+                yield {
+                    "Method": label(self.group),
+                    "Setting": self.setting,
+                    "Split": name,
+                    "Backpropagation": accuracy(self.reference, quantity),
+                    "Ours": accuracy(self.group, quantity),
+                    "Difference": gap,
+                }
 
 
 def accuracy(group: Group, quantity: str) -> Cell:
     """Mean ± standard deviation, with a note on what a mean would hide."""
-    values = group.values(quantity)
+    values = list(group.by_seed(quantity).values())
     ours, note = Summary.of(values), ""
     if values and max(values) < CHANCE:
         note = "chance level" + " in every seed" * (len(values) > 1)
@@ -111,71 +126,64 @@ def accuracy(group: Group, quantity: str) -> Cell:
     return cell(ours, note=note)
 
 
-def results(runs: Sequence[Run], chosen: Callable[[Run], bool]) -> list[Result]:
-    """A line for every experiment, whatever the device; none without learned feedback."""
+def results(runs: Sequence[Run], experiment: str, schedule: str = "") -> list[Result]:
+    """A line for every setting of an experiment, whatever the device; none without learned feedback.
+
+    Beside ablations stand the methods that they are ablations of.
+    """
     every = groups(runs, any_device=True)
+    ablated = {run["width"] for run in runs if "feedback-ablations" in run["experiments"]}
+
+    def chosen(group: Group) -> bool:
+        known = group["method"] in ("backprop", "wperp") or group["method"].startswith("feedback")
+        usual = all(group[name] == DEFAULTS[name] for name in EXPERIMENT if name not in ("method", "width"))
+        whole = known and usual and experiment == "feedback-ablations" and group["width"] in ablated
+        return whole or (experiment in group["experiments"] and schedule in ("", group["schedule"]))
 
     def order(group: Group) -> tuple[Any, ...]:
         where = (group[name] for name in ("schedule", "depth", "width", "lr"))
         unusual = [name for name in EXPERIMENT if name not in (*_SAME, "method") and group[name] != DEFAULTS[name]]
         return *where, bool(unusual), group.rank, unusual, label(group)
 
-    found = sorted((group for group in every if chosen(group.first)), key=order)
+    found = sorted(filter(chosen, every), key=order)
     if not any(group["method"].startswith("feedback") for group in found):
         return []
     return [Result(group, like(group, every, _SAME, **_USUAL)) for group in found]
 
 
-def within(experiment: str, **settings: Any) -> Callable[[Run], bool]:
-    """Whether a run is of an experiment and has these settings."""
-    return lambda run: experiment in run["experiments"] and all(run[n] == value for n, value in settings.items())
-
-
-def ablations(runs: Sequence[Run]) -> list[Result]:
-    """The ablations, and the methods that they are ablations of."""
-    widths = {run["width"] for run in runs if "feedback-ablations" in run["experiments"]}
-    alike = [name for name in EXPERIMENT if name not in ("method", "width")]
-
-    def whole(run: Run) -> bool:
-        known = run["method"] in ("backprop", "wperp") or run["method"].startswith("feedback")
-        return known and run["width"] in widths and all(run[name] == DEFAULTS[name] for name in alike)
-
-    return results(runs, lambda run: "feedback-ablations" in run["experiments"] or whole(run))
-
-
-# Of each table: its slug, its title, its lines, and what it says.
-TABLES: tuple[tuple[str, str, Callable[[Sequence[Run]], list[Result]], str], ...] = (
+# Of each table: its slug, its title, its experiment and, where that has two, the schedule, and what it says.
+TABLES = (
     (
         "feedback-width",
         "Learned feedback as the width grows",
-        lambda runs: results(runs, within("feedback-width", schedule="constant")),
+        ("feedback-width", "constant"),
         "Three hidden layers, 300 epochs, learning rate 1e-4, one tangent per step unless said. " + RULE,
     ),
     (
         "feedback-tuned",
         "The same with a cosine schedule, three learning rates",
-        lambda runs: results(runs, within("feedback-width", schedule="cosine")),
+        ("feedback-width", "cosine"),
         "Every rate that was tried is shown: none was chosen by its test accuracy. All methods fit the training data, "
         "so the test column is where they differ.",
     ),
     (
         "feedback-depth",
         "Learned feedback as the depth grows",
-        lambda runs: results(runs, within("feedback-depth")),
+        ("feedback-depth",),
         "300 epochs, constant learning rate, no residual connections, no norm. A second sweep applies the chain rule "
         "once more, which is one step further towards backpropagation.",
     ),
     (
         "feedback-residual",
         "Residual networks",
-        lambda runs: results(runs, within("feedback-residual")),
+        ("feedback-residual",),
         "Pre-norm blocks of width 128, 20 epochs, batch 128. Lines with B = 0 show what the chain rule over one (two) "
         "hops does by itself at equal sweeps: the gradient along the skip path is exact without learning.",
     ),
     (
         "feedback-ablations",
         "Ablations",
-        ablations,
+        ("feedback-ablations",),
         "Three hidden layers, 300 epochs, learning rate 1e-4. The lines without an addition are the methods as they "
         "are used elsewhere.",
     ),
@@ -185,12 +193,12 @@ TABLES: tuple[tuple[str, str, Callable[[Sequence[Run]], list[Result]], str], ...
 def feedback_tables(runs: Sequence[Run]) -> list[Table]:
     """Every table that has a run of learned feedback in it, and all lines that stay below backpropagation."""
     tables, short = [], []
-    for slug, title, lines, caption in TABLES:
-        found = lines(runs)
+    hidden = ("Model", "Width", "Depth", "Learning rate", "Schedule")
+    for slug, title, which, caption in TABLES:
+        found = results(runs, *which)
         commands = {f"{label(one.group)}, {one.setting}": one.group.command for one in found}
-        hidden = ("Model", "Width", "Depth", "Learning rate", "Schedule")
         tables.append(Table(slug, title, [one.row for one in found], caption, hidden, commands))
-        short += [] if lines is ablations else list(shortfalls(found))
+        short += [row for one in found for row in one.shortfalls if slug != "feedback-ablations"]
     caption = (
         "Every line of the tables above whose accuracy is below backpropagation's by the rule given there; ablations "
         "and controls (B = 0) are left out. Where backpropagation's own seeds lie far apart, within says little."
@@ -200,26 +208,10 @@ def feedback_tables(runs: Sequence[Run]) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def shortfalls(found: Sequence[Result]) -> Iterable[dict[str, Any]]:
-    """The lines that stay below backpropagation; controls (B = 0) are left out."""
-    for one in found:
-        for quantity, name in QUANTITIES.items():
-            gap, word = one.against(quantity) or (0.0, "")
-            if word == "below" and one.group["learn"] != "never" and one.reference:
-                yield {
-                    "Method": label(one.group),
-                    "Setting": one.setting,
-                    "Split": name,
-                    "Backpropagation": accuracy(one.reference, quantity),
-                    "Ours": accuracy(one.group, quantity),
-                    "Difference": gap,
-                }
-
-
 def quality_table(runs: Sequence[Run]) -> Table:
     """The cosine of one step's estimate with the true gradient, at every hidden layer, early in training and late."""
     rows = []
-    for one in results([run for run in runs if run["diagnostics"]], within("feedback-quality")):
+    for one in results([run for run in runs if run["diagnostics"]], "feedback-quality"):
         after = [epoch for epoch in one.group.epochs if epoch]
         for epoch in dict.fromkeys((after[0], after[-1])):
             layers = {f"Layer {n}": one.group.summary("cosine", n, epoch=epoch) for n in LAYER_SITES}

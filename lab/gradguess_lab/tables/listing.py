@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gradguess_lab.tables.figure import Figure, means
+from gradguess_lab.tables.figure import Curve, Figure, means
 from gradguess_lab.tables.runs import Group, Run, groups
-from gradguess_lab.tables.table import Table, slugify
+from gradguess_lab.tables.table import Table, cell, slugify
 
 _SETTING = ("Data", "Model", "Width", "Depth", "Epochs", "Seed", "Device")
 _METRICS = {
@@ -55,37 +55,37 @@ def runs_table(runs: Sequence[Run]) -> Table:
 
 def environments_table(runs: Sequence[Run]) -> Table:
     """Where the runs took place, each place once."""
-
-    def said(value: Any, name: str) -> str:
-        if isinstance(value, bool):
-            return "yes" if value else "no"
-        return "–" if value is None else str(value)[: 10 if name == "commit" else None]
-
-    places = Counter(tuple(said(run["environment"].get(name), name) for name in _ENVIRONMENT) for run in runs)
-    rows = [dict(zip(_ENVIRONMENT.values(), place, strict=True)) | {"Runs": n} for place, n in places.most_common()]
+    places = Counter(tuple(cell(run["environment"].get(name)).text for name in _ENVIRONMENT) for run in runs)
+    rows = []
+    for place, count in places.most_common():
+        row = dict(zip(_ENVIRONMENT.values(), place, strict=True))
+        rows.append({**row, "Commit": row["Commit"][:10], "Runs": count})
     return Table("environments", "Environments", rows, "One line for each environment that was recorded.")
 
 
-def training_figures(runs: Sequence[Run]) -> list[Figure]:
+def training_figures(runs: Sequence[Run]) -> Iterator[Figure]:
     """Loss and accuracy over the epochs, figures for each task and shape of network."""
     shapes: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         if run["history"] and not run["script"]:
             shapes.setdefault(tuple(run[name] for name in ("data", "model", "depth", "width")), []).append(run)
-    figures = []
     for shape in sorted(shapes, key=lambda shape: (str(shape[:2]), *shape[2:])):
         found = sorted(groups(shapes[shape]), key=lambda one: (one.rank, one.label, one.way))
         more = f" {len(found) - MAX_CURVES} more experiments are left out." if len(found) > MAX_CURVES else ""
         for quantity, title in _TRAINING.items():
-            curves = []
-            for group in found[:MAX_CURVES]:
-                k = group["k"] if group["method"] == "wperp" else 10  # W⊥ has a shade for every k that the paper tries
-                style = group["method"] if k == 10 else f"wperp-{k}"
-                label = f"{group.label} ({group.way})" if group.way else group.label
-                if history := group.history(quantity):
-                    curves.append(means(label, style, history))
             data, model, depth, width = shape
             words = (f"{data}, {model}, depth {depth}, width {width}", "Epoch", title)
+            curves = [curve for group in found[:MAX_CURVES] for curve in _curve(group, quantity)]
             caption = f"Mean over the seeds with their range.{more}"
-            figures.append(Figure(slugify(f"training {' '.join(map(str, shape))} {quantity}"), *words, curves, caption))
-    return [figure for figure in figures if figure.curves]
+            yield Figure(slugify(f"training {' '.join(map(str, shape))} {quantity}"), *words, curves, caption)
+
+
+def _curve(group: Group, quantity: str) -> Iterator[Curve]:
+    """The quantity after each epoch, over the seeds; nothing where it was not measured."""
+    found: dict[float, list[float]] = {}
+    for row in (row for run in group.runs for row in run["history"] if row.get(quantity) is not None):
+        found.setdefault(row["epoch"], []).append(row[quantity])
+    k = group["k"] if group["method"] == "wperp" else 10  # W⊥ has a shade for every k that the paper tries
+    label = f"{group.label} ({group.way})" if group.way else group.label
+    if found:
+        yield means(label, group["method"] if k == 10 else f"wperp-{k}", dict(sorted(found.items())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, product
 from typing import Any
 
 from gradguess_lab.methods import method_label
@@ -22,7 +23,7 @@ from gradguess_lab.paper_numbers import (
 )
 from gradguess_lab.tables.figure import Curve, Figure, means, with_bars
 from gradguess_lab.tables.runs import Group, Run, command, groups, in_paper_setting, select
-from gradguess_lab.tables.table import Cell, Table, cell, number
+from gradguess_lab.tables.table import Table, cell
 from gradguess_lab.tables.verdicts import Summary, rounding_floor, verdict
 
 SHARED = "W⊥, shared basis, k = 10"
@@ -95,24 +96,19 @@ class Line:
         wanted |= {"solver": "subspace"} if entry.method in {"wperp", "wperp-bottom"} else {}
         return command(wanted | ({"diagnose": DIAGNOSED} if entry.layer is not None else {}))
 
-    def set(self, value: float | None, sign: str = "") -> Cell:
-        """A number of this quantity."""
-        form = self.form if self.form == "duration" else sign + self.form
-        return Cell(number(value, form), value)
-
     @property
     def row(self) -> dict[str, Any]:
-        ours = self.ours
+        ours, paper = self.ours, self.entry.value
         return {
             "Method": self.method,
             "Width": self.entry.width,
             "Quantity": self.quantity,
-            "Paper": self.set(self.entry.value),
-            "Ours": self.set(ours.mean if ours else None),
-            "± sd": self.set(ours.sd if ours else None),
-            "Difference": self.set(ours.mean - self.entry.value if ours else None, "+"),
+            "Paper": cell(paper, self.form),
+            "Ours": cell(ours and ours.mean, self.form),
+            "± sd": cell(ours and ours.sd, self.form),
+            "Difference": cell(ours and ours.mean - paper, f"+{self.form}"),
             "Verdict": self.verdict,
-            "Seeds": ours.n if ours else None,
+            "Seeds": ours and ours.n,
             "Computed by": self.way,
         }
 
@@ -122,8 +118,8 @@ def compare(entries: Iterable[Published], runs: Sequence[Run]) -> Iterator[Line]
     for entry in entries:
         lines: list[Line] = []
         for group in select(runs, entry.method, entry.width, entry.k):
-            ours = group.summary(entry.quantity, entry.layer)
-            lines += [Line(entry, group, ours, main=not lines)] if ours else []
+            if ours := group.summary(entry.quantity, entry.layer):
+                lines.append(Line(entry, group, ours, main=not lines))
         yield from lines or [Line(entry, None, None)]
 
 
@@ -168,27 +164,23 @@ def scaling_columns(runs: Sequence[Run]) -> dict[str, dict[int, Line]]:
     """Lines by the method's title and the width; W⊥ with the shared basis under a title of its own."""
     columns: dict[str, dict[int, Line]] = {}
     for line in compare(SCALING, runs):
-        title, method = method_label(line.entry.method), line.entry.method
-        if method == "wperp":
-            columns.setdefault(f"{title}, k = 10", {})
-            title = SHARED if line.group and not line.group.by_definition else f"{title}, k = 10"
+        columns.setdefault(line.method, {})
+        title = line.method if line.group is None or line.group.by_definition else SHARED
         columns.setdefault(title, {}).setdefault(line.entry.width, line)
     return columns
 
 
 def scaling_matrix(runs: Sequence[Run]) -> Table:
     """The scaling table in the paper's form: a row per width, a column per method, its number below ours."""
-
-    def shown(line: Line | None) -> Cell:
-        if line is None:
-            return Cell("–")
-        return cell(line.ours, verdict=line.verdict, note=f"paper {line.entry.value:.3f}")
-
-    columns = scaling_columns(runs)
+    rows: list[dict[str, Any]] = [{"Width": width} for width in WIDTHS]
+    for title, lines in scaling_columns(runs).items():
+        for row in rows:
+            line = lines.get(row["Width"])
+            row[title] = line and cell(line.ours, verdict=line.verdict, note=f"paper {line.entry.value:.3f}")
     return Table(
         "scaling-matrix",
         "Training accuracy by width and method",
-        [{"Width": width} | {title: shown(lines.get(width)) for title, lines in columns.items()} for width in WIDTHS],
+        rows,
         "300 epochs. Ours, mean ± standard deviation, above the paper's number. W⊥ has each sample's own subspace, as "
         "the paper defines it; the shared basis is this library's default.",
     )
@@ -207,26 +199,24 @@ def over_width(slug: str, curves: Sequence[Curve], caption: str = "", x_scale: s
     return Figure(slug, title, "Layer width", "Train accuracy", curves, caption, ticks, (0.0, 1.05), x_scale=x_scale)
 
 
-def scaling_figure(runs: Sequence[Run]) -> Figure | None:
+def scaling_figure(runs: Sequence[Run]) -> Figure:
     """Training accuracy over the width: ours solid with the spread of the seeds, the paper's dashed."""
     curves = []
     for title, lines in scaling_columns(runs).items():
-        method = next((line.entry.method for line in lines.values()), "")
         if points := {width: line.ours for width, line in lines.items() if line.ours}:
+            method = next(line.entry.method for line in lines.values())
             curves.append(with_bars(title, "wperp-shared" if title == SHARED else method, points))
-    if not curves:
-        return None
     paper = [papers_curve(method) for method in dict.fromkeys(entry.method for entry in SCALING)]
     caption = "Solid: ours, mean over the seeds, bars of one standard deviation. Dashed with open markers: the paper's."
-    return over_width("scaling", [*paper, *curves], caption)
+    return over_width("scaling", [*paper, *curves] if curves else [], caption)
 
 
 # --- diagnostics ---
 
 
-def diagnosed(runs: Sequence[Run], method: str, width: int, k: int | None = None) -> Group | None:
+def diagnosed(runs: Sequence[Run], method: str, width: int, k: int | None = None) -> Iterator[Group]:
     """The main way the method was computed, of those that were diagnosed."""
-    return next((group for group in select(runs, method, width, k) if group.epochs), None)
+    return islice((group for group in select(runs, method, width, k) if group.epochs), 1)
 
 
 def diagnostics_table(runs: Sequence[Run]) -> Table:
@@ -235,16 +225,15 @@ def diagnostics_table(runs: Sequence[Run]) -> Table:
     found = groups(run for run in runs if run["diagnostics"] and in_paper_setting(run) and not run["script"])
     rows = []
     for group in sorted(found, key=lambda group: (group["width"], group.label, group.way)):
-        for epoch in group.epochs:
-            for layer in LAYER_SITES:
-                means = {name: group.summary(name, layer, epoch=epoch) for name in names}
-                if any(means.values()):
-                    where = {"Method": group.label, "Width": group["width"], "Computed by": group.way}
-                    rows.append(
-                        {**where, "Epoch": epoch, "Layer": layer}
-                        | {KINDS[name][0]: one.mean if one else None for name, one in means.items()}
-                        | {"Seeds": len(group.runs)}
-                    )
+        for epoch, layer in product(group.epochs, LAYER_SITES):
+            means = {name: group.summary(name, layer, epoch=epoch) for name in names}
+            if any(means.values()):
+                rows.append(
+                    {"Method": group.label, "Width": group["width"], "Computed by": group.way}
+                    | {"Epoch": epoch, "Layer": layer}
+                    | {KINDS[name][0]: one and one.mean for name, one in means.items()}
+                    | {"Seeds": len(group.runs)}
+                )
     caption = (
         "Means over the seeds, on the first 512 training samples, for every diagnosed run in the paper's setting. The "
         "cosine is that of the estimate with the true gradient."
@@ -252,57 +241,44 @@ def diagnostics_table(runs: Sequence[Run]) -> Table:
     return Table("diagnostics", "Every layer, over training", rows, caption, folded=True, forms={"Rank": ".0f"})
 
 
-def over_training_figures(runs: Sequence[Run]) -> list[Figure]:
+def over_training_figures(runs: Sequence[Run]) -> Iterator[Figure]:
     """Variance, bias and gradient norm of layer 1 over training, with the paper's values as lines."""
-    known = {
-        method: diagnosed(runs, method, 128, k) for method, k in (("wt", None), ("wperp-bottom", 10), ("wperp", 10))
-    }
-    figures = []
+    caption = (
+        "Mean over the seeds with their range, on the first 512 training samples. Dashed: the paper's values, of which "
+        "it does not say the epoch; it has none of the gradient norm."
+    )
+    methods = {"wt": None, "wperp-bottom": 10, "wperp": 10}
+    known = [group for method, k in methods.items() for group in diagnosed(runs, method, 128, k)]
     for quantity in ("variance", "bias", "gradient_norm"):
-        curves = []
-        for method, group in known.items():
-            epochs = group.epochs if group else []
-            found = {epoch: [v for v in group.values(quantity, 1, epoch=epoch) if v] for epoch in epochs if group}
-            entry = next((e for e in BIAS_VARIANCE if (e.method, e.quantity) == (method, quantity)), None)
-            if len(epochs) > 1 and entry:
-                curves.append(Curve("", method, [epochs[0], epochs[-1]], [entry.value] * 2, kind="paper"))
+        curves, title = [], KINDS[quantity][0]
+        for method, epochs, group in ((group["method"], group.epochs, group) for group in known):
+            found = {epoch: [v for v in group.by_seed(quantity, 1, epoch=epoch).values() if v] for epoch in epochs}
             if len(epochs) > 1 and any(found.values()):
+                printed = [e.value for e in BIAS_VARIANCE if (e.method, e.quantity) == (method, quantity)]
+                curves += [Curve("", method, [epochs[0], epochs[-1]], [value] * 2, kind="paper") for value in printed]
                 curves.append(means(method_label(method), method, {e: values for e, values in found.items() if values}))
-        title = KINDS[quantity][0]
-        caption = (
-            "Mean over the seeds with their range, on the first 512 training samples. Dashed: the paper's values, of "
-            "which it does not say the epoch; it has none of the gradient norm."
-        )
-        slug = f"over-training-{quantity.replace('_', '-')}"
-        figures.append(
-            Figure(slug, f"{title} of layer 1, width 128", "Epoch", title, curves, caption, (0, 1, 10, 100, 300),
-                   x_scale="symlog", y_scale="log")
-        )  # fmt: skip
-    return [figure for figure in figures if figure.curves]
+        slug, ticks = f"over-training-{quantity.replace('_', '-')}", (0, 1, 10, 100, 300)
+        words = (f"{title} of layer 1, width 128", "Epoch", title)
+        yield Figure(slug, *words, curves, caption, ticks, x_scale="symlog", y_scale="log")
 
 
-def overlap_figures(runs: Sequence[Run]) -> list[Figure]:
+def overlap_figures(runs: Sequence[Run]) -> Iterator[Figure]:
     """How much of the true gradient lies in the span of the k leading right singular vectors, per layer."""
-    figures = []
     for width in (128, 512):
-        group, curves = diagnosed(runs, "wperp", width, 10), []
-        for layer in LAYER_SITES if group else ():
-            assert group is not None
+        curves = []
+        for group, layer in product(diagnosed(runs, "wperp", width, 10), LAYER_SITES):
             if found := group.overlaps(layer):
-                rank = statistics.fmean(group.values("rank", layer))
+                rank = statistics.fmean(group.by_seed("rank", layer).values())
                 by_k = dict(enumerate(zip(*found, strict=False), 1))
                 curves.append(means(f"Layer {layer}, rank = {rank:.0f}", f"layer-{layer}", by_k))
-        figures.append(
-            Figure(
-                f"overlap-{width}",
-                f"Layer width = {width}",
-                "Number of singular values k",
-                "Overlap",
-                curves,
-                "Norm of the true gradient's projection on the k leading right singular vectors over its own norm, "
-                "trained with W⊥, k = 10, at the last diagnosed epoch. The authors' scripts plot its square.",
-                y_range=(0.0, 1.02),
-                mark=(10.0, "k = 10"),
-            )
+        yield Figure(
+            f"overlap-{width}",
+            f"Layer width = {width}",
+            "Number of singular values k",
+            "Overlap",
+            curves,
+            "Norm of the true gradient's projection on the k leading right singular vectors over its own norm, trained "
+            "with W⊥, k = 10, at the last diagnosed epoch. The authors' scripts plot its square.",
+            y_range=(0.0, 1.02),
+            mark=(10.0, "k = 10"),
         )
-    return [figure for figure in figures if figure.curves]

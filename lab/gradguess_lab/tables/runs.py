@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -12,7 +13,7 @@ from gradguess.errors import GradguessError, InputError
 from gradguess_lab import store
 from gradguess_lab.bench.run import SCHEMA as BENCH_SCHEMA
 from gradguess_lab.config import TrainConfig
-from gradguess_lab.methods import ENTRIES, METHODS, OPTIONS, method_label, options_of, read_settings
+from gradguess_lab.methods import METHODS, OPTIONS, method_label, options_of, read_settings
 from gradguess_lab.paper_numbers import LAYER_SITES, SETTING
 from gradguess_lab.tables.verdicts import Summary
 
@@ -22,7 +23,8 @@ DEFAULTS = TrainConfig().as_dict()
 # Runs that agree in all of these are repetitions of each other. `device` is among them: times and memory depend on it.
 IDENTITY = tuple(name for name in DEFAULTS if name not in {"seed", "eval_every", "diagnose"})
 EXPERIMENT = tuple(name for name in IDENTITY if name != "device")
-_NAMED = {"data", "model", "method", "width", "depth", "epochs", "k", "script"}  # they stand in a column of their own
+# they stand in a column of their own, or `Group.way` has words for them
+_NAMED = {"data", "model", "method", "width", "depth", "epochs", "k", "script", "solver", "threshold"}
 _NAMING = ("data", "method", "width", "depth", "epochs", "lr", "batch", "seed")  # said in every command
 SOLVERS = {
     "svd": "each sample's own subspace, by SVD",
@@ -46,7 +48,7 @@ class Group:
         """A setting, which all of the runs share."""
         return self.first[name]
 
-    @cached_property
+    @property
     def label(self) -> str:
         """The method, with `k` where it has one."""
         named = method_label(self["method"])
@@ -58,27 +60,20 @@ class Group:
         return (*METHODS, self["method"]).index(self["method"])
 
     @cached_property
-    def variant(self) -> str:
-        """The method, or the variant of it that these settings are."""
-        fitting = [name for name, entry in ENTRIES.items() if entry.settings.items() <= self.first.items()]
-        return max(fitting, key=lambda name: len(ENTRIES[name].settings), default=self["method"])
-
-    @cached_property
     def way(self) -> str:
         """How this experiment was computed, where that is a choice: the solver, and what is not as usual."""
         method, read = self["method"], options_of(self["method"])
-        solver = SOLVERS.get(self["solver"], self["solver"]) if "solver" in read else ""
+        words = [SOLVERS.get(self["solver"], self["solver"])] if "solver" in read else []
         if method == "wperp-bottom" and self["solver"] != "svd":
-            solver = "closed units"  # any k of them are a bottom-k subspace
-        words = [solver, _THRESHOLDS.get(self["threshold"], self["threshold"]) if method == "wperp-ns" else ""]
+            words = ["closed units"]  # any k of them are a bottom-k subspace
+        words += [_THRESHOLDS.get(self["threshold"], self["threshold"])] if method == "wperp-ns" else []
         words += [f"as the scripts: {self['script'].replace(',', ' and ')}"] if self["script"] else []
         for name in IDENTITY:
-            value = self[name]
-            if value != DEFAULTS[name] and name not in {*_NAMED, "solver", "threshold"}:
-                words.append(str(value) if name in {"device", "dtype"} else f"{name} {value}")
-        return " · ".join(word for word in words if word)
+            if self[name] != DEFAULTS[name] and name not in _NAMED:
+                words.append(str(self[name]) if name in {"device", "dtype"} else f"{name} {self[name]}")
+        return " · ".join(words)
 
-    @cached_property
+    @property
     def by_definition(self) -> bool:
         """Whether W⊥ takes each sample's own subspace, and W⊥-NS the nearest set, as the paper has it."""
         if self["method"] == "wperp":
@@ -94,25 +89,17 @@ class Group:
     def command(self) -> str:
         return command(self.first)
 
-    def values(self, quantity: str, layer: int | None = None, **where: Any) -> list[float]:
+    def by_seed(self, quantity: str, layer: int | None = None, **where: Any) -> dict[int, Any]:
         """The quantity in every run that measured it."""
-        return [value for run in self.runs if (value := measure(run, quantity, layer, **where)) is not None]
+        found = {run["seed"]: measure(run, quantity, layer, **where) for run in self.runs}
+        return {seed: value for seed, value in found.items() if value is not None}
 
     def summary(self, quantity: str, layer: int | None = None, **where: Any) -> Summary | None:
-        return Summary.of(self.values(quantity, layer, **where))
+        return Summary.of(list(self.by_seed(quantity, layer, **where).values()))
 
     def overlaps(self, layer: int) -> list[Sequence[float]]:
         """How much of the gradient the k leading directions hold, for k = 1, 2, ...; of each diagnosed run."""
-        return [found for run in self.runs if (found := measure(run, "overlap", layer))]
-
-    def history(self, quantity: str) -> dict[float, list[float]]:
-        """The quantity after each epoch, over the seeds."""
-        found: dict[float, list[float]] = {}
-        for run in self.runs:
-            for row in run["history"]:
-                if row.get(quantity) is not None:
-                    found.setdefault(row["epoch"], []).append(row[quantity])
-        return dict(sorted(found.items()))
+        return [found for found in self.by_seed("overlap", layer).values() if found]
 
 
 def measure(run: Run, quantity: str, layer: int | None = None, epoch: int | None = None, batch: str = "sites") -> Any:
@@ -123,9 +110,8 @@ def measure(run: Run, quantity: str, layer: int | None = None, epoch: int | None
     if layer is None:
         return run.get(quantity)
     found = {row["epoch"]: row[batch] for row in run["diagnostics"] if batch in row}
-    if not found:
-        return None
-    return found.get(max(found) if epoch is None else epoch, {}).get(LAYER_SITES[layer], {}).get(quantity)
+    last = max(found, default=None) if epoch is None else epoch
+    return found.get(last, {}).get(LAYER_SITES[layer], {}).get(quantity)
 
 
 def groups(runs: Iterable[Run], any_device: bool = False) -> list[Group]:
@@ -136,12 +122,9 @@ def groups(runs: Iterable[Run], any_device: bool = False) -> list[Group]:
     found: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         found.setdefault(tuple(run[name] for name in IDENTITY), []).append(run)
-    made = sorted(map(Group, found.values()), key=lambda group: (not group.by_definition, -len(group.runs), group.way))
-    if not any_device:
-        return made
     first: dict[tuple[Any, ...], Group] = {}
-    for group in made:
-        first.setdefault(tuple(group[name] for name in EXPERIMENT), group)
+    for group in sorted(map(Group, found.values()), key=lambda one: (not one.by_definition, -len(one.runs), one.way)):
+        first.setdefault(tuple(group[name] for name in (EXPERIMENT if any_device else IDENTITY)), group)
     return list(first.values())
 
 
@@ -233,52 +216,46 @@ _REST: dict[str, Any] = {
 
 def load_benchmarks(directory: Path) -> list[dict[str, Any]]:
     """The records in the `bench/*.json` under `directory`, or else beside it, of the kinds that are shown."""
-    folders = {path.parent for path in directory.rglob("*.json") if path.parent.name == "bench"}
+    folders = sorted({path.parent for path in directory.rglob("bench/*.json")}) or [
+        directory.resolve().parent / "bench"
+    ]
     found = []
-    for folder in sorted(folders or {directory.resolve().parent / "bench"}):
-        for where, record in store.records(folder):
-            if record.get("kind") == "fast-paths":  # single switches, which the report leaves out
-                continue
-            missing = [name for name in ("kind", "environment", "rows", "growth") if name not in record]
-            if record.get("schema") != BENCH_SCHEMA or missing:
-                what = f"no {missing[0]!r}" if missing else f"schema {record.get('schema')!r}"
-                raise GradguessError(f"{where}: expected a benchmark of schema {BENCH_SCHEMA}, found {what}.")
-            found.append(record)
+    for where, record in (pair for folder in folders for pair in store.records(folder)):
+        if record.get("kind") == "fast-paths":  # single switches, which the report leaves out
+            continue
+        missing = {"kind", "environment", "rows", "growth"} - record.keys()
+        if record.get("schema") != BENCH_SCHEMA or missing:
+            what = f"no {min(missing)!r}" if missing else f"schema {record.get('schema')!r}"
+            raise GradguessError(f"{where}: expected a benchmark of schema {BENCH_SCHEMA}, found {what}.")
+        found.append(record)
     return found
 
 
 def _check(record: Any, where: str) -> None:
-    _expect(isinstance(record, dict), where, "a JSON object", record)
-    _expect(record.get("schema") == SCHEMA, where, f"schema {SCHEMA}", record.get("schema"))
+    def expect(true: bool, expected: str, found: object) -> None:
+        if not true:
+            raise GradguessError(f"{where}: expected {expected}, found {reprlib.repr(found)}.")
+
+    def numbers(tree: Any, name: str = "") -> None:
+        """All that is in it is a number, or null, which means not measured; a list of numbers is an overlap."""
+        for key, value in tree.items() if isinstance(tree, dict) else ((name, one) for one in tree):
+            listed = key != "overlap" or isinstance(tree, list) or isinstance(value, list)
+            expect(listed, "a list of numbers under 'overlap'", value)
+            if isinstance(value, dict | list):
+                numbers(value, key)
+            else:
+                expect(value is None or type(value) in (int, float), f"a number under {key!r}", value)
+
+    expect(isinstance(record, dict), "a JSON object", record)
+    expect(record.get("schema") == SCHEMA, f"schema {SCHEMA}", record.get("schema"))
     for name, kind, what in (("key", str, "text"), ("config", dict, "an object"), ("metrics", dict, "an object")):
-        _expect(isinstance(record.get(name), kind), where, f"{what} under {name!r}", record.get(name))
+        expect(isinstance(record.get(name), kind), f"{what} under {name!r}", record.get(name))
     config = record["config"]
-    _expect(isinstance(config.get("method"), str), where, "a method in 'config'", config.get("method"))
+    expect(isinstance(config.get("method"), str), "a method in 'config'", config.get("method"))
     for name in ("width", "depth", "epochs", "seed", "batch"):
-        value = config.get(name, 0)
-        _expect(type(value) is int, where, f"a whole number under {name!r} in 'config'", value)
-    for name in ("history", "diagnostics"):
+        expect(type(config.get(name, 0)) is int, f"a whole number under {name!r} in 'config'", config.get(name))
+    for name, wanted in (("history", {"epoch": int}), ("diagnostics", {"epoch": int, "sites": dict})):
         for row in record.get(name) or ():
-            _expect(isinstance(row, dict) and isinstance(row.get("epoch"), int), where, f"epochs in {name!r}", row)
-            _expect(name == "history" or isinstance(row.get("sites"), dict), where, "an object under 'sites'", row)
-    _numbers({name: record.get(name) for name in ("history", "diagnostics", "metrics")}, where)
-
-
-def _numbers(tree: Any, where: str, name: str = "") -> None:
-    """All that is in it is a number, or null, which means not measured; a list of numbers is an overlap."""
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            _expect(key != "overlap" or isinstance(value, list), where, "a list of numbers under 'overlap'", value)
-            _numbers(value, where, key)
-    elif isinstance(tree, list):
-        for value in tree:
-            _numbers(value, where, name)
-    else:
-        fine = tree is None or (isinstance(tree, int | float) and not isinstance(tree, bool))
-        _expect(fine, where, f"a number under {name!r}", tree)
-
-
-def _expect(true: bool, where: str, expected: str, found: object) -> None:
-    if not true:
-        shown = repr(found)
-        raise GradguessError(f"{where}: expected {expected}, found {shown[:57] + '...' * (len(shown) > 57)}.")
+            fine = isinstance(row, dict) and all(isinstance(row.get(part), kind) for part, kind in wanted.items())
+            expect(fine, f"rows with {' and '.join(wanted)} in {name!r}", row)
+    numbers({name: record.get(name) for name in ("history", "diagnostics", "metrics")})

@@ -13,7 +13,7 @@ from gradguess_lab.store import files_of
 from gradguess_lab.tables.figure import Curve, Figure
 from gradguess_lab.tables.paper import scaling_figure
 from gradguess_lab.tables.runs import EXPERIMENT, Group, Run, flat, groups, in_paper_setting, load_runs
-from gradguess_lab.tables.table import Cell, Table, number
+from gradguess_lab.tables.table import Table, cell, number
 from gradguess_lab.tables.verdicts import DIFFERS, HOLDS, Summary
 
 STORED = Path(__file__).parents[3] / "results" / "paper"
@@ -63,16 +63,16 @@ def beside_stored_table(runs: Sequence[Run]) -> Table:
     rows = []
     for run, stored in beside_stored(runs):
         shared = run["method"] == "wperp" and run["solver"] == "shared"  # which the paper has not
-        same = [] if shared else [e for e in SCALING if (e.method, e.width) == (run["method"], run["width"])]
+        same = [e for e in SCALING if (e.method, e.width) == (run["method"], run["width"]) and e.k in (None, run["k"])]
         reach = stored.reach or 0.0
         rows.append({
             "Method": Group([run]).label + ", shared basis" * shared,
             "Width": run["width"],
-            "This run": Cell(number(run[QUANTITY]), run[QUANTITY], judged(run, stored)),
+            "This run": cell(run[QUANTITY], verdict=judged(run, stored)),
             "Ours, stored": stored,
             "95 % of single runs": f"{number(stored.mean - reach)} – {number(stored.mean + reach)}",
             "Seeds": stored.n,
-            "Paper": next((entry.value for entry in same if entry.k in (None, run["k"])), None),
+            "Paper": same[0].value if same and not shared else None,
         })  # fmt: skip
     return Table(
         "beside-stored",
@@ -83,17 +83,16 @@ def beside_stored_table(runs: Sequence[Run]) -> Table:
     )
 
 
-def beside_stored_figure(runs: Sequence[Run]) -> Figure | None:
+def beside_stored_figure(runs: Sequence[Run]) -> Figure:
     """The figure of scaling, from the stored runs, with those of this run that belong to it as points."""
     known = {(entry.method, entry.width) for entry in SCALING}
     here = [run for run, _ in beside_stored(runs) if (run["method"], run["width"]) in known]
     dots = sorted((float(run["width"]), run[QUANTITY]) for run in here if run["method"] != "wperp" or run["k"] == 10)
-    figure = scaling_figure(stored_runs()) if dots else None
-    if figure is None:
-        return None
     points = Curve("This run", "this-run", [x for x, _ in dots], [y for _, y in dots], kind="points")
+    figure = scaling_figure(stored_runs())
     caption = "Dashed: the paper. Solid: the mean of our stored seeds, with its standard deviation. Crosses: this run."
-    return replace(figure, slug="beside-stored", curves=[*figure.curves, points], caption=caption, x_scale="log")
+    curves = [*figure.curves, points] if dots else []
+    return replace(figure, slug="beside-stored", curves=curves, caption=caption, x_scale="log")
 
 
 def _experiment(run: Run) -> tuple[Any, ...]:

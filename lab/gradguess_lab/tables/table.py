@@ -44,7 +44,7 @@ def number(value: float | None, form: str = ".3f") -> str:
     """
     if value is None:
         return "–"
-    if form == "duration":
+    if form.endswith("duration"):
         size, unit, digits = next(one for one in _UNITS if abs(value) >= one[0] or one[0] == 0)
         return f"{value / (size or 1):.{digits}f} {unit}".replace("-", "−")
     shown = format(value, form)

@@ -6,18 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gradguess_lab.paper_numbers import DISTINCT, Published
+from gradguess_lab.paper_numbers import DISTINCT
 from gradguess_lab.tables.paper import Line, compare
 from gradguess_lab.tables.runs import Group, Run, select
 from gradguess_lab.tables.table import Table, cell
-from gradguess_lab.tables.verdicts import (
-    DIFFERS,
-    HOLDS,
-    LEVEL,
-    Summary,
-    verdict,
-    within,
-)
+from gradguess_lab.tables.verdicts import DIFFERS, HOLDS, LEVEL, Summary, verdict, within
 
 TRAINED = {
     "mask": "Mask with biases",  # that are trained, and not in the forward pass
@@ -57,32 +50,27 @@ def explanations(runs: Sequence[Run]) -> list[Explained]:
 
 def ways_of(line: Line, runs: Sequence[Run]) -> dict[str, Summary]:
     """Our number in each of the scripts' ways: a change of the run, of the measurement, and all of them at once."""
-    entry, scripts = line.entry, scripted(line.entry, runs)
+    entry = line.entry
+    names = sorted({run["script"] for run in runs if run["method"] == entry.method and run["script"]})
+    chosen = {name: select(runs, entry.method, entry.width, entry.k, script=name) for name in names}
+    scripts = {name: several[0] for name, several in chosen.items() if several}
 
     def as_scripts(group: Group | None) -> Summary | None:
         """Measured as the scripts do, where that is another number."""
         if group is None:
             return None
-        if entry.quantity == "train_accuracy":
-            return group.summary("train_accuracy_before_last")
-        where = {} if entry.layer is None else {"batch": "last_batch"}
-        return group.summary(entry.quantity, entry.layer, **where)
+        if entry.layer is not None:
+            return group.summary(entry.quantity, entry.layer, batch="last_batch")
+        return group.summary(entry.quantity + "_before_last" * (entry.quantity == "train_accuracy"))
 
-    found = {
+    ways = {
         title: scripts[name].summary(entry.quantity, entry.layer) for name, title in TRAINED.items() if name in scripts
     }
     if entry.layer is not None or entry.quantity == "train_accuracy":
-        found[BEFORE if entry.layer is None else LAST_BATCH] = as_scripts(line.group)
+        ways[BEFORE if entry.layer is None else LAST_BATCH] = as_scripts(line.group)
     if scripts:
-        found[ALL] = as_scripts(scripts[max(scripts, key=lambda names: names.count(","))])
-    return {name: summary for name, summary in found.items() if summary is not None}
-
-
-def scripted(entry: Published, runs: Sequence[Run]) -> dict[str, Group]:
-    """The runs of an entry in each combination of the scripts' ways."""
-    names = sorted({run["script"] for run in runs if run["method"] == entry.method and run["script"]})
-    found = {name: select(runs, entry.method, entry.width, entry.k, script=name) for name in names}
-    return {name: several[0] for name, several in found.items() if several}
+        ways[ALL] = as_scripts(scripts[max(scripts, key=lambda names: names.count(","))])
+    return {name: ours for name, ours in ways.items() if ours}
 
 
 def variants_table(runs: Sequence[Run]) -> Table:
@@ -91,15 +79,14 @@ def variants_table(runs: Sequence[Run]) -> Table:
     order = (*TRAINED.values(), LAST_BATCH, BEFORE, ALL)
     titles = [name for name in order if any(name in one.ways for one in found)]
     for one in found:
-        line = one.line
-        verdicts = {
-            name: HOLDS if one.closes(ours) else DIFFERS for name, ours in one.ways.items() if ours.sd is not None
-        }
-        ways = {name: cell(one.ways.get(name), line.form, verdicts.get(name)) for name in titles}
-        closing = ", ".join(one.closing) or ("nothing" if one.ways else "not run")
-        main = {"Paper": line.set(line.entry.value), "Ours": cell(line.ours, line.form)}
-        where = {"Method": line.method, "Width": line.entry.width, "Quantity": line.quantity}
-        rows.append({**where, **main, **ways, "Closed by": closing})
+        line, judged = one.line, {True: HOLDS, False: DIFFERS}
+        verdicts = {name: judged[one.closes(ours)] for name, ours in one.ways.items() if ours.sd is not None}
+        rows.append(
+            {"Method": line.method, "Width": line.entry.width, "Quantity": line.quantity}
+            | {"Paper": cell(line.entry.value, line.form), "Ours": cell(line.ours, line.form)}
+            | {name: cell(one.ways.get(name), line.form, verdicts.get(name)) for name in titles}
+            | {"Closed by": ", ".join(one.closing) or ("nothing" if one.ways else "not run")}
+        )
     return Table(
         "variants",
         "What the authors' scripts do and the paper does not say",
@@ -118,12 +105,9 @@ def tally(runs: Sequence[Run]) -> Mapping[str, int]:
     """
     lines = [line for line in compare(DISTINCT, runs) if line.main]
     counts = Counter(line.verdict for line in lines)
-    lower = [
-        (line.entry, replace(line.ours, mean=0.95 * line.ours.mean))
-        for line in lines
-        if line.ours and line.verdict == HOLDS
-    ]
-    counts["lower"] = sum(verdict(entry, ours) == HOLDS for entry, ours in lower)
+    for line in lines:
+        if line.ours and line.verdict == HOLDS:
+            counts["lower"] += verdict(line.entry, replace(line.ours, mean=0.95 * line.ours.mean)) == HOLDS
     counts["judged"] = counts[HOLDS] + counts[DIFFERS]
     counts["explained"] = sum(bool(one.closing) for one in explanations(runs))
     return counts

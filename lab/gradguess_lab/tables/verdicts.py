@@ -122,33 +122,24 @@ class Estimate:
     error: float
     df: float
 
-    def chance_below(self, bound: float) -> float:
-        """How surprising this value is if the truth is at most `bound`: the p-value of a one-sided test."""
-        return float(stats.t.sf(self._t(bound), self.df))
-
-    def chance_above(self, bound: float) -> float:
-        return float(stats.t.cdf(self._t(bound), self.df))
-
-    def interval(self) -> tuple[float, float]:
-        """The one of 95 %."""
-        if not self.error:
-            return self.value, self.value
-        low, high = stats.t.interval(1 - LEVEL, self.df, self.value, self.error)
-        return float(low), float(high)
+    def interval(self, level: float = 1 - LEVEL) -> tuple[float, float]:
+        reach = float(stats.t.ppf((1 + level) / 2, self.df)) * self.error
+        return self.value - reach, self.value + reach
 
     def exceeds(self, bound: float = 0.0) -> str:
         """One-sided tests at the stated level, in both directions."""
-        return self._judged(self.chance_below(bound) < LEVEL, self.chance_above(bound) < LEVEL)
+        low, high = self.interval(1 - 2 * LEVEL)
+        return self._judged(low > bound, high < bound)
 
     def is_zero(self, margin: float) -> str:
         """Not different from zero, and by two one-sided tests within the margin."""
         low, high = self.interval()
-        return self._judged(low <= 0 <= high and self._inside(margin), not low <= 0 <= high)
+        return self._judged(low <= 0 <= high and self.is_small(margin) == HOLDS, not low <= 0 <= high)
 
     def is_small(self, margin: float) -> str:
         """Within the margin by two one-sided tests; differs if it is beyond it on one side by such a test."""
-        beyond = min(self.chance_below(margin), self.chance_above(-margin))
-        return self._judged(self._inside(margin), beyond < LEVEL)
+        low, high = self.interval(1 - 2 * LEVEL)
+        return self._judged(-margin < low and high < margin, low > margin or high < -margin)
 
     def _judged(self, holds: bool, differs: bool) -> str:
         if math.isnan(self.value):
@@ -156,15 +147,6 @@ class Estimate:
         if math.isnan(self.error):
             return SINGLE
         return HOLDS if holds else DIFFERS if differs else UNCLEAR
-
-    def _inside(self, margin: float) -> bool:
-        return self.chance_above(margin) < LEVEL and self.chance_below(-margin) < LEVEL
-
-    def _t(self, bound: float) -> float:
-        distance = self.value - bound
-        if self.error:
-            return distance / self.error
-        return math.copysign(math.inf, distance) if distance else 0.0
 
 
 def difference(a: Summary, b: Summary) -> Estimate:
