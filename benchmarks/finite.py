@@ -3,36 +3,30 @@
     python benchmarks/finite.py results/finite/accuracy.json
 
 The first table: the directional derivative `c` of 256 samples along one set of directions, with `derivative="finite"`
-and `"dual"` in float32 and in bfloat16, against dual numbers in float64 with the same (rounded) weights and directions.
+and `"dual"` in float32 and in bfloat16, against the gradient in float64 with the same (rounded) weights and directions.
 Errors are relative to the root mean square of `c` over the samples, since a sample's own `c` may be zero. Networks are
-fresh, or trained by backpropagation for ten epochs. The second table: accuracies of whole runs, with both derivatives.
+fresh, or trained by backpropagation for ten epochs. The second table: accuracies of the runs of the experiment
+`finite`.
 """
 
 from __future__ import annotations
 
 import copy
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.methods.guessed import as_method
-from gradguess.methods.run import Plan, find_layout, refreshed
-from gradguess.model.site import Site
-from gradguess.model.task import Task
-from gradguess.noise import Noise
-from gradguess.passes import Carried, choose_pass
-from gradguess.step.base import Options, State, Step
-from gradguess.step.measure import Drawing
-from gradguess_lab import environment
+from gradguess_lab import environment, plans
 from gradguess_lab.bench.run import keep
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.data import Dataset, load
+from gradguess_lab.jobs import at_once, run_plans
 from gradguess_lab.loss import per_sample_loss
-from gradguess_lab.train import build_model, train
+from gradguess_lab.train import build_model
 
 SAMPLES, EPOCHS = 256, 10
 NETWORKS = {
@@ -46,13 +40,7 @@ NETWORKS = {
 }
 GUESSES: dict[str, gg.Guess] = {"wperp": gg.WPerp(), "activation": gg.ActivationPerturbation()}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-RUNS = [
-    TrainConfig(method=method, width=256, epochs=100, lr=1e-3, seed=seed, derivative=derivative, dtype=dtype)  # type: ignore[arg-type]
-    for method in ("wperp", "feedback-chained")
-    for dtype in DTYPES
-    for derivative in ("dual", "finite")
-    for seed in range(3)
-]
+METRICS = ("train_accuracy", "test_accuracy", "step_ms")
 
 
 class Adapter(nn.Module):
@@ -106,33 +94,22 @@ def fit(model: nn.Module, data: Dataset, epochs: int) -> None:
 
 def errors(model: nn.Module, guess: gg.Guess, x: Tensor, t: Tensor) -> dict[str, list[float]]:
     """Median, 90 % quantile and largest error of `c`, by derivative."""
-    task, options = Task(model, per_sample_loss, x, t), Options()
-    plan = Plan(as_method(guess), "auto", options)
-    layout = find_layout(plan, task)
-    state = refreshed(plan, task, [task], layout, x.device, State())
-    step = Step(task, layout, choose_pass(task, layout), Noise(torch.Generator().manual_seed(0)), options, state)
-    drawing, ys = Drawing(step, guess), dict[str, Tensor]()
-
-    def draw(site: Site, x: Any, s: Tensor) -> Tensor:
-        if site.name not in ys:
-            ys[site.name] = drawing.directions(site, s, site.gate_at(s))[0]
-        return ys[site.name].to(s.dtype)
-
-    found = {name: choose_pass(task, layout, finite=name == "finite").tangent(draw) for name in ("finite", "dual")}
-    exact = Task(copy.deepcopy(model).double(), per_sample_loss, x.double(), t)
-    reference = choose_pass(exact, find_layout(plan, exact), keep=False).tangent(draw).jvp
-    return {name: summary(carried, reference) for name, carried in found.items()}
+    exact = gg.estimate(copy.deepcopy(model).double(), gg.Backprop(), per_sample_loss, x.double(), t).site_grads
+    found = {}
+    for name in ("finite", "dual"):
+        generator = torch.Generator().manual_seed(0)
+        est = gg.estimate(model, guess, per_sample_loss, x, t, derivative=name, generator=generator)  # type: ignore[arg-type]
+        parts = [(y[0].double() * exact[site]).flatten(1).sum(1) for site, y in est.directions.items()]
+        reference = torch.stack(parts).sum(0)
+        error = (est.jvp[0].double() - reference).abs() / reference.square().mean().sqrt()
+        found[name] = [float(error.median()), float(error.quantile(0.9)), float(error.max())]
+    return found
 
 
-def summary(carried: Carried, reference: Tensor) -> list[float]:
-    error = (carried.jvp.double() - reference).abs() / reference.square().mean().sqrt()
-    return [float(error.median()), float(error.quantile(0.9)), float(error.max())]
-
-
-def main(out: str) -> None:
+def main(out: Path) -> None:
     environment.source()  # before the code may change
     data = load("mnist1d").to("cpu", torch.float32)
-    derivatives, runs = [], []
+    derivatives = []
     for name, epochs, model in networks(data):
         for dtype, kind in DTYPES.items():
             x, t = data.x_train[:SAMPLES].to(kind), data.y_train[:SAMPLES]
@@ -140,14 +117,14 @@ def main(out: str) -> None:
                 found = errors(copy.deepcopy(model).to(kind), drawn, x, t)
                 derivatives.append({"network": name, "epochs": epochs, "dtype": dtype, "guess": guess, **found})
                 print(derivatives[-1], flush=True)
-    for config in RUNS:
-        metrics = train(config)["metrics"]
-        about = {key: getattr(config, key) for key in ("method", "dtype", "derivative", "seed")}
-        runs.append(about | {key: metrics[key] for key in ("train_accuracy", "test_accuracy", "step_ms")})
-        print(runs[-1], flush=True)
-    about = {"samples": SAMPLES, "epochs": EPOCHS, "run": RUNS[0].as_dict(), "environment": environment.describe("cpu")}
-    keep({"schema": 1, **about, "derivatives": derivatives, "runs": runs}, Path(out).parent, Path(out).stem)
+    jobs = plans.jobs("paper", ["finite"], seeds=3)
+    rows, _ = run_plans([at_once(jobs)], out.parent)
+    keys = ("method", "dtype", "derivative", "seed")
+    runs = [{key: row["config"][key] for key in keys} | {key: row["metrics"][key] for key in METRICS} for row in rows]
+    about = {"samples": SAMPLES, "epochs": EPOCHS, "run": jobs[0].settings.as_dict()}
+    where = {"environment": environment.describe("cpu")}
+    keep({"schema": 1, **about, **where, "derivatives": derivatives, "runs": runs}, out.parent, out.stem)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    typer.run(main)

@@ -1,17 +1,16 @@
 """Hugging Face's Trainer and `ForwardGradientTrainer` on one small GPT-2: the loss over the steps, and the time.
 
     python benchmarks/trainer.py --out results/bridges
-    python benchmarks/trainer.py --steps 4 --only trainer backprop
+    python benchmarks/trainer.py --steps 4 --only trainer --only backprop
 
 Four layers of 64, 64 characters of the data set `shakespeare`, batch 8, AdamW at 3e-3 with a cosine schedule,
 gradients clipped at 1, dropout 0.1. All start from the same weights and see the same batches, on one core; no rate was
-searched for. `last` is the mean loss of the last 20 steps, `gap` the largest difference from Trainer's losses, and
-`step_ms` the time of the processor.
+searched for. `last` is the mean loss of the last 20 steps, `gap` the largest difference from the losses of the first,
+which is Trainer, and `step_ms` the time of the processor.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 from torch import nn
 
 import gradguess as gg
@@ -68,26 +68,21 @@ def train(options: dict[str, Any], steps: int, data: list[dict[str, Any]]) -> di
     return {"losses": losses, "last": sum(losses[-20:]) / len(losses[-20:]), "step_ms": 1e3 * seconds / steps}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--only", nargs="*", default=list(WAYS), help="ways to train, by name")
-    parser.add_argument("--out", type=Path, default=None)
-    options = parser.parse_args()
+def main(steps: int = 200, only: list[str] | None = None, out: Path | None = None) -> None:
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     load_before = os.getloadavg()[0]
     text = load("shakespeare").x_train.long().flatten()
     sequences = text[: len(text) // 64 * 64].view(-1, 64)[:4000]
     data = [{"input_ids": row, "labels": row} for row in sequences]
-    for way in options.only:
-        rows.append({"way": way, "steps": options.steps, **train(WAYS[way], options.steps, data)})
+    for way in only or WAYS:
+        rows.append({"way": way, "steps": steps, **train(WAYS[way], steps, data)})
         print(f"{way:20} last {rows[-1]['last']:.4f}  {rows[-1]['step_ms']:.1f} ms", flush=True)
-    plain = next((row["losses"] for row in rows if row["way"] == "trainer"), [])
     for row in rows:
-        row["gap"] = max((abs(a - b) for a, b in zip(row["losses"], plain, strict=False)), default=None)
-    keep(make_record("trainer", rows, "cpu", load_before), options.out, "trainer")
+        pairs = zip(row["losses"], rows[0]["losses"], strict=False)
+        row["gap"] = max(abs(a - b) for a, b in pairs)
+    keep(make_record("trainer", rows, "cpu", load_before), out, "trainer")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
