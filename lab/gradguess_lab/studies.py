@@ -28,9 +28,7 @@ from gradguess.methods.feedback.lesson import (
     LeastMeanSquares,
     Lesson,
     Predictor,
-    Start,
     Weighted,
-    zeros,
 )
 from gradguess.model.site import Site
 from gradguess.step.base import State, Step
@@ -73,8 +71,10 @@ class StudiedFeedback(gg.Feedback):
     def rule(self) -> LearningRule:  # type: ignore[override]
         return RULES.get(self.learn, WEIGHTED)
 
-    def start(self) -> Start:
-        return random_start(self.seed) if self.first == "random" else zeros
+    def start(self, site: Site, shape: tuple[int, int], like: Tensor) -> Tensor:
+        if self.first == "random":
+            return random_start(self.seed, site, shape, like)
+        return super().start(site, shape, like)
 
     def draws(self, count: int) -> Draws | None:
         return None if self.learn in ("truth", "never") else super().draws(count)
@@ -85,7 +85,7 @@ class StudiedFeedback(gg.Feedback):
     def _told(self, step: Step) -> Step:
         """The step with matrices that are drawn to the true gradients by regression."""
         found, _ = gg.Backprop().run(replace(step, detail=True))
-        predictor = Predictor(step.state.learned, step.pool, self.start())
+        predictor = Predictor(step.state.learned, step.pool, self.start)
         gates: dict[str, Tensor | None] = {}
         outputs = step.passes.plain(lambda site, x, s: gates.update({site.name: site.gate_at(s)}))
         error = OutputError(step.task, outputs)

@@ -12,19 +12,15 @@ from gradguess.errors import InputError, check_count
 from gradguess.guesses import ActivationPerturbation
 from gradguess.methods.base import Draws, Estimate, Method
 from gradguess.methods.feedback import Feedback
-from gradguess.methods.feedback.lesson import LearningRule, Lesson, Start
+from gradguess.methods.feedback.lesson import LearningRule, Lesson
 from gradguess.model.site import Site
 from gradguess.step.base import State, Step
 
 
-def random_start(seed: int) -> Start:
-    """Feedback matrices `N(0, 1/d)`; each seed and site has numbers of its own, the same in every process."""
-
-    def start(site: Site, shape: tuple[int, int], like: Tensor) -> Tensor:
-        source = torch.Generator().manual_seed(zlib.crc32(f"{seed} {site.name}".encode()))
-        return torch.randn(shape, generator=source, dtype=torch.float64).to(like.device, like.dtype) / shape[0] ** 0.5
-
-    return start
+def random_start(seed: int, site: Site, shape: tuple[int, int], like: Tensor) -> Tensor:
+    """A feedback matrix `N(0, 1/d)`; each seed and site has numbers of its own, the same in every process."""
+    source = torch.Generator().manual_seed(zlib.crc32(f"{seed} {site.name}".encode()))
+    return torch.randn(shape, generator=source, dtype=torch.float64).to(like.device, like.dtype) / shape[0] ** 0.5
 
 
 @dataclass(frozen=True)
@@ -36,8 +32,8 @@ class _Untaught(Feedback):
     def draws(self, count: int) -> Draws | None:
         return None
 
-    def start(self) -> Start:
-        return random_start(self.seed)
+    def start(self, site: Site, shape: tuple[int, int], like: Tensor) -> Tensor:
+        return random_start(self.seed, site, shape, like)
 
 
 @dataclass(frozen=True)

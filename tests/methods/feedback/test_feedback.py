@@ -250,3 +250,27 @@ def test_a_checkpoint_in_a_model_whose_calls_depend_on_the_batch():
             forward(cross_entropy, inputs, torch.zeros(12).long())
         grads.append([p.grad for p in model.parameters()])
     torch.testing.assert_close(*grads)
+
+
+def test_a_lesson_aside_leaves_buffers_to_the_graph_that_saved_them():
+    """The weights below a buffer that each pass writes in place, and the loss reads, get the same gradient."""
+
+    class Fading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(CLASSES).double())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale.mul_(0.5)
+
+    def learned(memory: str) -> tuple[Tensor, float]:
+        case = wide()
+        model = nn.Sequential(*case.model, fading := Fading())
+        forward = gg.ForwardGradient(model, gg.Feedback(gg.WPerp(k=3), fraction=0.5), memory=memory)
+        for _ in range(2):
+            forward(cross_entropy, case.inputs, case.targets)
+        return model[0].weight.grad, fading.scale[0].item()
+
+    stored, replayed = learned("store"), learned("replay")
+    torch.testing.assert_close(stored[0], replayed[0])
+    assert stored[1] == replayed[1] == 0.25

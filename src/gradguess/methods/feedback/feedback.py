@@ -13,9 +13,10 @@ from gradguess.errors import InputError, check_choice, check_count
 from gradguess.guesses.base import Guess
 from gradguess.jacobian import CutGraph
 from gradguess.methods.base import Draws, Estimate, Method
-from gradguess.methods.feedback.lesson import WEIGHTED, LearningRule, Lesson, Predictor, Scattered, Start, zeros
+from gradguess.methods.feedback.lesson import WEIGHTED, LearningRule, Lesson, Predictor, Scattered
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Site
+from gradguess.model.task import with_tensors
 from gradguess.step.base import State, Step
 from gradguess.step.parts import first_rows
 from gradguess.step.pull_back import OutputError, Piece, Pieces, pull
@@ -78,9 +79,9 @@ class Feedback(Method):
         """The guess counts the steps in which it teaches."""
         return None if count % self.every else Draws(self.guess, count // self.every, self.fraction)
 
-    def start(self) -> Start:
-        """How the matrices begin: at zero."""
-        return zeros
+    def start(self, site: Site, shape: tuple[int, int], like: Tensor) -> Tensor:
+        """The first matrix of a site, on the device and in the dtype of `like`: zero."""
+        return like.new_zeros(shape)
 
     def run(self, step: Step) -> tuple[Estimate, State]:
         for site in step.layout.sites:
@@ -111,7 +112,7 @@ class _Step:
                 "model has sites that reach several others: it would have to keep every layer. Cut the model into "
                 "pieces (sites=4 for instance), or use memory='store' or form='direct'."
             )
-        self.predictor = Predictor(step.state.learned, step.pool, method.start())
+        self.predictor = Predictor(step.state.learned, step.pool, method.start)
         self.lesson: Lesson | None = None  # of the whole batch
 
     def estimate(self) -> Estimate:
@@ -160,21 +161,23 @@ class _Step:
         """A lesson of the samples that carry tangents; it leaves random state and buffers as they are."""
         task = first_rows(self.step.task, self.method.fraction)
         part = replace(self.step, task=task, passes=self.step.passes.aside(task), detail=False)
-        lesson = self._lesson(part)
-        lesson.conclude(OutputError(task, lesson.seen.outputs))
+        own = self.layout.members.buffers() if self.layout.mutates else {}  # a graph may have saved them
+        with with_tensors(task.model, {name: buffer.clone() for name, buffer in own.items()}):
+            lesson = self._lesson(part)
+            lesson.conclude(OutputError(task, lesson.seen.outputs))
 
-        def learn(site: Site, x: Any, s: Tensor) -> None:
-            if site.guessed:
-                gate = site.gate_at(s)
-                lesson.learn(site, lesson.directions(site, s, gate), gate)
+            def learn(site: Site, x: Any, s: Tensor) -> None:
+                if site.guessed:
+                    gate = site.gate_at(s)
+                    lesson.learn(site, lesson.directions(site, s, gate), gate)
 
-        for site in self.layout.guessed if part.keeps else ():
-            seen = lesson.seen.records[site.name]
-            assert seen.y is not None
-            lesson.learn(site, seen.y, seen.gate)
-        if not part.keeps:
-            part.noise.rewind()
-            part.passes.plain(learn)
+            for site in self.layout.guessed if part.keeps else ():
+                seen = lesson.seen.records[site.name]
+                assert seen.y is not None
+                lesson.learn(site, seen.y, seen.gate)
+            if not part.keeps:
+                part.noise.rewind()
+                part.passes.plain(learn)
 
     def _prediction(self, site: Site, s: Tensor, gate: Tensor | None) -> Tensor:
         """`h` at a site, which learns first. A correction is to what was predicted before."""

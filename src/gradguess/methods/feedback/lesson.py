@@ -24,10 +24,6 @@ LEAST = 0.1  # a gate that is open more rarely than this counts as open this oft
 Start = Callable[[Site, tuple[int, int], Tensor], Tensor]  # (site, shape of B, a tensor like it) -> the first B
 
 
-def zeros(site: Site, shape: tuple[int, int], like: Tensor) -> Tensor:
-    return like.new_zeros(shape)
-
-
 class Predictor:
     """The matrices as they are while a step runs. The state they came from is not written.
 
@@ -37,7 +33,7 @@ class Predictor:
         start: gives a matrix that is not there yet.
     """
 
-    def __init__(self, learned: Kept, pool: Pool, start: Start = zeros) -> None:
+    def __init__(self, learned: Kept, pool: Pool, start: Start) -> None:
         self.entries = {site: dict(entries) for site, entries in learned.items()}
         self.pool, self.start = pool, start
 
