@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -16,7 +14,6 @@ from gradguess.compile.trace import NotTraceable
 from gradguess.errors import reason_of
 
 Graph = Callable[..., Sequence[Tensor]]
-FEW = 2**20  # numbers that a kernel runs over: one with no more of them takes about as long as its start
 # no compiler on this machine, a compiler that gives up, or an interface of PyTorch that has another form
 _FAILURES = (RuntimeError, OSError, ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError)
 
@@ -35,27 +32,16 @@ def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> Graph:
 
         shapes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)  # without it nothing is cached
         device = arguments[0].device
-        settings = config.patch(_settings(device))
-        with (
-            torch.no_grad(),
-            full_precision(device),
-            settings,
-            warnings.catch_warnings(),
-            _tiles_or_not(),
-            _combining(),
-        ):
+        channels = config.patch(
+            layout_optimization=device.type != "cpu"
+        )  # there turning them takes longer than it gains
+        with torch.no_grad(), full_precision(device), channels, warnings.catch_warnings(), _tiles_or_not():
             warnings.simplefilter("ignore")  # the compiler's own
             fused: Graph = _inductor.compile(graph, [shapes.from_tensor(t, static_shapes=True) for t in arguments])
             fused(*arguments)
     except _FAILURES as error:
         raise NotTraceable(f"TorchInductor: {reason_of(error)}") from error
     return fused
-
-
-def _settings(device: torch.device) -> dict[str, Any]:
-    if device.type == "cpu":  # it takes longer to turn channels than convolutions gain
-        return {"layout_optimization": False}
-    return {"combo_kernels": True}
 
 
 @contextmanager
@@ -68,26 +54,3 @@ def _tiles_or_not() -> Iterator[None]:
         yield
     finally:
         CantSplit.__init__.__defaults__ = own
-
-
-@contextmanager
-def _combining() -> Iterator[None]:
-    """Small kernels that do not wait for each other are started as one. Large ones would get each other's tiles."""
-    from torch._inductor.scheduler import ForeachKernelSchedulerNode as Combined
-
-    own = Combined.group_algorithm_for_combo_kernels
-
-    def of_small_ones(scheduler: Any) -> list[list[Any]]:
-        return [[node for node in nodes if _is_small(node)] for nodes in own(scheduler)]
-
-    Combined.set_group_algorithm_for_combo_kernels(of_small_ones)
-    try:
-        yield
-    finally:
-        Combined.set_group_algorithm_for_combo_kernels(own)
-
-
-def _is_small(node: Any) -> bool:
-    """Whether a kernel runs over few numbers. Calls of libraries have no such sizes."""
-    _, sizes = getattr(node, "group", (None, ()))
-    return len(sizes) == 2 and math.prod(map(int, sizes)) <= FEW  # of what it makes, and of what it sums up

@@ -20,8 +20,17 @@ from gradguess.layers.elementwise import gate_of
 from gradguess.layers.entry import Gate, GradientRule
 from gradguess.layers.positions import pattern_of
 from gradguess.layers.table import gradient_of, is_matrix
-from gradguess.model.choose_calls import branch_calls, piece_calls, severed_leaves
-from gradguess.model.cut_pass import CallKey, Cut, CutPass, candidates, leaves_below, nodes_below
+from gradguess.model.cut_pass import (
+    CallKey,
+    Cut,
+    CutPass,
+    branch_calls,
+    candidates,
+    leaves_below,
+    nodes_below,
+    piece_calls,
+    severed_leaves,
+)
 from gradguess.model.hooks import call_hooks, untouched
 from gradguess.model.site import Layout, Members, Site, Sites
 from gradguess.model.task import Task, check_differentiable, check_plain, check_trainable
@@ -166,11 +175,9 @@ def _read(model: nn.Module, cut: CutPass, shapes: Shapes, severed: set[int] | No
             )
         )
     tail = tuple(name for key, name in parameters.items() if key in at_output)
-    trained = set(tail).union(*(site.parameters for site in found))
     return Layout(
         sites=tuple(found),
         tail=tail,
-        reached=tuple(name for name in parameters.values() if name in trained),
         members=Members(model),
         calls=cut.counts,
         idle=tuple(module for _, module in candidates(model, False) if module not in cut.counts),
@@ -185,7 +192,7 @@ def bare_layout(task: Task) -> Layout:
     with untouched(task.model) as traces:
         task.run(grad=False)
         stochastic, mutates = traces()
-    return Layout((), (), (), False, stochastic, mutates, Members(task.model), {})
+    return Layout((), (), False, stochastic, mutates, Members(task.model), {})
 
 
 def _title(one: Cut, used: Sequence[Cut]) -> str:

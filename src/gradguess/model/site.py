@@ -138,7 +138,6 @@ class Layout:
 
     sites: tuple[Site, ...]
     tail: tuple[str, ...]  # parameters between the last sites and the loss
-    reached: tuple[str, ...]  # parameters that the loss depends on
     sliceable: bool  # the first dimension of the inputs is the batch
     stochastic: bool  # a pass draws from the global generators (dropout)
     mutates: bool  # a pass writes buffers (batch norm)

@@ -205,7 +205,8 @@ class _Step:
 
     def _by_graph(self, cut: CutGraph) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gradients of the parameters and at the sites, from a whole graph, wherever sites reach each other."""
-        sites, batch, parameters = self.layout.sites, len(cut.losses), self.layout.members.parameters
+        sites, batch = self.layout.sites, len(cut.losses)
+        own = {name: p for name, p in self.layout.members.parameters.items() if p.requires_grad}
         ends, leaves = [*cut.below.values(), cut.losses], list(cut.above.values())
         known = [number for number, site in enumerate(sites) if not site.guessed]
         found = pull([cut.losses], [leaves[number] for number in known], retain_graph=True)
@@ -221,8 +222,8 @@ class _Step:
             g = pull(ends, leaves, [*seeds, torch.ones_like(cut.losses)], retain_graph=True)
         for site, gate, value in zip(sites, gates, g, strict=True):
             self._draw_to(site, gate, value)
-        own = [parameters[name] for name in self.layout.reached]
         seeds = [(value / batch).to(end.dtype) for value, end in zip(g, ends, strict=False)]
-        grads = torch.autograd.grad(ends, own, [*seeds, torch.full_like(cut.losses, 1 / batch)], allow_unused=True)
-        by_name = {name: grad for name, grad in zip(self.layout.reached, grads, strict=True) if grad is not None}
+        seeds.append(torch.full_like(cut.losses, 1 / batch))
+        grads = torch.autograd.grad(ends, [*own.values()], seeds, allow_unused=True)
+        by_name = {name: grad for name, grad in zip(own, grads, strict=True) if grad is not None}
         return by_name, {site.name: value for site, value in zip(sites, g, strict=True)}
