@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
+import warnings
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 try:
     import typer
 
-    from gradguess_lab.terminal import (
-        Json,
-        Threads,
-        emit,
-        epoch_bar,
-        interruptible,
-        notes,
-        print_sites,
-        print_tables,
-        runs_bar,
-        say,
-        with_config_options,
-    )
+    from gradguess_lab.terminal import RANK, Shown, Threads, command, epoch_bar, notes, runs_bar, say, shown, sites
 except ModuleNotFoundError as error:
     raise SystemExit(f"gradguess: the package {error.name} is missing: pip install gradguess-lab") from None
 
@@ -54,47 +41,37 @@ Address = Annotated[str | None, typer.Option(help="Address of a Ray or Dask clus
 
 def main() -> None:
     """Run the command line. An error that we foresaw is one clean message and exit code 2."""
+    warnings.showwarning = lambda message, *where, **more: say(f"warning: {message}")
     try:
         with interrupts.listening():
             app()
     except GradguessError as error:
-        notes.print("error:", style="bold red", end=" ")
-        notes.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        print("error:", error, file=sys.stderr)
         sys.exit(2)
-    finally:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            # Python would print a traceback when it ends
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@app.command()
-@with_config_options
+@command(app, TrainConfig)
 def train(
     config: Any,
     out: Out = None,
-    json: Json = False,
     tensorboard: Annotated[bool, typer.Option(help="Log every epoch to TensorBoard, beside the run.")] = False,
     wandb: Annotated[bool, typer.Option(help="Log every epoch to Weights & Biases, beside the run.")] = False,
     threads: Threads = 0,
-) -> None:
+) -> Shown:
     """Train one network. With --out the run can be killed at any time and continued by the same command."""
-    from gradguess_lab.environment import use_threads
     from gradguess_lab.train import train as run
-    from gradguess_lab.world import launched_rank
 
     if out is None and (tensorboard or wandb):
         raise GradguessError(
             f"--{'tensorboard' if tensorboard else 'wandb'} needs --out DIR: its log is beside the run."
         )
-    use_threads(threads)
-    first = launched_rank() == 0
-    with interruptible(), contextlib.ExitStack() as stack:
-        logs = [stack.enter_context(epoch_bar(config, first))]
-        if out is not None and tensorboard and first:
+    with contextlib.ExitStack() as stack:
+        logs = [stack.enter_context(epoch_bar(config))]
+        if out is not None and tensorboard and RANK == 0:
             from gradguess.integrations.tensorboard import tensorboard_log
 
             logs.append(stack.enter_context(tensorboard_log(out)))
-        if out is not None and wandb and first:
+        if out is not None and wandb and RANK == 0:
             from gradguess.integrations.wandb import wandb_log
 
             logs.append(stack.enter_context(wandb_log(out, config.key, config.as_dict())))
@@ -103,15 +80,12 @@ def train(
             for log in logs:
                 log(row)
 
-        record = run(config, out, on_epoch, say if first else lambda line: None)
-    if not first:
-        return
+        record = run(config, out, on_epoch, say)
     metrics = record["metrics"]
-    lines = [f"{name:>15}  {value:.4g}" for name, value in metrics.items()]
-    emit({"key": record["key"], **metrics}, json, lines)
+    yield {"key": record["key"], **metrics}, [f"{name:>15}  {value:.4g}" for name, value in metrics.items()]
 
 
-@app.command()
+@command(app)
 def reproduce(
     preset: Annotated[str, typer.Option(help="quick (minutes) or paper (everything).")] = "quick",
     only: Annotated[
@@ -128,8 +102,7 @@ def reproduce(
     configs: Annotated[Path | None, typer.Option(help="Run the configurations in this file instead.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Start stored runs again: are they of this code?")] = False,
     sample: Annotated[int | None, typer.Option(help="With --check: so many of the stored runs; none: all.")] = None,
-    json: Json = False,
-) -> None:
+) -> Shown:
     """Run the experiments of the paper and write the report. Finished runs are never run again."""
     from gradguess_lab import plans
     from gradguess_lab.files import write_json
@@ -144,13 +117,13 @@ def reproduce(
         found = checks.check(rows, jobs)
         if dump:
             write_json(dump, [row["config"] for row in rows if row["key"] in found["stale"] | found["unknown"]])
-        emit(found, json, checks.lines(found))
+        yield found, checks.lines(found)
         raise typer.Exit(1 if found["stale"] else 0)
     given = plans.read_configs(configs) if configs else None
     if dump:
         made = given or plans.jobs(preset, only or (), seeds, solver, device)
         write_json(dump, [one.as_dict() for one in {job.key: job.settings for job in made}.values()])
-        emit({"configs": str(dump)}, json, [str(dump)])
+        yield {"configs": str(dump)}, [str(dump)]
         return
     if preset == "quick" and not only and not configs:
         say(
@@ -158,22 +131,22 @@ def reproduce(
             "at width 256 alone: --preset paper runs all."
         )
     wanted = [at_once(given)] if given else plans.plans(preset, only or (), seeds, solver, device)
-    with interruptible(), runs_bar() as show:
+    with runs_bar() as show:
         records, failures = run_plans(wanted, out, jobs, show, backend, address)  # type: ignore[arg-type]
     pages = write_pages(out)
     words = said([record for record in records if "metrics" in record])
     results = {record["key"]: record.get("metrics", {"error": record.get("error")}) for record in records}
-    emit({"report": pages[0], "runs": results}, json, [words, *pages])
+    yield {"report": pages[0], "runs": results}, [words, *pages]
     if failures:
         listed = "; ".join(f"{key}: {message}" for key, message in failures.items())
         raise GradguessError(f"{len(failures)} of {len(records) + len(failures)} runs failed: {listed}")
 
 
-@app.command()
-def report(directory: Annotated[Path, typer.Argument(help="A directory with results.")], json: Json = False) -> None:
+@command(app)
+def report(directory: Annotated[Path, typer.Argument(help="A directory with results.")]) -> Shown:
     """Write the report of the results in a directory: one HTML page, and CSV, LaTeX, PNG and SVG."""
     pages = write_pages(directory)
-    emit({"report": pages[0]}, json, pages)
+    yield {"report": pages[0]}, pages
 
 
 def write_pages(directory: Path) -> list[str]:
@@ -202,14 +175,12 @@ def write_pages(directory: Path) -> list[str]:
     return [str(path) for path in pages]
 
 
-@app.command()
-@with_config_options
+@command(app, TrainConfig)
 def diagnose(
     config: Any,
     run: Annotated[Path | None, typer.Option(help="Diagnose the last checkpoint of this run instead.")] = None,
     out: Annotated[Path | None, typer.Option(help="Directory for the plots.")] = None,
-    json: Json = False,
-) -> None:
+) -> Shown:
     """Measure bias, variance, rank and overlap of a guess at each site of a fresh network or of a run's checkpoint."""
     from gradguess_lab.files import read_json
     from gradguess_lab.inspection import inspect_run, save_plots
@@ -218,12 +189,10 @@ def diagnose(
         config = TrainConfig.from_dict(read_json(run / "config.json", "configuration"))
     record = inspect_run(config, run)
     plots = [str(path) for path in save_plots(record, out)] if out else []
-    if not json:
-        print_sites(record)
-    emit({**record, "plots": plots}, json, plots)
+    yield {**record, "plots": plots}, [sites(record), *plots]
 
 
-@app.command()
+@command(app)
 def bench(
     width: Annotated[list[int] | None, typer.Option(help="Units per hidden layer; may be repeated.")] = None,
     depth: Annotated[list[int] | None, typer.Option(help="Hidden layers; may be repeated.")] = None,
@@ -248,12 +217,11 @@ def bench(
     samples: Annotated[int, typer.Option(help="Samples in a step of methods with a matrix per sample.")] = 2,
     threads: Threads = 0,
     out: Annotated[Path, typer.Option(help="Directory for the results and the plots.")] = Path("results/bench"),
-    json: Json = False,
-) -> None:
+) -> Shown:
     """Measure time and memory of a training step of every method against backpropagation."""
     from gradguess_lab.bench.run import bench as run
     from gradguess_lab.bench.run import grid
-    from gradguess_lab.environment import check_device, use_threads
+    from gradguess_lab.environment import check_device
     from gradguess_lab.tables.bench import bench_figures, bench_tables
     from gradguess_lab.tables.figure import save_figures
 
@@ -266,7 +234,6 @@ def bench(
             f"--task names a network with settings of its own: leave out {', '.join(given)}. Its peak memory is "
             "measured beside its times with --compile."
         )
-    use_threads(threads)
     if memory:  # over the depth alone
         width, depth = width or [64], depth or [10, 30, 100]
         width, batch, k, dtype = (given and given[:1] for given in (width, batch, k, dtype))  # type: ignore[assignment]
@@ -282,68 +249,59 @@ def bench(
         cases = {name: replace(config, device=device) for name, config in named.items()}
     kind = "memory" if memory else "starts" if starts else "compiled" if compile else "tasks" if task else "time"
     measures = memory or (peaks and kind in ("time", "compiled"))
-    with interruptible(), notes.status("measuring") as status:
+    with notes.status("measuring") as status:
         record = run(kind, cases, method or (), seconds * (not memory), samples, measures, jobs, out, status.update)
     plots = [str(path) for path in save_figures(bench_figures([record]), out)]
-    if not json:
-        print_tables(bench_tables([record]))
-    emit({**record, "plots": plots}, json, plots)
+    yield {**record, "plots": plots}, [*map(shown, bench_tables([record])), *plots]
 
 
-@app.command()
-@partial(with_config_options, config=StreamConfig)
+@command(app, StreamConfig)
 def stream(
     config: Any,
     out: Annotated[Path | None, typer.Option(help="Write the whole record, with its curves, to this file.")] = None,
-    json: Json = False,
     threads: Threads = 0,
-) -> None:
+) -> Shown:
     """Learn online from an endless stream: the error at the end, the time of a step, and the memory that is kept."""
-    from gradguess_lab.environment import use_threads
     from gradguess_lab.files import write_json
     from gradguess_lab.streams.run import run
 
-    use_threads(threads)
-    with interruptible(keeps=False), notes.status(config.key) as status:
+    with notes.status(config.key) as status:
         record = run(config, lambda point: status.update(f"{config.key}: step {point['step']}, error {point['error']}"))
     if out is not None:
         write_json(out, record)
-    shown = {name: record[name] for name in ("error", "chance", "step_ms", "memory_mb", "skipped", "failed")}
-    lines = [f"{name:>10}  {value:.4g}" for name, value in shown.items() if isinstance(value, int | float)]
-    emit({"key": record["key"], **shown}, json, lines + [record["failed"]] * bool(record["failed"]))
+    found = {name: record[name] for name in ("error", "chance", "step_ms", "memory_mb", "skipped", "failed")}
+    lines = [f"{name:>10}  {value:.4g}" for name, value in found.items() if isinstance(value, int | float)]
+    yield {"key": record["key"], **found}, lines + [record["failed"]] * bool(record["failed"])
 
 
-@app.command()
-@with_config_options
+@command(app, TrainConfig)
 def advise(
     config: Any,
     seconds: Annotated[float, typer.Option(help="About how long it may take.")] = 30.0,
     memory_mb: Annotated[float, typer.Option(help="What a step may take; 0: anything.")] = 0.0,
     threads: Threads = 0,
-    json: Json = False,
-) -> None:
+) -> Shown:
     """Try the methods on a network for a few steps, and say which one to use. --sites is the number of pieces."""
     import torch
 
     import gradguess as gg
     from gradguess_lab.data import load
-    from gradguess_lab.environment import check_device, use_threads
+    from gradguess_lab.environment import check_device
     from gradguess_lab.loss import smoothed_loss
     from gradguess_lab.train import autocast, build_model
 
     check_device(config.device)
-    use_threads(threads)
     data = load(config.data).first(config.samples or config.batch).to(config.device, getattr(torch, config.dtype))
     batch = data.x_train[: config.batch], data.y_train[: config.batch]
     where: dict[str, Any] = {"pieces": int(config.sites)} if config.sites.isdecimal() else {"sites": config.sites}
-    with interruptible(keeps=False), notes.status("trying"), autocast(config):
+    with notes.status("trying"), autocast(config):
         model, loss_fn = build_model(config, data), smoothed_loss(config.smoothing)
         limit = memory_mb or None
         found = gg.advise(model, loss_fn, *batch, seconds=seconds, memory_mb=limit, seed=config.seed, **where)
-    emit(found.to_dict(), json, [str(found)])
+    yield found.to_dict(), [str(found)]
 
 
-@app.command()
+@command(app)
 def compare(
     tasks: Annotated[
         str, typer.Option(help=f"Tasks, with commas between them: {', '.join(used_in('compare'))}. All.")
@@ -363,8 +321,7 @@ def compare(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "--list", help="Say what would be run, and run nothing.")
     ] = False,
-    json: Json = False,
-) -> None:
+) -> Shown:
     """Compare methods on tasks at equal epochs, each at the best rate of a grid. No finished run is repeated."""
     from gradguess_lab.compare.run import Comparison
     from gradguess_lab.compare.run import compare as run
@@ -379,12 +336,10 @@ def compare(
     asked = Comparison(names[0], names[1], epochs, seeds, rates, device, width, samples)
     if dry_run:
         listed = {f"{task}, {method}": asked.listed(task, method) for task, method in asked.entries}
-        emit({"runs": listed}, json, [f"{name}: {words}" for name, words in listed.items()])
+        yield {"runs": listed}, [f"{name}: {words}" for name, words in listed.items()]
         return
     check_device(device)
-    with interruptible(), runs_bar() as show:
+    with runs_bar() as show:
         record = run(asked, out, seconds, say, workers=jobs, on_progress=show, backend=backend, address=address)
     pages = write_pages(out)
-    if not json:
-        print_tables([table for one in compared(record) for table in one.tables])
-    emit({"page": pages[0], **record}, json, pages)
+    yield {"page": pages[0], **record}, [*(shown(table) for one in compared(record) for table in one.tables), *pages]

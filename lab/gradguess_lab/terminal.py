@@ -1,60 +1,86 @@
-"""The terminal: options from the fields of a configuration, progress bars and tables. Needs rich and typer."""
+"""The terminal: commands whose options are declared once, progress bars and tables. Needs rich and typer."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import json
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
 from gradguess_lab import interrupts
-from gradguess_lab.config import TrainConfig
 
 if TYPE_CHECKING:
+    from gradguess_lab.config import TrainConfig
     from gradguess_lab.jobs import Progress as RunsProgress
     from gradguess_lab.tables.table import Table
 
-notes = Console(stderr=True)  # results alone go to standard output
+RANK = int(os.environ.get("RANK", "0")) if "TORCHELASTIC_RUN_ID" in os.environ else 0  # that torchrun gave
+notes = Console(stderr=True, quiet=RANK > 0)  # results alone go to standard output
+Shown = Iterator[tuple[dict[str, Any], Iterable[Any]]]  # a record for a program, lines and tables for a person
+
+
+def _use(threads: int) -> int:
+    if threads:
+        import torch  # help needs none
+
+        torch.set_num_threads(threads)
+    return threads
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
-Threads = Annotated[int, typer.Option(help="Threads of PyTorch; 0: its own default.")]
+Threads = Annotated[int, typer.Option(help="Threads of PyTorch; 0: its own default.", callback=_use)]
 
 
-def with_config_options(command: Callable[..., None], config: Any = TrainConfig) -> Callable[..., None]:
-    """Replace the parameter `config` by one option per field of the configuration: fields are declared once."""
-    fields = {item.name: item for item in dataclasses.fields(config)}
+def command(app: typer.Typer, config: Any = None) -> Callable[[Callable[..., Shown]], Callable[..., Shown]]:
+    """Make a command of a generator: with `--json` it prints the records that come, else what a person reads.
 
-    def wrapped(**values: Any) -> None:
-        chosen = {name: values.pop(name) for name in fields}
-        command(config=config(**chosen), **values)
+    In the place of the parameter `config` stands one option per field of that class: fields are declared once.
+    """
+    fields = dataclasses.fields(config) if config else ()
 
-    parameters = [
-        item for name, item in inspect.signature(command, eval_str=True).parameters.items() if name != "config"
-    ]
-    for name, item in fields.items():
-        kind: Any = str if item.type == "int | str" else type(item.default)
-        annotation = Annotated[kind, typer.Option(help=item.metadata["help"])]
-        default = str(item.default) if kind is str else item.default
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        )
-    keyword_only = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
-    wrapped.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {item.name: item.annotation for item in keyword_only}
-    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-    return wrapped
+    def register(function: Callable[..., Shown]) -> Callable[..., Shown]:
+        def run(as_json: bool, **values: Any) -> None:
+            try:
+                chosen = {item.name: values.pop(item.name) for item in fields}
+                for record, lines in function(**values, **({"config": config(**chosen)} if config else {})):
+                    if RANK == 0:
+                        _show([json.dumps(record)] if as_json else lines)
+            except KeyboardInterrupt:
+                kept = isinstance(out := values.get("out"), Path) and out.is_dir()
+                say(f"Interrupted.{f' What is in {out} is kept: the same command continues from there.' * kept}")
+                raise typer.Exit(interrupts.INTERRUPTED) from None
+
+        own = inspect.signature(function, eval_str=True).parameters.values()
+        options = {item.name: (item.annotation, item.default) for item in own if item.name != "config"}
+        for item in fields:
+            kind: Any = str if item.type == "int | str" else type(item.default)
+            options[item.name] = Annotated[kind, typer.Option(help=item.metadata["help"])], kind(item.default)
+        options["as_json"] = Json, False
+        only = inspect.Parameter.KEYWORD_ONLY
+        taken = [inspect.Parameter(name, only, annotation=how, default=value) for name, (how, value) in options.items()]
+        functools.update_wrapper(run, function)
+        run.__annotations__ = {name: how for name, (how, _) in options.items()}
+        run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+        app.command()(run)
+        return function
+
+    return register
 
 
-def emit(record: dict[str, Any], as_json: bool, lines: list[str]) -> None:
-    """Print the result: one JSON object for a program, `lines` for a person."""
-    print(json.dumps(record) if as_json else "\n".join(lines), flush=True)
+def _show(lines: Iterable[Any]) -> None:
+    for line in lines:
+        print(line, flush=True) if isinstance(line, str) else Console().print(line)
 
 
 def say(line: str) -> None:
@@ -63,38 +89,10 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def interruptible(*, keeps: bool = True) -> Iterator[None]:
-    """Let Ctrl-C end the command, and say what is kept, if it keeps anything."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = " What is in the --out directory is kept: the same command continues from there." if keeps else ""
-        notes.print(f"Interrupted.{kept}")
-        raise typer.Exit(interrupts.INTERRUPTED) from None
-
-
-@contextlib.contextmanager
-def _plain_warnings(visible: bool) -> Iterator[None]:
-    """Warnings in one sentence each, without the line of code that they come from."""
-    with warnings.catch_warnings():
-        if visible:
-            warnings.showwarning = lambda message, *where: notes.print(f"warning: {message}", highlight=False)
-        else:
-            warnings.simplefilter("ignore")
-        yield
-
-
-@contextlib.contextmanager
-def epoch_bar(config: TrainConfig, visible: bool) -> Iterator[Callable[..., None]]:
+def epoch_bar(config: TrainConfig) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A bar over the epochs with loss, accuracy, step time and time left; the block calls it with each row."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[scores]}"),
-        TimeRemainingColumn(),
-    )
-    with _plain_warnings(visible), Progress(*columns, console=notes, disable=not visible) as bar:
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[scores]}"), TimeRemainingColumn())
+    with Progress(TextColumn("{task.description}"), *columns, console=notes) as bar:
         task = bar.add_task(config.key, total=config.epochs, scores="")
         accuracy = "  …"
 
@@ -108,52 +106,44 @@ def epoch_bar(config: TrainConfig, visible: bool) -> Iterator[Callable[..., None
         yield show
 
 
-class _Runs(Progress):
-    """One bar over many runs, which are asked twice a second how far they are."""
-
-    runs: RunsProgress | None = None
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        if self.runs:
-            done, words = self.runs.look()
-            self.update(self.task_ids[0], completed=done, description=words)
-        return super().get_renderables()
-
-
 @contextlib.contextmanager
 def runs_bar() -> Iterator[Callable[[RunsProgress], None]]:
-    """A bar over many runs: what runs now, how much is done, when it will end. The block calls it with each stage."""
-    columns = (
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with _Runs(*columns, console=notes, refresh_per_second=2, speed_estimate_period=3600) as bar:
-        task = bar.add_task("starting", total=1.0)
+    """A bar over many runs: what runs now, how much is done, when it will end. The block calls it with each stage.
 
-        def show(runs: RunsProgress) -> None:
-            bar.reset(task, completed=runs.look()[0])  # type: ignore[arg-type]  # what was done before tells no speed
-            bar.runs = runs
+    The runs of a stage are asked twice a second how far they are.
+    """
+    columns = (BarColumn(), TextColumn("{task.percentage:.0f}%"), TimeElapsedColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, TextColumn("{task.description}"), speed_estimate_period=3600)
+    task = bar.add_task("starting", total=1.0)
+    stages: list[RunsProgress] = []
 
+    def show(runs: RunsProgress) -> None:
+        bar.reset(task, completed=runs.look()[0])  # type: ignore[arg-type]  # what was done before tells no speed
+        stages.append(runs)
+
+    def looked() -> RenderableType:
+        if stages:
+            done, words = stages[-1].look()
+            bar.update(task, completed=done, description=words)
+        return bar
+
+    with Live(get_renderable=looked, console=notes, refresh_per_second=2):
         yield show
 
 
-def print_tables(tables: Sequence[Table]) -> None:
-    """The columns that are shown of each table."""
-    for table in tables:
-        shown = RichTable(*table.columns, title=table.title, caption=table.caption)
-        for row in table.cells:
-            shown.add_row(*(row[name].text for name in table.columns))
-        Console().print(shown)
+def shown(table: Table) -> RichTable:
+    """The columns that are shown of a table."""
+    found = RichTable(*table.columns, title=table.title, caption=table.caption)
+    for row in table.cells:
+        found.add_row(*(row[name].text for name in table.columns))
+    return found
 
 
-def print_sites(record: dict[str, Any]) -> None:
+def sites(record: dict[str, Any]) -> RichTable:
     """The numbers of a diagnosis, one line for each site."""
     from gradguess_lab.inspection import NUMBERS
 
     table = RichTable("site", *NUMBERS, title=f"{record['key']}, epoch {record['epoch']}")
     for site, row in record["sites"].items():
         table.add_row(site, *(f"{row[name]:.3g}" if row.get(name) is not None else "–" for name in NUMBERS))
-    Console().print(table)
+    return table
