@@ -98,7 +98,7 @@ def errors(model: nn.Module, guess: gg.Guess, x: Tensor, t: Tensor) -> dict[str,
     found = {}
     for name in ("finite", "dual"):
         generator = torch.Generator().manual_seed(0)
-        est = gg.estimate(model, guess, per_sample_loss, x, t, derivative=name, generator=generator)  # type: ignore[arg-type]
+        est = gg.estimate(model, guess, per_sample_loss, x, t, derivative=name, generator=generator)
         parts = [(y[0].double() * exact[site]).flatten(1).sum(1) for site, y in est.directions.items()]
         reference = torch.stack(parts).sum(0)
         error = (est.jvp[0].double() - reference).abs() / reference.square().mean().sqrt()

@@ -141,22 +141,17 @@ def cosine(config: TrainConfig, pieces: int, directory: Path) -> float | None:
     forward = build_forward(config, model)
     forward.load_state_dict(parts.get("forward", {}))
     below = lay_out(Batch(model, per_sample_loss, x, y), pieces).guessed[0].parameters
+    weights = [weight for name, weight in model.named_parameters() if name in below]
     with autocast(config):
         forward(per_sample_loss, x, y)
-        ours = _taken(model, below)
         mean = per_sample_loss(model(x), y).mean()
-    mean.backward()
-    true = _taken(model, below)
-    size = float(ours.norm() * true.norm())
-    return float(ours @ true) / size if size else None
-
-
-def _taken(model: torch.nn.Module, names: Sequence[str]) -> Tensor:
-    """The gradients of some parameters as one vector, after which all are gone."""
-    own = dict(model.named_parameters())
-    found = [torch.zeros_like(own[name]) if (g := own[name].grad) is None else g.detach() for name in names]
-    model.zero_grad(set_to_none=True)
-    return torch.cat([g.double().flatten() for g in found])
+    found = [weight.grad for weight in weights], torch.autograd.grad(mean, weights)
+    ours, true = (
+        torch.cat([w.new_zeros(w.numel()) if g is None else g.flatten() for w, g in zip(weights, grads, strict=True)])
+        for grads in found
+    )
+    size = float(ours.double().norm() * true.double().norm())
+    return float(ours.double() @ true.double()) / size if size else None
 
 
 def read_record(out: Path) -> Row:
