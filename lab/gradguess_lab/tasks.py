@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradguess_lab.config import TrainConfig
+from gradguess_lab.datasets import DATASETS
 from gradguess_lab.methods import entry_of, settings_of
 
 RATES = (3e-4, 1e-3, 3e-3)  # learning rates of AdamW
@@ -22,7 +23,8 @@ class Task:
     Attributes:
         title: in tables and figures.
         config: how backpropagation would train it.
-        used: the experiments that it is part of: `compare`, `real`; all tasks can be timed.
+        used: the experiments that it is part of: `compare`, `real`; all tasks can be timed. `large-cuda` and
+            `large-cpu` are of sizes at which products count, and not how fast they are started.
         pieces: into how many the network is cut in a comparison, for methods that work in pieces.
         rates: learning rates that every method is tried with.
     """
@@ -36,7 +38,7 @@ class Task:
     @property
     def quantity(self) -> str:
         """What the task is judged by; of bits fewer are better."""
-        return "bits" if self.config.data == "shakespeare" else "accuracy"
+        return "bits" if DATASETS[self.config.data].kind == "text" else "accuracy"
 
     def settings(self, method: str) -> dict[str, Any]:
         """The fields of `TrainConfig` that a method or a variant has on this task in a comparison."""
@@ -77,7 +79,7 @@ TASKS: dict[str, Task] = {
         data="shakespeare", model="charformer", width=128, depth=4, activation="gelu", batch=64,
     ),
     "resnet18-cifar10": _task(
-        "ResNet-18 on CIFAR-10", "compare", rates=(0.1, 0.2, 0.4), **_CIFAR10,
+        "ResNet-18 on CIFAR-10", "compare large-cuda", rates=(0.1, 0.2, 0.4), **_CIFAR10,
         model="resnet18", width=64, epochs=30, optimiser="sgd", lr=0.4, weight_decay=5e-4, schedule="linear",
         channels_last=True,
     ),
@@ -86,6 +88,22 @@ TASKS: dict[str, Task] = {
         "Vision transformer on CIFAR-10", "compare", **_CIFAR10,
         model="vit", width=288, depth=8, activation="gelu", epochs=60, lr=1e-3, weight_decay=0.05,
     ),
+    "resnet-cifar10": _task(
+        "Residual CNN on CIFAR-10", "large-cuda", data="cifar10", model="resnet", width=64, depth=4, batch=256
+    ),
+    **{
+        f"{model}-{depth}x{width}": _task(
+            f"{model}, {depth} blocks of {width}", used, model=model, depth=depth, width=width, data=data, batch=batch,
+            activation="gelu", autocast=half,
+        )
+        for model, depth, width, data, batch, half, used in (
+            ("gpt", 4, 256, "shakespeare-256", 8, False, "large-cpu"),
+            ("gpt", 6, 384, "shakespeare-256", 32, False, "large-cuda"),
+            ("gpt", 12, 768, "words-1024", 8, True, "large-cuda"),
+            ("llama", 8, 512, "words-512", 16, True, "large-cuda"),
+        )
+    },
+    "paper-2048": Task("The paper's network, width 2048", TrainConfig(width=2048), "large-cpu"),
     **{f"paper-{w}": Task(f"The paper's network, width {w}", TrainConfig(width=w)) for w in (64, 128, 512, 1024)},
 }  # fmt: skip
 

@@ -17,7 +17,9 @@ from gradguess_lab.bench import run
 from gradguess_lab.bench.loops import ROUND, Times, make_loop
 from gradguess_lab.bench.run import EXACT, Case, bench, grid, growth, run_apart, slopes
 from gradguess_lab.config import TrainConfig
+from gradguess_lab.datasets import DATASETS
 from gradguess_lab.methods import METHODS, VARIANTS
+from gradguess_lab.tasks import TASKS, used_in
 from traced_graphs import as_compiled
 
 pytest.importorskip("mnist1d")
@@ -104,6 +106,16 @@ def test_exponents_are_fitted_over_one_axis_alone():
     assert growth(rows, "width") == [{"method": "wt", "axis": "width", "exponent": pytest.approx(2.0), "points": 3}]
     assert growth(rows, "depth")[0]["exponent"] == pytest.approx(0.0)
     assert growth(rows, "batch") == []
+
+
+@pytest.mark.parametrize("method", ["backprop", "wperp", "wperp-leaf", "wperp-pieces", "feedback-chained-rare"])
+@pytest.mark.parametrize("name", [*used_in("large-cuda"), *used_in("large-cpu")])
+def test_large_networks_step_at_a_tiny_size(name, method):
+    config = TASKS[name].config
+    data = "shakespeare" if DATASETS[config.data].kind == "text" else "digits"
+    loop = make_loop(method, dataclasses.replace(config, data=data, width=16, depth=2, batch=8, k=2))
+    assert loop.x.shape[0] == 8
+    assert all(math.isfinite(float(loop.step())) for _ in range(2))
 
 
 @pytest.fixture

@@ -179,3 +179,14 @@ def test_damaged_files_of_cifar10_are_named(files, folder: Path, source: str, ch
         (folder / source).write_bytes((folder / source).read_bytes()[:5000])
     with pytest.raises(GradguessError, match=rf"{source} is damaged .*get it again"):
         datasets.cifar10()
+
+
+def test_words_of_a_text_are_numbered_by_how_often_they_come():
+    made = datasets.shakespeare(32, words=True)
+    for split in ("train", "test"):
+        x, y = made[f"x_{split}"], made[f"y_{split}"]
+        np.testing.assert_array_equal(x[:, 1:], y[:, :-1])
+        assert x.shape[1] == 32
+    counts = np.bincount(np.concatenate([made["x_train"].ravel(), made["x_test"].ravel()]))
+    assert len(counts) == datasets.WORDS
+    assert counts[1] > counts[2] > counts[100] > counts[8000] > 0

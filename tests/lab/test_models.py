@@ -11,6 +11,7 @@ from gradguess.errors import InputError
 from gradguess_lab import networks
 from gradguess_lab.config import MODELS
 from gradguess_lab.data import Shape
+from gradguess_lab.networks import TEXT, Rotary
 
 SEEDED = {  # loss, and length of W⊥'s estimate
     "mlp": (2.294170944, 5.483760621),
@@ -44,7 +45,7 @@ def build(model: str, shape: Shape, seed: int = 0, width: int = 16) -> nn.Module
 @pytest.mark.parametrize("model", MODELS)
 def test_every_network_fits_its_data(model: str):
     for kind, shape in SHAPES.items():
-        if (kind == "text") != (model == "charformer") and model != "gru":
+        if (kind == "text") != (model in TEXT) and model != "gru":
             with pytest.raises(InputError, match="are for text"):
                 build(model, shape)
             continue
@@ -54,7 +55,7 @@ def test_every_network_fits_its_data(model: str):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_come_from_the_generator_alone(model: str):
-    shape = SHAPES["text" if model == "charformer" else "digits"]
+    shape = SHAPES["text" if model in TEXT else "digits"]
     before = torch.get_rng_state()
     first, again, other = build(model, shape), build(model, shape), build(model, shape, seed=1)
     assert torch.equal(before, torch.get_rng_state())
@@ -63,10 +64,10 @@ def test_weights_come_from_the_generator_alone(model: str):
     assert any(not torch.equal(a, c) for a, _, c in pairs)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", SEEDED)
 def test_seeded_numbers_stay(model: str):
     """Where modules stand and are called places initial weights and noise: stored runs depend on that."""
-    shape, source = SHAPES["text" if model == "charformer" else "digits"], torch.Generator().manual_seed(2)
+    shape, source = SHAPES["text" if model in TEXT else "digits"], torch.Generator().manual_seed(2)
     text = shape.kind == "text"
     x = torch.randn(4, *shape.size, generator=source, dtype=torch.float64) if not text else None
     x = torch.randint(shape.classes, (4, *shape.size), generator=source) if x is None else x
@@ -90,9 +91,37 @@ def test_the_mlp_takes_the_numbers_of_its_generator_as_they_come():
         assert torch.equal(ours, torch.empty_like(ours).uniform_(-bound, bound, generator=generator))
 
 
-def test_the_character_transformer_does_not_look_ahead():
+@pytest.mark.parametrize("name", TEXT)
+def test_transformers_of_text_do_not_look_ahead(name: str):
     shape = SHAPES["text"]
-    model, x = build("charformer", shape), sample(shape)
+    model, x = build(name, shape, width=128), sample(shape)
     changed = x.clone()
     changed[:, 6:] = (changed[:, 6:] + 1) % shape.classes
     torch.testing.assert_close(model(x)[:, :6], model(changed)[:, :6])
+    assert not torch.equal(model(x)[:, 6:], model(changed)[:, 6:])
+
+
+@pytest.mark.parametrize("sites", ["auto", "leaf", 2])
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_tangents_pass_large_transformers(name: str, sites: str | int):
+    """Groups of heads, rotated positions and gates: the derivative along the directions is that of backpropagation."""
+    shape = SHAPES["text"]
+    model, x = build(name, shape, width=128).double(), sample(shape)
+    targets = torch.randint(shape.classes, x.shape)
+
+    def loss_fn(out: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(out.mT, t, reduction="none").mean(1)
+
+    true = gg.estimate(model, gg.Backprop(), loss_fn, x, targets, sites=sites).site_grads
+    est = gg.estimate(model, gg.WPerp(k=3), loss_fn, x, targets, sites=sites)
+    along = [(y[0] * true[site]).flatten(1).sum(1) for site, y in est.directions.items()]
+    torch.testing.assert_close(est.jvp[0], torch.stack(along).sum(0))
+
+
+def test_llama_sees_how_far_apart_tokens_are():
+    """Keys and queries that both move on by as many places meet as before."""
+    layer = Rotary(128, 12)
+    q, k = torch.randn(2, 1, 2, 1, 64).expand(2, 1, 2, 12, 64)
+    met = layer.turned(q) @ layer.turned(k).mT
+    torch.testing.assert_close(met[..., 3:, 3:], met[..., :-3, :-3])
+    assert layer.project_in.out_features == 128 + 2 * 64

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gradguess.errors import GradguessError, InputError, check_count
 from gradguess.model.find_sites import lay_out
