@@ -33,26 +33,23 @@ class Watch:
 
     def __call__(self, row: Row) -> str | None:
         """One line on what is wrong, or None."""
-        kind, words = self._look(row)
+        epoch, accuracy, found = row["epoch"], row.get("train_accuracy"), ""
+        self.idle = self.idle + 1 if row["loss"] >= self.chance_loss else 0
+        if accuracy is not None and accuracy > self.best:
+            self.best, self.best_epoch = accuracy, epoch
+        if wrong := [name for name in LOSSES if not math.isfinite(row.get(name, 0.0))]:
+            found = f"diverged: the {wrong[0].replace('_', ' ')} of epoch {epoch} is NaN or infinite."
+        elif accuracy is not None and accuracy <= self.chance + NEAR and self.best >= self.chance + FAR:
+            fell = f"the training accuracy fell to chance ({accuracy:.3f}), from {self.best:.3f} at epoch"
+            found = f"collapsed: {fell} {self.best_epoch}."
+        elif self.idle >= PATIENCE:
+            stays = f"the loss has been no better than chance ({self.chance_loss:.3f}) for {self.idle} epochs."
+            found = f"not learning: {stays}"
+        kind = found.partition(":")[0]
         if not kind or kind in self.named:
             return None
         self.named.add(kind)
-        return f"{kind}: {words} {self.remedy}"
-
-    def _look(self, row: Row) -> tuple[str, str]:
-        epoch, accuracy = row["epoch"], row.get("train_accuracy")
-        self.idle = self.idle + 1 if row["loss"] >= self.chance_loss else 0
-        if wrong := [name for name in LOSSES if not math.isfinite(row.get(name, 0.0))]:
-            return "diverged", f"the {wrong[0].replace('_', ' ')} of epoch {epoch} is NaN or infinite."
-        if accuracy is not None and accuracy > self.best:
-            self.best, self.best_epoch = accuracy, epoch
-        if accuracy is not None and accuracy <= self.chance + NEAR and self.best >= self.chance + FAR:
-            fell = f"the training accuracy fell to chance ({accuracy:.3f}), from {self.best:.3f} at epoch"
-            return "collapsed", f"{fell} {self.best_epoch}."
-        if self.idle >= PATIENCE:
-            stays = f"the loss has been no better than chance ({self.chance_loss:.3f}) for {self.idle} epochs."
-            return "not learning", stays
-        return "", ""
+        return f"{found} {self.remedy}"
 
 
 def watch_for(config: TrainConfig, targets: Tensor) -> Watch:

@@ -15,7 +15,7 @@ from gradguess_lab.streams import plan
 from gradguess_lab.streams.config import RULES, StreamConfig
 from gradguess_lab.streams.run import run
 from gradguess_lab.streams.tasks import TASKS
-from gradguess_lab.streams.tmaze import TMaze
+from gradguess_lab.streams.tmaze import Corridors
 
 SMALL = StreamConfig(delay=2, k=3, width=6, streams=3, steps=12, truncation=3, refresh=5)
 
@@ -24,7 +24,7 @@ def moments(name: str, count: int, streams: int = 4, delay: int = 3, seed: int =
     return TASKS[name], list(islice(TASKS[name].moments(streams, delay, torch.Generator().manual_seed(seed)), count))
 
 
-@pytest.mark.parametrize("name", [name for name in TASKS if name != "characters"])
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in ("characters", "tmaze")])
 def test_a_task_gives_what_it_says_and_the_same_for_the_same_seed(name):
     task, found = moments(name, 20)
     _, again = moments(name, 20)
@@ -66,7 +66,7 @@ def test_chaos_is_normalised_and_asks_for_the_next_value(name):
 
 
 def test_the_maze():
-    maze = TMaze(2, 3, torch.Generator().manual_seed(0))
+    maze = Corridors(2, 3, torch.Generator().manual_seed(0))
     assert torch.equal(maze.seen().argmax(1), maze.goal)
     goal = maze.goal.clone()
     for _ in range(3):

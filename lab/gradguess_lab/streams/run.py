@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,9 +12,8 @@ from torch import nn
 
 from gradguess.online import LRU, Online, Recurrent
 from gradguess_lab.environment import check_device, describe, resident_kilobytes
-from gradguess_lab.streams import tmaze
 from gradguess_lab.streams.config import RULES, StreamConfig
-from gradguess_lab.streams.tasks import TASKS, Balance, Task
+from gradguess_lab.streams.tasks import TASKS, Balance
 
 POINTS = 100  # of the curves
 TAIL = 0.1  # the part of the run over which the final error is taken
@@ -31,18 +30,13 @@ def run(config: StreamConfig, on_point: Callable[[dict[str, Any]], None] | None 
     """
     check_device(config.device)
     generator = torch.Generator().manual_seed(1000 + config.seed)
-    task = TASKS.get(config.task)
-    sizes = (task.inputs, task.outputs) if task else (tmaze.SEES, tmaze.OUTPUTS)
+    task = TASKS[config.task]
     with torch.random.fork_rng(devices=[]):  # the global generator is left alone
         torch.default_generator.manual_seed(config.seed)
-        model = build(config, *sizes).to(config.device)
+        model = build(config, task.inputs, task.outputs).to(config.device)
     online = Online(model, RULES[config.rule](config), config.seed)
     optimiser = torch.optim.Adam(model.parameters(), lr=config.lr)
-    if task:
-        steps = _watching(config, task, generator, online, optimiser)
-    else:
-        maze = tmaze.TMaze(config.streams, config.delay, generator)
-        steps = tmaze.acting(online, optimiser, maze, config.device)
+    steps = task.steps(config, generator, online, optimiser)
     curve: list[dict[str, Any]] = []
     recent, tail, times = list[float](), list[float](), list[float]()
     last = config.steps - max(1, int(TAIL * config.steps))
@@ -68,7 +62,7 @@ def run(config: StreamConfig, on_point: Callable[[dict[str, Any]], None] | None 
         "key": config.key,
         "config": config.as_dict(),
         "error": None if failed else _mean(tail),
-        "chance": task.chance if task else 0.5,
+        "chance": task.chance,
         "step_ms": _mean([point["step_ms"] for point in curve[1:] or curve]),
         "memory_mb": online.kept_bytes / 1e6,
         "skipped": online.skipped,
@@ -95,21 +89,6 @@ def build(config: StreamConfig, inputs: int, outputs: int) -> nn.Module:
             cell.bias_ih.zero_()
             cell.bias_hh.zero_()
     return Recurrent(cell, nn.Linear(width, outputs))
-
-
-def _watching(
-    config: StreamConfig, task: Task, generator: torch.Generator, online: Online, optimiser: torch.optim.Optimizer
-) -> Iterator[list[float]]:
-    """Make one step after the other; each yields the errors that were made in it."""
-    for count, moment in enumerate(task.moments(config.streams, config.delay, generator)):
-        if moment.ended is not None and count:
-            online.reset(moment.ended.to(config.device))
-        target = None if moment.target is None else moment.target.to(config.device)
-        optimiser.zero_grad()
-        online(task.losses, moment.x.to(config.device), target)
-        if target is not None and (not config.stop or count < config.stop):
-            optimiser.step()
-        yield [] if target is None else [task.error(online.output, target)]
 
 
 def _mean(values: list[float]) -> float | None:

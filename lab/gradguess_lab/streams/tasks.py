@@ -14,8 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from gradguess.online import Online
 from gradguess_lab.data import load
 from gradguess_lab.datasets import CHARACTERS
+from gradguess_lab.streams.config import StreamConfig
+from gradguess_lab.streams.tmaze import TMaze
 
 Judged = Literal["squared", "classes", "bits"]
 SYMBOLS, LENGTH = 8, 5  # of the copy task
@@ -47,10 +50,10 @@ class Task:
     """
 
     moments: Moments
-    inputs: int
-    outputs: int
-    judged: Judged
-    chance: float
+    inputs: int = 1
+    outputs: int = 1
+    judged: Judged = "squared"
+    chance: float = 1.0
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """What is minimised, one number per stream."""
@@ -65,21 +68,21 @@ class Task:
         scale = 1 / torch.log(torch.tensor(2.0)) if self.judged == "bits" else 1.0
         return float(self.losses(output, target).mean() * scale)
 
+    def steps(
+        self, config: StreamConfig, generator: torch.Generator, online: Online, optimiser: torch.optim.Optimizer
+    ) -> Iterator[list[float]]:
+        """Make one step after the other; each yields the errors that were made in it."""
+        for count, moment in enumerate(self.moments(config.streams, config.delay, generator)):
+            if moment.ended is not None and count:
+                online.reset(moment.ended.to(config.device))
+            target = None if moment.target is None else moment.target.to(config.device)
+            optimiser.zero_grad()
+            online(self.losses, moment.x.to(config.device), target)
+            if target is not None and (not config.stop or count < config.stop):
+                optimiser.step()
+            yield [] if target is None else [self.error(online.output, target)]
 
-TASKS: dict[str, Task] = {}
 
-
-def _task(inputs: int = 1, outputs: int = 1, judged: Judged = "squared", chance: float = 1.0) -> Callable[..., Moments]:
-    """Make a task of the generator function below, and put it under its name into `TASKS`."""
-
-    def put(moments: Moments) -> Moments:
-        TASKS[moments.__name__] = Task(moments, inputs, outputs, judged, chance)
-        return moments
-
-    return put
-
-
-@_task()
 def recall(streams: int, delay: int, generator: torch.Generator) -> Iterator[Moment]:
     """Random signs come in; the one of `delay` steps ago is asked for, at every step."""
     past = torch.zeros(streams, delay + 1)
@@ -89,7 +92,6 @@ def recall(streams: int, delay: int, generator: torch.Generator) -> Iterator[Mom
         yield Moment(signs, past[:, :1])
 
 
-@_task(SYMBOLS + 2, SYMBOLS, "classes", 1 - 1 / SYMBOLS)
 def copy(streams: int, delay: int, generator: torch.Generator) -> Iterator[Moment]:
     """Five symbols out of eight come in, then blanks, then cues: at each cue the next symbol is asked for.
 
@@ -112,7 +114,6 @@ def copy(streams: int, delay: int, generator: torch.Generator) -> Iterator[Momen
 # attractors, since a stream has no end).
 
 
-@_task()
 def henon(streams: int, delay: int, generator: torch.Generator) -> Iterator[Moment]:
     """The Hénon map, a = 1.4, b = 0.3; x is seen."""
 
@@ -124,7 +125,6 @@ def henon(streams: int, delay: int, generator: torch.Generator) -> Iterator[Mome
     return _first_coordinate(start, after, 0.2573, 0.7209)
 
 
-@_task()
 def lorenz(streams: int, delay: int, generator: torch.Generator) -> Iterator[Moment]:
     """The Lorenz system, two Euler steps of 0.01 at a time; x is seen."""
 
@@ -151,7 +151,6 @@ def _first_coordinate(
         count += 1
 
 
-@_task()
 def balancing(streams: int, delay: int, generator: torch.Generator) -> Iterator[Moment]:
     """The output is to be one. The model is `Balance`; nothing comes in."""
     while True:
@@ -183,7 +182,6 @@ class Balance(nn.Module):
         return state[:, :1], state
 
 
-@_task(len(CHARACTERS), len(CHARACTERS), "bits", 4.75)
 def characters(streams: int, delay: int, generator: torch.Generator) -> Iterator[Moment]:
     """The characters of Shakespeare one by one: the next one is asked for.
 
@@ -196,7 +194,6 @@ def characters(streams: int, delay: int, generator: torch.Generator) -> Iterator
         at = at + 1
 
 
-@_task(chance=0.5)
 def sensor(streams: int, delay: int, generator: torch.Generator) -> Iterator[Moment]:
     """A slow wave is read by a sensor with noise, a gain and an offset; the wave itself is asked for.
 
@@ -212,3 +209,15 @@ def sensor(streams: int, delay: int, generator: torch.Generator) -> Iterator[Mom
         wave = torch.sin(phase)
         noise = NOISE * torch.randn(streams, 1, generator=generator)
         yield Moment(torch.exp(wander[0]) * wave + wander[1] + noise, wave)
+
+
+TASKS: dict[str, Task | TMaze] = {
+    "recall": Task(recall),
+    "copy": Task(copy, SYMBOLS + 2, SYMBOLS, "classes", 1 - 1 / SYMBOLS),
+    "henon": Task(henon),
+    "lorenz": Task(lorenz),
+    "balancing": Task(balancing),
+    "characters": Task(characters, len(CHARACTERS), len(CHARACTERS), "bits", 4.75),
+    "sensor": Task(sensor, chance=0.5),
+    "tmaze": TMaze(),
+}

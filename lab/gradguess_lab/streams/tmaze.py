@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from gradguess.online import Later, Online
+from gradguess_lab.streams.config import StreamConfig
 
 SEES, ACTIONS = 4, 3
-OUTPUTS = ACTIONS + 1  # logits and the value
 DISCOUNT, ENTROPY = 0.99, 0.01
 
 
-class TMaze:
+class Corridors:
     """Corridors of length `length`, one for each stream.
 
     Seen is one of: start with the goal left, start with the goal right, corridor, junction. Actions are forward, left
@@ -53,29 +53,37 @@ class TMaze:
         return reward, ended, found
 
 
-def acting(online: Online, optimiser: torch.optim.Optimizer, maze: TMaze, device: str) -> Iterator[list[float]]:
-    """Act, and learn from the reward of each step when the value of the next state is known.
+class TMaze:
+    """The task of the corridors; `gradguess_lab.streams.tasks.Task` says what its members are."""
 
-    Each step yields one number for every episode that ended: 0 at the goal, 1 elsewhere.
-    """
-    waiting: tuple[Later, Tensor, Tensor, Tensor] | None = None
-    while True:
-        online(None, maze.seen().to(device))
-        output = online.output.cpu()
-        if waiting is not None:
-            held, action, reward, ended = waiting
-            worth = reward + DISCOUNT * torch.where(ended, 0.0, output[:, -1])
-            optimiser.zero_grad()
-            held(actor_critic, (action.to(device), worth.to(device)))
-            optimiser.step()
-        chances = output[:, :ACTIONS].softmax(1)
-        action = torch.multinomial(chances, 1, generator=maze.generator)[:, 0]
-        held = online.later()
-        reward, ended, found = maze.act(action)
-        waiting = held, action, reward, ended
-        if bool(ended.any()):
-            online.reset(ended.to(device))
-        yield [0.0 if hit else 1.0 for hit in found[ended].tolist()]
+    inputs, outputs, chance = SEES, ACTIONS + 1, 0.5  # out come logits and the value
+
+    def steps(
+        self, config: StreamConfig, generator: torch.Generator, online: Online, optimiser: torch.optim.Optimizer
+    ) -> Iterator[list[float]]:
+        """Act, and learn from the reward of each step when the value of the next state is known.
+
+        Each step yields one number for every episode that ended: 0 at the goal, 1 elsewhere.
+        """
+        maze, device = Corridors(config.streams, config.delay, generator), config.device
+        waiting: tuple[Later, Tensor, Tensor, Tensor] | None = None
+        while True:
+            online(None, maze.seen().to(device))
+            output = online.output.cpu()
+            if waiting is not None:
+                held, action, reward, ended = waiting
+                worth = reward + DISCOUNT * torch.where(ended, 0.0, output[:, -1])
+                optimiser.zero_grad()
+                held(actor_critic, (action.to(device), worth.to(device)))
+                optimiser.step()
+            chances = output[:, :ACTIONS].softmax(1)
+            action = torch.multinomial(chances, 1, generator=generator)[:, 0]
+            held = online.later()
+            reward, ended, found = maze.act(action)
+            waiting = held, action, reward, ended
+            if bool(ended.any()):
+                online.reset(ended.to(device))
+            yield [0.0 if hit else 1.0 for hit in found[ended].tolist()]
 
 
 def actor_critic(output: Tensor, target: Any) -> Tensor:
