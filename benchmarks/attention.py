@@ -1,12 +1,13 @@
-"""The tangent of attention on a GPU: is the kernel right, and what does it cost beside other ways?
+"""Attention with its tangent on a GPU: how exact is the kernel, and what does it cost beside other ways?
 
-    python benchmarks/attention.py --out FILE.json --parts check,time,tune --seconds 55
+    python benchmarks/attention.py --out FILE.json --parts error,time --seconds 55
 
-`check` compares the kernel with float64 for many settings. `time` gives milliseconds and the peak of memory above the
-arguments, for causal attention over 2048 positions, 8 samples, 8 heads of 64: through the rules of gradguess, in blocks
-of plain operations, by PyTorch's math kernel under forward mode, and by the package jvp_flash_attention if it can be
-imported. `tune` times the kernel with other blocks. The file is written anew after every row; what did not fit into the
-given seconds is named in it.
+`error` gives the norm of the error in value and tangent over the norm of these, in float64, beside PyTorch's math
+kernel; the last size has keys whose tangents share a large part, which changes no weight. `time` gives milliseconds on
+the GPU (of calls in a CUDA graph) and the peak of memory above the arguments, for causal attention: through the rules
+of gradguess, in blocks of plain operations, by PyTorch's math kernel under forward mode, and by the package
+jvp_flash_attention if it can be imported; and what PyTorch's kernels take for the value alone. The file is written anew
+after every row; what did not fit into the given seconds is named in it.
 """
 
 from __future__ import annotations
@@ -27,88 +28,62 @@ import triton
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradguess.backends import kernels
 from gradguess.layers.attention import in_blocks
 from gradguess.layers.table import TangentRules
 
 Row = dict[str, Any]
 HALF, BRAIN = torch.float16, torch.bfloat16
-CHECKS = [  # dtype, batch, heads, heads of keys, queries, keys, head size, kind of mask
-    (HALF, 2, 4, 4, 256, 256, 64, "causal"),
-    (BRAIN, 2, 4, 4, 256, 256, 64, "causal"),
-    (HALF, 2, 4, 2, 200, 331, 64, "none"),
-    (HALF, 2, 4, 4, 77, 130, 64, "boolean"),
-    (BRAIN, 2, 4, 4, 130, 77, 64, "additive"),
-    (HALF, 2, 4, 4, 256, 256, 128, "causal"),
-    (BRAIN, 2, 4, 4, 256, 256, 128, "boolean"),
-    (HALF, 2, 4, 4, 256, 256, 16, "causal"),
-    (HALF, 2, 4, 4, 256, 256, 32, "causal"),
-    (BRAIN, 2, 4, 4, 150, 150, 80, "none"),
-    (HALF, 2, 4, 4, 256, 256, 128, "additive"),
-]
-TILES = [
-    (128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3), (64, 32, 4, 3), (64, 32, 4, 4), (128, 32, 8, 3),
-    (128, 32, 8, 2), (64, 32, 4, 2), (128, 128, 8, 2), (64, 128, 4, 2),
-]  # fmt: skip
+FULL = torch.float32
+ERRORS = [
+    (BRAIN, 64, 0),
+    (HALF, 64, 0),
+    (FULL, 64, 0),
+    (BRAIN, 128, 0),
+    (BRAIN, 64, 30),
+]  # dtype, head size, shared part
 
 
-def arguments(dtype: torch.dtype, q: tuple[int, ...], k: tuple[int, ...]) -> list[Tensor]:
-    """Queries, keys, values and their tangents, from a CPU's generator."""
-    source = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=source).to("cuda", dtype) for shape in (q, k, k, q, k, k)]
+def arguments(dtype: torch.dtype, batch: int, positions: int, d: int) -> list[Tensor]:
+    """Queries, keys, values and their tangents, for 8 heads."""
+    source = torch.Generator("cuda").manual_seed(0)
+    return [torch.randn(batch, 8, positions, d, device="cuda", generator=source).to(dtype) for _ in range(6)]
 
 
-def split(a: list[Tensor], out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    """Queries, keys and values, what attention makes of them, and their tangents together."""
-    return a[0], a[1], a[2], out, tuple(a[3:])
-
-
-def check(setting: tuple[Any, ...]) -> Row:
-    """Errors over the largest number, to be a few roundings; `blocks`: those of plain operations."""
-    dtype, batch, heads, shared, queries, keys, d, kind = setting
-    a = arguments(dtype, (batch, heads, queries, d), (batch, shared, keys, d))
-    mask = None
-    if kind in ("boolean", "additive"):
-        drawn = torch.randn(batch, 1, queries, keys, generator=torch.Generator().manual_seed(1))
-        mask = (drawn > 0 if kind == "boolean" else drawn.masked_fill(drawn < -1, -torch.inf)).cuda()
-        mask[0, 0, 3] = False if kind == "boolean" else -torch.inf  # a query that sees no key
-        mask = mask if kind == "boolean" else mask.to(dtype)
-    rest = kind == "causal", d**-0.5
-    wide = mask.double() if kind == "additive" else mask
-    doubles = [t.double() for t in a]
-    with sdpa_kernel(SDPBackend.MATH):
-        options = {"attn_mask": wide, "is_causal": rest[0], "enable_gqa": True}
-        out = F.scaled_dot_product_attention(*doubles[:3], **options)
-    exact = in_blocks(*split(doubles, out), wide, *rest)
-    found = kernels.attention_tangent(*split(a, out.to(dtype)), mask, *rest)
-    plain = in_blocks(*split(a, out.to(dtype)), mask, *rest)
-    row: Row = {"part": "check", "dtype": str(dtype)[6:], "mask": kind}
-    row |= {"shape": [batch, heads, shared, queries, keys, d]}
-    for name, ours in (("kernel", found), ("blocks", plain)):
-        row[name] = float((ours.double() - exact).abs().max() / exact.abs().max())
-    row["right"] = row["kernel"] < max(2e-5, 4 * torch.finfo(dtype).eps)
+def errors(dtype: torch.dtype, d: int, shared: float) -> Row:
+    a = arguments(dtype, 1, 2048, d)
+    a[4] += shared * a[4][..., :1, :]
+    causal = partial(F.scaled_dot_product_attention, is_causal=True)
+    exact = dual(causal, [t.double() for t in a], sdpa_kernel(SDPBackend.MATH))
+    row: Row = {"part": "error", "dtype": str(dtype)[6:], "d": d, "shared": shared}
+    ways = {"gradguess": TangentRules(), "math kernel": sdpa_kernel(SDPBackend.MATH)}
+    found = {name: dual(causal, a, way) for name, way in ways.items()} | {"PyTorch, value": [causal(*a[:3])]}
+    for name, parts in found.items():
+        row[name] = [float((x.double() - y).norm() / y.norm()) for x, y in zip(parts, exact, strict=False)]
     return row
 
 
-def measured(run: Callable[[], Any], most: float = 0.3) -> Row:
-    """The median of single calls, in milliseconds, and the peak of memory above what is held before, in MB."""
-    run()
+def measured(run: Callable[[], Any]) -> Row:
+    """Milliseconds of a call on the GPU, the least of five replays, and the peak of memory above what is held (MB)."""
+    for _ in range(2):
+        run()
     torch.cuda.synchronize()
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     run()
     torch.cuda.synchronize()
-    peak = (torch.cuda.max_memory_allocated() - held) / 1e6
-    times, end = [], time.perf_counter() + most
-    while time.perf_counter() < end and len(times) < 200:
+    row: Row = {"peak_mb": round((torch.cuda.max_memory_allocated() - held) / 1e6, 2)}
+    graph, calls, times = torch.cuda.CUDAGraph(), 10, []
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            run()
+    for _ in range(6):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         marks[0].record()
-        run()
+        graph.replay()
         marks[1].record()
         torch.cuda.synchronize()
-        times.append(marks[0].elapsed_time(marks[1]))
-    times.sort()
-    return {"ms": times[len(times) // 2], "best_ms": times[0], "peak_mb": peak, "calls": len(times)}
+        times.append(marks[0].elapsed_time(marks[1]) / calls)
+    return row | {"ms": round(min(times[1:]), 4)}
 
 
 def dual(attend: Callable[..., Tensor], a: list[Tensor], *contexts: Any) -> tuple[Tensor, Tensor]:
@@ -118,15 +93,21 @@ def dual(attend: Callable[..., Tensor], a: list[Tensor], *contexts: Any) -> tupl
         return tuple(fwAD.unpack_dual(attend(*(fwAD.make_dual(p, t) for p, t in zip(a[:3], a[3:], strict=True)))))
 
 
+def value(a: list[Tensor], backend: SDPBackend) -> Tensor:
+    with torch.no_grad(), sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(*a[:3], is_causal=True)
+
+
 def ways(a: list[Tensor]) -> dict[str, Callable[[], Any]]:
     causal = partial(F.scaled_dot_product_attention, is_causal=True)
-    scale, out = a[0].shape[-1] ** -0.5, causal(*a[:3])
+    given = (*a[:3], a[3:], None, True, a[0].shape[-1] ** -0.5)
     found: dict[str, Callable[[], Any]] = {
         "gradguess": lambda: dual(causal, a, TangentRules()),
-        "kernel alone": lambda: kernels.attention_tangent(*split(a, out), None, True, scale),
-        "blocks": lambda: in_blocks(*split(a, out), None, True, scale),
+        "blocks": lambda: in_blocks(*given),
         "math kernel": lambda: dual(causal, a, sdpa_kernel(SDPBackend.MATH)),
         "PyTorch, no tangent": lambda: causal(*a[:3]),
+        "flash, no tangent": lambda: value(a, SDPBackend.FLASH_ATTENTION),
+        "cuDNN, no tangent": lambda: value(a, SDPBackend.CUDNN_ATTENTION),
     }
     try:
         from jvp_flash_attention.jvp_attention import JVPAttn  # type: ignore[import-not-found]
@@ -135,53 +116,37 @@ def ways(a: list[Tensor]) -> dict[str, Callable[[], Any]]:
     return found | {"jvp_flash_attention": lambda: dual(partial(JVPAttn.fwd_dual, causal=True), a)}
 
 
-SIZES = [  # dtype, samples, positions, head size
-    (HALF, 8, 2048, 64), (BRAIN, 8, 2048, 64), (HALF, 1, 8192, 64), (HALF, 8, 2048, 128),
-    (HALF, 64, 128, 64), (HALF, 64, 32, 64),
+SIZES = [  # dtype, samples, positions, head size; 8 heads
+    (HALF, 8, 2048, 64), (BRAIN, 8, 2048, 64), (HALF, 1, 8192, 64), (HALF, 8, 2048, 128), (FULL, 8, 2048, 64),
+    (BRAIN, 32, 2048, 64), (BRAIN, 8, 2048, 32), (BRAIN, 64, 256, 64), (FULL, 64, 256, 64),
 ]  # fmt: skip
 
 
-def timed(size: tuple[Any, ...]) -> list[Row]:
-    dtype, batch, positions, d = size
-    shape = (batch, 8, positions, d)
-    a, rows, truth = arguments(dtype, shape, shape), [], None
+def timed(dtype: torch.dtype, batch: int, positions: int, d: int) -> list[Row]:
+    a, rows = arguments(dtype, batch, positions, d), []
     for name, run in ways(a).items():
-        row: Row = {"part": "time", "way": name, "dtype": str(dtype)[6:], "shape": list(shape)}
+        if name in ("blocks", "math kernel") and batch * positions > 16384:
+            continue
+        row: Row = {"part": "time", "way": name, "dtype": str(dtype)[6:], "shape": [batch, 8, positions, d]}
         try:
-            out = run()
-            out = out if isinstance(out, list | tuple) else [out]
-            truth = truth or [t.float() for t in out]
-            row["apart"] = float((out[-1].float() - truth[-1]).abs().max()) if "no tangent" not in name else None
-            del out
             row |= measured(run)
         except Exception as error:
             row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
         rows.append(row)
+        torch.cuda.empty_cache()
     return rows
-
-
-def tuned(dtype: torch.dtype, d: int, tiles: tuple[int, int, int, int]) -> Row:
-    shape = (8, 8, 2048, d)
-    row: Row = {"part": "tune", "dtype": str(dtype)[6:], "d": d, "tiles": list(tiles)}
-    a = arguments(dtype, shape, shape)
-    try:
-        return row | measured(lambda: kernels.attention_tangent(*split(a, a[2]), None, True, d**-0.5, tiles=tiles), 0.2)
-    except Exception as error:  # too much shared memory, for instance
-        return row | {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--parts", default="time,tune,check")
+    parser.add_argument("--parts", default="error,time")
     parser.add_argument("--seconds", type=float, default=55)
     options = parser.parse_args()
     end = time.perf_counter() + options.seconds
     jobs: dict[str, list[Callable[[], Any]]] = {
-        "check": [partial(check, setting) for setting in CHECKS],
-        "time": [partial(timed, size) for size in SIZES],
-        "tune": [partial(tuned, HALF, 64, tiles) for tiles in TILES]
-        + [partial(tuned, HALF, 128, tiles) for tiles in ((128, 32, 8, 2), (64, 32, 4, 2), (64, 64, 8, 2))],
+        "error": [partial(errors, *size) for size in ERRORS],
+        "time": [partial(timed, *size) for size in SIZES],
     }
     found: Row = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     found |= {"rows": [], "left_out": []}

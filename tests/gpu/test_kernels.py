@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradguess.guesses import GatedBasis
+from gradguess.layers.attention import in_blocks
 from gradguess.layers.table import TangentRules
 from gradguess.linalg import orthonormal_columns
 
@@ -44,14 +45,15 @@ def test_orthonormal_columns(d: int, k: int):
 
 @pytest.mark.parametrize("kind", ["none", "causal", "boolean", "additive", "float32"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, "autocast"])
-def test_attention_with_a_tangent_and_a_graph(dtype: torch.dtype | str, kind: str):
-    """PyTorch's output, its gradient, and our tangent, against float64."""
+@pytest.mark.parametrize("graph", [False, True])
+def test_attention_with_a_tangent(dtype: torch.dtype | str, kind: str, graph: bool):
+    """Output and tangent against float64; with a graph, the output's gradient too."""
     half = torch.bfloat16 if dtype == "autocast" else dtype
-    a = [noise(2, 4, 70, 32, seed=i).to(half).cuda() for i in range(7)]
+    a = [noise(2, 4, 170, 32, seed=i).to(half).cuda() for i in range(7)]
     given = [t.float() for t in a] if dtype == "autocast" else a
     mask = None
     if kind not in ("none", "causal"):
-        mask = noise(2, 1, 70, 70, seed=9).cuda()
+        mask = noise(2, 1, 170, 170, seed=9).cuda()
         mask = mask > 0 if kind == "boolean" else mask.to(torch.float32 if kind == "float32" else given[0].dtype)
         mask[0, 0, 3] = False if kind == "boolean" else -torch.inf  # a query that sees no key
         if kind == "float32" and dtype in (torch.float16, torch.bfloat16):
@@ -65,11 +67,38 @@ def test_attention_with_a_tangent_and_a_graph(dtype: torch.dtype | str, kind: st
     with sdpa_kernel(SDPBackend.MATH):
         expected = torch.autograd.functional.jvp(attend, tuple(wide), tuple(t.double() for t in a[3:6]))
         slopes = torch.autograd.grad(attend(*wide), wide, a[6].double())
-    leaves = [t.clone().requires_grad_() for t in given[:3]]
+    leaves = [t.clone().requires_grad_(graph) for t in given[:3]]
     lower = torch.autocast("cuda", torch.bfloat16, enabled=dtype == "autocast")
     with lower, fwAD.dual_level(), TangentRules(always=True):
         out, moved = fwAD.unpack_dual(attend(*map(fwAD.make_dual, leaves, given[3:6])))
-    found = torch.autograd.grad(out, leaves, a[6].to(out.dtype))
+    assert out.requires_grad == graph
+    found = torch.autograd.grad(out, leaves, a[6].to(out.dtype)) if graph else ()
+    slopes = slopes if graph else ()
     near = 1e-4 if half == torch.float32 else 8 * torch.finfo(half).eps
     for ours, theirs in zip((out, moved, *found), (*expected, *slopes), strict=True):
         assert float((ours - theirs).detach().abs().max()) < near * max(1.0, float(theirs.detach().abs().max()))
+
+
+@pytest.mark.parametrize("kind", ["eager", "compiled"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_with_a_tangent_in_a_cuda_graph(dtype: torch.dtype, kind: str):
+    """A replay sees what the arguments hold by then."""
+
+    def run(a: list[Tensor]) -> list[Tensor]:
+        return list(torch.ops.gradguess.attention(*a[:3], a[3:], None, True, 0.2))
+
+    work = torch.compile(run, fullgraph=True) if kind == "compiled" else run
+    a = [torch.zeros(2, 4, 150, 40, device="cuda", dtype=dtype) for _ in range(6)]
+    for _ in range(2):
+        work(a)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = work(a)
+    for i, t in enumerate(a):
+        t.copy_(noise(2, 4, 150, 40, seed=i))
+    graph.replay()
+    wide = [t.double().cpu() for t in a]
+    options = {"is_causal": True, "scale": 0.2}
+    expected = F.scaled_dot_product_attention(*wide[:3], **options), in_blocks(*wide[:3], wide[3:], None, True, 0.2)
+    for ours, truth in zip(found, expected, strict=True):
+        assert relative(ours, truth) < (1e-5 if dtype == torch.float32 else 3e-3)

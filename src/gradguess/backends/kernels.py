@@ -1,4 +1,4 @@
-"""Launching the Triton kernels: the tangent of attention, and noise.
+"""Launching the Triton kernels: attention with its tangent, and noise.
 
 Triton comes with PyTorch for CUDA. Callers ask `attends` or `fills` first. The slow twins are in `layers.attention` and
 `noise`.
@@ -12,18 +12,19 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
 HEAD = 128  # the largest head of attention
+ROWS, KEYS, WARPS = 64, 32, 4  # a block of attention: what a warp holds fits into its registers, at all head sizes
+EXACT = "bf16x6"  # products of float32 on tensor cores: as exact as others, and three times as fast as without these
 BLOCK = 512  # words of noise for each program
-# By head size: queries and keys of a block of attention, warps, stages. What a warp holds fits into its registers.
-TILES = {16: (128, 64, 8, 3), 32: (64, 64, 4, 3), 64: (64, 64, 4, 2), 128: (128, 32, 8, 2)}
 
 
-def attends(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the kernel for attention can work on these queries, keys and values. It is for half precision."""
-    if q.dim() != 4 or q.dtype not in HALF:
+def attends(q: Tensor, k: Tensor, v: Tensor, scale: float) -> bool:
+    """Whether the kernel for attention can work on these queries, keys and values."""
+    if q.dim() != 4 or q.dtype not in (*HALF, torch.float32) or scale <= 0:
         return False
     return q.numel() > 0 and k.numel() > 0 and q.shape[-1] == v.shape[-1] <= HEAD and _here(q)
 
@@ -44,30 +45,38 @@ def _here(t: Tensor) -> bool:
     return t.is_cuda and t.device.index == torch.cuda.current_device() and _installed()
 
 
-def attention_tangent(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, tangents: Sequence[Tensor], mask: Tensor | None, causal: bool,
-    scale: float, tiles: tuple[int, int, int, int] | None = None,
-) -> Tensor:  # fmt: skip
-    """`layers.attention.attention_tangent` in one kernel, for four dimensions; `tiles` as in `TILES`."""
-    result = like_queries(q, v)
-    (q, dq), (k, dk), (v, dv) = (_alike(*pair) for pair in zip((q, k, v), tangents, strict=True))
-    out = out if out.stride(-1) == 1 else out.contiguous()
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, tangents: Sequence[Tensor | None], mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """`F.scaled_dot_product_attention` and `layers.attention.attention_tangent` in one kernel, where it `attends`."""
+    out, dout = like_queries(q, v), like_queries(q, v)
     batch, heads, queries, d = q.shape
     keys = k.shape[-2]
-    kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
-    bias = q if mask is None else mask.view(torch.uint8) if kind == 1 else mask
-    shown = (0, 0, 0, 0) if mask is None else bias.expand(batch, heads, queries, keys).stride()
     D = max(16, 1 << (d - 1).bit_length())
-    rows, columns, warps, stages = tiles or TILES[D]
-    rows = min(rows, max(16, 1 << (queries - 1).bit_length()))
-    columns = min(columns, max(16, 1 << (keys - 1).bit_length()))
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *shown, *out.stride()[:3], *result.stride()[:3])
-    _jit().attention_tangent[(-(-queries // rows) * batch * heads,)](
-        q, dq, k, dk, v, dv, bias, out, result, *strides, heads, heads // k.shape[1], queries, keys, scale,
-        kind, causal, d, D, rows, columns,
-        num_warps=warps, num_stages=stages,
+    dq, dk, dv = tangents
+    told = [
+        _described(t, block, D) for t, block in ((q, ROWS), (dq, ROWS), (k, KEYS), (dk, KEYS), (v, KEYS), (dv, KEYS))
+    ]
+    if mask is not None:
+        mask = (mask.view(torch.uint8) if mask.dtype == torch.bool else mask).expand(batch, heads, queries, keys)
+    strides = (*((0, 0, 0, 0) if mask is None else mask.stride()), *out.stride()[:3])
+    _jit().attention[(-(-queries // ROWS) * batch * heads,)](
+        *told, mask, out, dout, *strides, heads, heads // k.shape[1], queries, keys, scale,
+        causal, d, D, ROWS, KEYS, EXACT, min(3, 512 // (D * q.element_size())), num_warps=WARPS,
     )  # fmt: skip
-    return result
+    return out, dout
+
+
+def _described(t: Tensor | None, rows: int, D: int) -> Any:
+    """For the hardware that copies blocks: a tensor whose positions start at multiples of 16 bytes."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    if t is None:
+        return None
+    step = 16 // t.element_size()
+    if t.stride(-1) != 1 or t.data_ptr() % 16 or any(n % step or n == 0 for n in t.stride()[:-1]):
+        t = F.pad(t, (0, -t.shape[-1] % step)).contiguous()
+    return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, rows, D])
 
 
 def like_queries(q: Tensor, v: Tensor) -> Tensor:
@@ -85,11 +94,6 @@ def normal_numbers(key: Tensor, row: int, rows: int, column: int, columns: int, 
     if z.numel():
         _jit().normal_numbers[(-(-rows * words // BLOCK),)](key, z, row, column, rows, words, columns, BLOCK)
     return z
-
-
-def _alike(t: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
-    """With the same strides, and the numbers of one position side by side."""
-    return (t, dt) if t.stride() == dt.stride() and t.stride(-1) == 1 else (t.contiguous(), dt.contiguous())
 
 
 @cache

@@ -11,7 +11,7 @@ square. `O` is PyTorch's: a graph that is recorded beside the tangent, or in a s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -53,15 +53,14 @@ def tangent(
         attn_mask = attn_mask.double() if q.dtype == torch.float64 else _as_autocast(attn_mask)  # float32 is misread
     attend = function if _fused(q, k, v, attn_mask) else partial(_attend_in_blocks, function)
     with full_precision(q.device):
-        with sdpa_kernel(_KERNELS):
-            out = attend(q, k, v, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
-        if all(t is None for _, t in duals):
-            return out
-        pairs = zip((q, k, v), duals, strict=True)
-        moved = [torch.zeros_like(p) if t is None else t.to(p.dtype) for p, (_, t) in pairs]
+        given = (q, k, v, [t if t is None else t.to(q.dtype) for _, t in duals], attn_mask, is_causal, scale)
+        none = all(t is None for _, t in duals)
         with torch.no_grad():
-            dout = attention_tangent(q, k, v, out, moved, attn_mask, is_causal, scale)
-        return fwAD.make_dual(out, dout)
+            out, dout = (None, None) if none else attention_tangent(*given)
+        if out is None or (torch.is_grad_enabled() and any(p.requires_grad for p in (q, k, v))):
+            with sdpa_kernel(_KERNELS):
+                out = attend(q, k, v, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        return out if dout is None else fwAD.make_dual(out, dout)
 
 
 def _attend_in_blocks(
@@ -118,83 +117,86 @@ def attention_tangent(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
-    tangents: Sequence[Tensor],
+    tangents: Sequence[Tensor | None],
     mask: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
-) -> Tensor:
-    """The derivative of `out = F.scaled_dot_product_attention(q, k, v)` along `tangents`.
+) -> tuple[Tensor | None, Tensor]:
+    """The derivative of `F.scaled_dot_product_attention(q, k, v)` along `tangents`, beside its value.
 
-    Half precision is summed in float32. Queries that see no key get zeros. In a trace it is one operation, but plain
-    ones, which are fused there, for a block of queries that no kernel is for. The kernel subtracts a multiple of the
-    rounded `out`, so that it loses accuracy where a tangent moves all scores of a query alike.
+    Half precision is summed in float32 and rounded once. Queries that see no key get zeros. In a trace it is one
+    operation, but plain ones, which are fused there, for a block of queries in full precision.
 
     Args:
         q: (..., heads, T, d).
         k: (..., heads, N, d). Where it has fewer heads than `q`, neighbouring heads share one.
         v: (..., heads, N, e).
-        out: (..., heads, T, e).
-        tangents: of `q`, `k` and `v`, and like these.
+        tangents: of `q`, `k` and `v`, and like these; None for a constant.
         mask: broadcasts to (..., heads, T, N). True where a query sees a key, or a number that is added to the score.
         causal: a query sees the keys up to its own position.
         scale: of the scores; 1/√d if not given.
 
     Returns:
-        like `out`.
+        (..., heads, T, e): the value, or None where no kernel makes both, and the derivative.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    rest = (q, k, v, list(tangents), mask, causal, scale)
     if 0 < q.shape[-2] <= BLOCK and k.shape[-2] <= 4 * BLOCK and q.dtype not in kernels.HALF:
-        return next(_rows(q, k, v, tangents, mask, causal, scale))[-1]
-    found: Tensor = torch.ops.gradguess.attention_tangent(q, k, v, out, list(tangents), mask, causal, scale)
-    return found
+        return None, next(_rows(*rest))[-1]
+    if kernels.attends(q, k, v, scale):
+        value, moved = torch.ops.gradguess.attention(*rest)
+        return value, moved
+    return None, torch.ops.gradguess.attention_tangent(*rest)
 
 
-_NAME = "gradguess::attention_tangent"
-torch.library.define(
-    _NAME,
-    "(Tensor q, Tensor k, Tensor v, Tensor out, Tensor[] tangents, Tensor? mask, bool causal, float scale) -> Tensor",
-)
+_GIVEN = "(Tensor q, Tensor k, Tensor v, Tensor?[] tangents, Tensor? mask, bool causal, float scale)"
 
 
-@torch.library.register_fake(_NAME)
-def _empty(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> Tensor:
-    return kernels.like_queries(q, v)
+def _operation(name: str, result: str, work: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """One operation for traces, of attention's arguments."""
+    torch.library.define(f"gradguess::{name}", f"{_GIVEN} -> {result}")
+    torch.library.impl(f"gradguess::{name}", "CompositeExplicitAutograd")(work)
+    torch.library.register_fake(f"gradguess::{name}")(fake)
 
 
-def in_blocks(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *rest: Any) -> Tensor:
-    """`attention_tangent` in plain operations, `BLOCK` queries at a time. `out` is not needed: P is there."""
-    result = _empty(q, k, v)
+def in_blocks(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    """`attention_tangent` in plain operations, `BLOCK` queries at a time."""
+    result = kernels.like_queries(q, v)
     for rows, moved in _rows(q, k, v, *rest):
         result[..., rows, :] = moved
     return result
 
 
-@torch.library.impl(_NAME, "CompositeExplicitAutograd")
-def _by_kernel_or_blocks(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-    scale = rest[-1]
-    work = kernels.attention_tangent if scale > 0 and kernels.attends(q, k, v) else in_blocks
-    return work(q, k, v, *rest)
+_operation("attention_tangent", "Tensor", in_blocks, lambda q, k, v, *rest: kernels.like_queries(q, v))
+_operation(
+    "attention", "(Tensor, Tensor)", lambda *given: kernels.attention(*given),
+    lambda q, k, v, *rest: (kernels.like_queries(q, v), kernels.like_queries(q, v)),
+)  # fmt: skip
 
 
 def _rows(
-    q: Tensor, k: Tensor, v: Tensor, tangents: Sequence[Tensor], mask: Tensor | None, causal: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, tangents: Sequence[Tensor | None], mask: Tensor | None, causal: bool, scale: float
 ) -> Iterator[tuple[slice, Tensor]]:
     """The queries of each block, and the tangent of their outputs."""
-    dq, dk, dv = tangents
-    k, v, dk, dv = (_for_each_head(t, q) for t in (k, v, dk, dv))
     wide = torch.float32 if q.dtype in kernels.HALF else q.dtype
-    q, k, v, dq, dk, dv = (t.to(wide) for t in (q, k, v, dq, dk, dv))
-    q = q * scale
-    moving, along = torch.cat([dq * scale, q], -1), torch.cat([k, dk], -1)  # dS is one product of the two
+    k, v = (_for_each_head(t.to(wide), q) for t in (k, v))
+    dq, dk, dv = (None if t is None else t.to(wide) for t in tangents)
+    dk, dv = (None if t is None else _for_each_head(t, q) for t in (dk, dv))
+    q = q.to(wide) * scale
+    sides = [] if dq is None else [(dq * scale, k)]
+    sides += [] if dk is None else [(q, dk)]
+    moving, along = (torch.cat(side, -1) for side in zip(*sides, strict=True)) if sides else (q, k)
     for rows, keys, shown in _blocks(q, k, mask, causal):
         S = q[..., rows, :] @ k[..., keys, :].mT
         if shown is not None:
             S = S.masked_fill_(~shown, -math.inf) if shown.dtype == torch.bool else S.add_(shown)
         P = torch.softmax(S, -1) if shown is None else torch._safe_softmax(S, -1)
-        W = (moving[..., rows, :] @ along[..., keys, :].mT).mul_(P)  # P ∘ dS
-        W -= P * W.sum(-1, keepdim=True)  # what moves all scores of a query alike cancels here, before it is rounded
-        yield rows, P @ dv[..., keys, :] + W @ v[..., keys, :]
+        moved: Any = 0 if dv is None else P @ dv[..., keys, :]
+        if sides:
+            W = (moving[..., rows, :] @ along[..., keys, :].mT).mul_(P)  # P ∘ dS, which is one product
+            W -= P * W.sum(-1, keepdim=True)  # what moves all scores of a query alike cancels here, before rounding
+            moved = moved + W @ v[..., keys, :]
+        yield rows, moved
 
 
 def _for_each_head(t: Tensor, q: Tensor) -> Tensor:
