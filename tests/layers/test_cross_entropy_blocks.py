@@ -10,10 +10,12 @@ import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+import gradguess as gg
 from gradguess.layers import cross_entropy
 from gradguess.layers.table import TangentRules
-from gradguess.passes.forward_mode import forward_mode
+from models import Net
 
 CLASSES = 6
 
@@ -137,18 +139,70 @@ def test_a_weight_that_changes_before_the_gradient_is_noticed(small_blocks):
         losses.sum().backward()
 
 
-@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="PyTorch 2.13 brought it")
-@pytest.mark.parametrize("dual", ["input", "weight", "bias"])
+HIDDEN = 5
+fused = pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="PyTorch 2.13 brought it")
+
+
+def linear(rules: bool, dual: str, graph: bool, **options: object) -> list[Tensor]:
+    """Losses, what the tangent of one argument moves, and the gradients of all."""
+    given = {"x": noise(7, HIDDEN), "weight": noise(CLASSES, HIDDEN, seed=1), "bias": noise(CLASSES, seed=3)}
+    leaves = {name: t.requires_grad_(graph) for name, t in given.items()}
+    with fwAD.dual_level(), torch.set_grad_enabled(graph), TangentRules(always=True) if rules else nullcontext():
+        moving = {name: fwAD.make_dual(t, noise(*t.shape, seed=4)) if name == dual else t for name, t in leaves.items()}
+        chosen = {"linear_bias": moving["bias"], "reduction": "none"} | options
+        value, moved = fwAD.unpack_dual(F.linear_cross_entropy(moving["x"], moving["weight"], targets(7), **chosen))
+        value = value.clone()
+    grads = torch.autograd.grad((value * value).sum(), list(leaves.values())) if graph else ()
+    return [value.detach(), *([moved.detach()] if dual else []), *grads]
+
+
+@fused
+@pytest.mark.parametrize("options", [{}, {"weight": noise(CLASSES, seed=3).exp(), "label_smoothing": 0.1}], ids=str)
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("dual", ["", "x", "weight", "bias"])
+def test_a_linear_cross_entropy_in_blocks_is_the_whole(dual, graph, options, small_blocks):
+    for ours, theirs in zip(linear(True, dual, graph, **options), linear(False, dual, graph, **options), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@fused
+def test_no_pass_of_a_linear_cross_entropy_holds_all_logits(small_blocks):
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            largest = max([largest, *(t.numel() for t in tree_leaves(out) if isinstance(t, Tensor))])
+            return out
+
+    with Watch():
+        linear(True, "x", True)
+    assert largest < 7 * CLASSES
+
+
+@fused
+@pytest.mark.parametrize("dual", ["x", "weight", "bias"])
 def test_a_linear_cross_entropy_in_chunks_carries_a_tangent(dual):
     """PyTorch's own chunks lose it and do not say so."""
-    named = {"input": noise(7, 5), "weight": noise(CLASSES, 5, seed=1), "bias": noise(CLASSES, seed=3)}
-
-    def found(options: object) -> tuple[Tensor, Tensor]:
-        with forward_mode(torch.nn.Linear(1, 1)):
-            given = named | {dual: fwAD.make_dual(named[dual], noise(*named[dual].shape, seed=4))}
-            x, weight, bias = given.values()
-            chosen = {"linear_bias": bias, "reduction": "none", "options": options}
-            return tuple(fwAD.unpack_dual(F.linear_cross_entropy(x, weight, targets(7), **chosen)))
-
-    for a, b in zip(found(torch.nn.LinearCrossEntropyOptions()), found(None), strict=True):
+    chunks = linear(True, dual, False, options=torch.nn.LinearCrossEntropyOptions())
+    for a, b in zip(chunks, linear(False, dual, False), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@fused
+def test_a_head_inside_of_the_loss_learns_as_one_beside_it(small_blocks):
+    """Where the output's derivative is exact, the last layer's gradient is that of backpropagation."""
+    stem, head = torch.nn.Linear(4, HIDDEN).double(), torch.nn.Linear(HIDDEN, CLASSES).double()
+
+    def losses(m, x, t):
+        return F.linear_cross_entropy(
+            torch.tanh(m.stem(x)), m.head.weight, t, linear_bias=m.head.bias, reduction="none"
+        )
+
+    model, x = Net(losses, stem=stem, head=head), noise(7, 4)
+    gg.ForwardGradient(model, gg.WPerp(k=2))(lambda out, t: out, (x, targets(7)), targets(7))
+    found = [head.weight.grad, head.bias.grad]
+    expected = torch.autograd.grad(losses(model, x, targets(7)).mean(), [head.weight, head.bias])
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)

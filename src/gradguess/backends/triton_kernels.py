@@ -82,9 +82,12 @@ def _sweep(  # type: ignore[no-untyped-def]
                 seen = seen & (at + j[None, :] <= first + i[:, None])
             s = tl.where(seen, s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
-        level = tl.where(higher > float("-inf"), higher, 0.0) * unit  # zero for a query that has seen no key yet
-        p = tl.exp2(s * unit - level[:, None])
-        fade = tl.exp2(top * unit - level)
+        level = tl.where(higher > float("-inf"), higher, 0.0)  # zero for a query that has seen no key yet
+        if mask is None:
+            p = tl.exp2(s * unit - (level * unit)[:, None])
+        else:  # zero where both are huge, however products are rounded
+            p = tl.exp2((s - level[:, None]) * unit)
+        fade = tl.exp2((top - level) * unit)
         total, top = total * fade + tl.sum(p, 1), higher
         value = _rows(v, b, h, at, KEYS, D)
         out = _add_product(out * fade[:, None], p, value, EXACT)
