@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradguess.errors import InputError
 from gradguess.methods.base import Estimate, Method
-from gradguess.methods.weight import or_nan, padding_rows
+from gradguess.methods.weight import pooled, pooled_means, white
 from gradguess.noise import Noise
 from gradguess.passes import Pass
 from gradguess.step.base import State, Step
@@ -59,16 +59,12 @@ class MeZO(Method):
         model, passes = step.task.model, Pass(step.task, step.layout)
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         before = {name: p.detach().clone() for name, p in parameters.items()}
-        padding, sources = padding_rows(model), [step.noise.apart(number) for number in range(step.options.tangents)]
+        sources = [step.noise.apart(number) for number in range(step.options.tangents)]
 
         def drawn(source: Noise) -> Iterator[tuple[str, Tensor]]:
             """`z` of one parameter after the other, the same at each call."""
             source.rewind()
-            for name, p in parameters.items():
-                z = source.normal(p.shape, p.dtype, p.device)
-                if name in padding:
-                    z[padding[name]] = 0  # the padding row has no gradient
-                yield name, z
+            return white(model, source)
 
         sides = []
         try:
@@ -81,17 +77,14 @@ class MeZO(Method):
                 p.data.copy_(before[name])
         above, below = torch.stack(sides).unflatten(0, (-1, 2)).unbind(1)  # (tangents, batch) each
         jvp, losses = (above - below) / (2 * self.epsilon), ((above + below) / 2).mean(0)
-        alone = step.pool.size == 1  # else one number is sent for each direction, and nothing else
-        means = jvp.mean(1) if alone else step.pool.sum(or_nan(jvp.mean(1) * step.share, losses))
+        means = pooled_means(step, jvp, losses)
         grads = before  # the memory of the copy, which is no longer needed
         for i, source in enumerate(sources):
             for name, z in drawn(source):
                 part = z.mul_(means[i].to(z.dtype) / len(sources))
                 grads[name] = grads[name].add_(part) if i else grads[name].copy_(part)
         result = Estimate(losses.mean(), grads, jvp, losses=losses)
-        if not alone:
-            result.pooled, result.all_finite = True, torch.isfinite(means).all()
         if step.detail:
             directions = [dict(drawn(source)) for source in sources]
             result.directions = {name: torch.stack([one[name] for one in directions]) for name in parameters}
-        return result, step.state
+        return pooled(step, result, means), step.state

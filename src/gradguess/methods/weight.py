@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradguess.methods.base import Estimate, Method
+from gradguess.noise import Noise
 from gradguess.step.base import State, Step
 from gradguess.step.pull_back import Gradients
 
@@ -35,54 +36,53 @@ class WeightPerturbation(Method):
 
     def run(self, step: Step) -> tuple[Estimate, State]:
         model, count = step.task.model, step.options.tangents
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        padding = padding_rows(model)
-        alone = step.pool.size == 1  # else one number is sent for each tangent, and nothing else
         gradients, derivatives, means = Gradients(step), [], []
-        directions: dict[str, list[Tensor]] = {name: [] for name in parameters}
-
-        def draw() -> Iterator[tuple[str, Tensor]]:
-            """The direction of one parameter after the other."""
-            for name, p in parameters.items():
-                y = step.noise.normal(p.shape, p.dtype, p.device)
-                if name in padding:
-                    y[padding[name]] = 0  # the padding row has no gradient
-                yield name, y
-
+        directions: dict[str, list[Tensor]] = {}
         for _ in range(count):
-            drawn = dict(draw())
+            drawn = dict(white(model, step.noise))
             losses, derivative = step.passes.parameter_tangent(drawn)
             derivatives.append(derivative)
-            mean = derivative.mean() if alone else step.pool.sum(or_nan(derivative.mean() * step.share, losses))
-            means.append(mean)
+            means.append(pooled_means(step, derivative[None], losses)[0])
             for name, y in drawn.items() if step.keeps else ():
-                gradients.add(name, mean.to(y.dtype) * y / count)
+                gradients.add(name, means[-1].to(y.dtype) * y / count)
                 if step.detail:
-                    directions[name].append(y)
+                    directions.setdefault(name, []).append(y)
         jvp = torch.stack(derivatives)
         if not step.keeps:
             del drawn
             step.begin(losses, jvp)
             step.noise.rewind()
             for mean in means:
-                for name, y in draw():
+                for name, y in white(model, step.noise):
                     gradients.add(name, mean.to(y.dtype) * y / count)
-        kept = {name: torch.stack(ys) for name, ys in directions.items() if ys}
+        kept = {name: torch.stack(ys) for name, ys in directions.items()}
         result = Estimate(losses.mean(), gradients.by_name, jvp, kept, losses=losses)
-        if not alone:
-            result.pooled, result.all_finite = True, torch.isfinite(torch.stack(means)).all()
-        return result, step.state
+        return pooled(step, result, torch.stack(means)), step.state
 
 
-def or_nan(mean: Tensor, losses: Tensor) -> Tensor:
-    """NaN where a loss is not finite: the other processes must know."""
-    return torch.where(torch.isfinite(losses).all(), mean, torch.nan)
+def white(model: nn.Module, noise: Noise) -> Iterator[tuple[str, Tensor]]:
+    """N(0, I) of the shape of one trainable parameter after the other, by name. Padding rows have no gradient."""
+    padding = {id(m._parameters.get("weight")): m.padding_idx for m in model.modules() if isinstance(m, nn.Embedding)}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            y = noise.normal(p.shape, p.dtype, p.device)
+            if (row := padding.get(id(p))) is not None:
+                y[row] = 0
+            yield name, y
 
 
-def padding_rows(model: nn.Module) -> dict[str, int]:
-    """The rows of embeddings that are never trained, by the name of the parameter."""
-    return {
-        f"{name}.weight" if name else "weight": module.padding_idx
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None
-    }
+def pooled_means(step: Step, jvp: Tensor, losses: Tensor) -> Tensor:
+    """The mean of each direction's derivatives over all processes, (directions,): one number is sent for each, and
+    nothing else. It is NaN where a loss is not finite, which the other processes must know.
+    """
+    means = jvp.mean(1)
+    if step.pool.size == 1:
+        return means
+    return step.pool.sum(torch.where(torch.isfinite(losses).all(), means * step.share, torch.nan))
+
+
+def pooled(step: Step, result: Estimate, means: Tensor) -> Estimate:
+    """The estimate, which is that of all processes."""
+    if step.pool.size > 1:
+        result.pooled, result.all_finite = True, torch.isfinite(means).all()
+    return result

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import gradguess as gg
 from gradguess.layers.table import own_kernels
 from gradguess.methods.students.default import default_student
-from gradguess.methods.students.rules import RULES, Known
+from gradguess.methods.students.rules import RULES, Lessons
 from gradguess.methods.students.student import Student
 from gradguess.passes.forward_mode import formula_kernels
 from models import Net
@@ -66,7 +66,7 @@ def test_a_default_student_follows_the_slope_of_its_rule(kind, rule, monkeypatch
     model, (x, t), seen = make().double(), batch(), []
     real = RULES[rule]
 
-    def value(student: Student, known: Known, weights: Tensor) -> Tensor:
+    def value(student: Student, lessons: Lessons, weights: Tensor) -> Tensor:
         other = copy.copy(student)
         vars(other).pop("losses", None)
         other.weights = weights.detach().requires_grad_()
@@ -74,13 +74,13 @@ def test_a_default_student_follows_the_slope_of_its_rule(kind, rule, monkeypatch
         with own_kernels(), formula_kernels(student.blueprint.module), torch.enable_grad():
             other.p = other(other.s)
             (other.h,) = torch.autograd.grad(other.losses, other.s, torch.ones_like(other.losses), create_graph=True)
-            return real(other, known).detach()
+            return real(other, lessons).detach()
 
-    def watched(student: Student, known: Known) -> Tensor:
-        total, w = real(student, known), student.weights
+    def watched(student: Student, lessons: Lessons) -> Tensor:
+        total, w = real(student, lessons), student.weights
         (found,) = torch.autograd.grad(total, w, retain_graph=True)
         way = torch.randn(len(w), generator=torch.Generator().manual_seed(3), dtype=w.dtype) / len(w) ** 0.5
-        slope = (value(student, known, w + 1e-5 * way) - value(student, known, w - 1e-5 * way)) / 2e-5
+        slope = (value(student, lessons, w + 1e-5 * way) - value(student, lessons, w - 1e-5 * way)) / 2e-5
         torch.testing.assert_close(found @ way, slope, rtol=1e-4, atol=1e-7)
         seen.append(student.site.name)
         return total

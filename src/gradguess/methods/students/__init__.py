@@ -11,14 +11,12 @@ Inside a piece gradients are exact.
     default    the students that are made where the user makes none
     student    the students of a step: their weights are one tensor of the state each; how they change: Adam
     rules      what a student learns from
-    students   the method
-    local      the gradient of the local loss as the direction of a forward gradient
+    students   the methods: `Students`, and `LocalGuess`, which draws along the gradient of the local loss
 
 Related: decoupled greedy learning (Belilovsky et al. 2019), synthetic gradients (Jaderberg et al. 2017), local losses
 (Nøkland and Eidnes 2019), Sobolev training (Czarnecki et al. 2017), local gradient guesses (Fournier et al. 2023).
 """
 
-from gradguess.methods.students.local import LocalGuess
-from gradguess.methods.students.students import Students
+from gradguess.methods.students.students import LocalGuess, Students
 
 __all__ = ["LocalGuess", "Students"]

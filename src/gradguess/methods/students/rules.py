@@ -10,8 +10,7 @@ To add a rule: a function here, and its line in `RULES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,28 +22,19 @@ from gradguess.guesses.activation import ActivationPerturbation
 from gradguess.layers.table import own_kernels
 from gradguess.methods.students.student import Bank, Student
 from gradguess.model.site import Site, at_least_float32
+from gradguess.model.task import tensors
 from gradguess.passes.forward_mode import dual_numbers, formula_kernels, tangent_rules, unpack_dual
-from gradguess.step.base import Step
-from gradguess.step.measure import Drawing, Measurement, measure
-from gradguess.step.pull_back import Piece, pull
+from gradguess.step.measure import Drawing, measure
+from gradguess.step.pull_back import OutputError, Piece, pull
 
 
-@dataclass
-class Known:
-    """What a step knows of the whole model, where a signal or a rule asked for it."""
-
-    output: Tensor | None = None  # of the model
-    error: Tensor | None = None  # e, the derivative of each sample's loss with respect to the output
-    carried: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)  # per cut: (y, u) of each pass
-
-
-def _loss(student: Student, known: Known) -> Tensor:
+def _loss(student: Student, lessons: Lessons) -> Tensor:
     return student.losses.sum() * student.share
 
 
-def _outputs(student: Student, known: Known) -> Tensor:
-    assert known.output is not None
-    p, out = at_least_float32(student.p), at_least_float32(known.output)
+def _outputs(student: Student, lessons: Lessons) -> Tensor:
+    assert lessons.output is not None
+    p, out = at_least_float32(student.p), at_least_float32(lessons.output)
     classes = class_dim(out, student.bank.step.task.targets)
     if classes is None:
         return _relative(student, p, out)
@@ -52,18 +42,18 @@ def _outputs(student: Student, known: Known) -> Tensor:
     return apart.reshape(len(p), -1).mean(1).sum() * student.share
 
 
-def _chain(student: Student, known: Known) -> Tensor:
+def _chain(student: Student, lessons: Lessons) -> Tensor:
     return _relative(student, student.h, student.delivered)
 
 
-def _tangents(student: Student, known: Known) -> Tensor:
+def _tangents(student: Student, lessons: Lessons) -> Tensor:
     """With the residual `r` held fast, the gradient of the error is that of `rᵀ J_S y = ⟨y, J_Sᵀ r⟩`.
 
     PyTorch would take the mean and the spread for constants in a gradient of the tangent of a layer norm or batch norm;
     a gradient of their gradient is right.
     """
     found = []
-    for y, u in known.carried[student.site.name]:
+    for y, u in lessons.carried[student.site.name]:
         free = _moved(student, y).detach().requires_grad_()
         error = _relative(student, free, u)
         (r,) = pull([error], [free])
@@ -81,7 +71,7 @@ def _moved(student: Student, y: Tensor) -> Tensor:
         return unpack_dual(student(fwAD.make_dual(s, y)))[1]
 
 
-RULES: dict[str, Callable[[Student, Known], Tensor]] = {
+RULES: dict[str, Callable[[Student, Lessons], Tensor]] = {
     "loss": _loss,
     "outputs": _outputs,
     "chain": _chain,
@@ -94,16 +84,48 @@ class Lessons:
 
     A student learns as soon as it has given its signal; by the rule "chain", once the piece above has delivered its
     gradient.
+
+    Attributes:
+        output: of the model, where a signal or a rule asks for it.
+        error: `e`, the derivative of each sample's loss with respect to the output, where the signal asks for it.
+        carried: per cut: its directions and the output's tangent, (y, u), of each tangent pass.
     """
 
-    def __init__(self, bank: Bank, learn: tuple[str, ...], known: Known) -> None:
-        self.bank, self.learn, self.known = bank, learn, known
+    output: Tensor | None = None
+    error: Tensor | None = None
+
+    def __init__(self, bank: Bank, learn: tuple[str, ...]) -> None:
+        self.bank, self.learn = bank, learn
+        self.carried: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self._waiting: dict[Piece, Student] = {}
+
+    def carry(self, cuts: Mapping[str, Site]) -> Tensor:
+        """Tangent passes with white noise at the cuts. Returns the derivatives, (passes, batch).
+
+        A pass carries the directions of all cuts. To the student of one of them those of the others are noise of mean
+        zero; `isolate=True` gives each cut a pass of its own.
+        """
+        directions: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in cuts}
+
+        def watch(number: int, site: Site, y: Tensor, gate: Tensor | None, scale: Tensor) -> None:
+            directions[site.name].append((number, y * scale.to(y.dtype)))
+
+        drawing = Drawing(self.bank.step, ActivationPerturbation())
+        seen = measure(drawing, lambda site: site.name in cuts, balance=True, watch=watch)
+        tangents = [parts[0] for parts in seen.output_tangents]
+        self.carried = {name: [(y, tangents[number]) for number, y in ys] for name, ys in directions.items()}
+        return seen.jvp
+
+    def ask(self, outputs: Any, signal: str) -> None:
+        """Note the model's output, and with the signal "error" the error there."""
+        self.output = tensors(outputs)[0].detach()  # the only one
+        if signal == "error":
+            (self.error,) = OutputError(self.bank.step.task, outputs).parts
 
     def signal(self, piece: Piece) -> Tensor:
         """`h` of the student of a cut."""
         student = self.bank.student(piece.site, piece.s, twice=not {"chain", "tangents"}.isdisjoint(self.learn))
-        error, chain = self.known.error, "chain" in self.learn
+        error, chain = self.error, "chain" in self.learn
         if error is None and self.learn == ("loss",):  # the signal is what the student learns from
             student.h, grad = pull([student.losses], [student.s, student.weights])
             self.bank.add(piece.site, grad * student.share)
@@ -126,7 +148,7 @@ class Lessons:
     def _teach(self, student: Student) -> None:
         if self.learn:
             with torch.enable_grad():
-                total = torch.stack([RULES[rule](student, self.known) for rule in self.learn]).sum()
+                total = torch.stack([RULES[rule](student, self) for rule in self.learn]).sum()
             self.bank.add(student.site, pull([total], [student.weights])[0])
 
 
@@ -146,20 +168,3 @@ def _relative(student: Student, found: Tensor, wanted: Tensor) -> Tensor:
     size = wanted.square().sum()
     total, share = step.pool.sum(torch.stack([size, size.new_full((), step.share)]))
     return (at_least_float32(found) - wanted).square().sum() * (share / total.clamp_min(torch.finfo(size.dtype).tiny))
-
-
-def carried(step: Step, cuts: dict[str, Site]) -> tuple[dict[str, list[tuple[Tensor, Tensor]]], Measurement]:
-    """Tangent passes with white noise at the cuts: the directions of each cut, and the outputs' tangents beside them.
-
-    A pass carries the directions of all cuts. To the student of one of them those of the others are noise of mean zero;
-    `isolate=True` gives each cut a pass of its own.
-    """
-    directions: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in cuts}
-
-    def watch(number: int, site: Site, y: Tensor, gate: Tensor | None, scale: Tensor) -> None:
-        directions[site.name].append((number, y * scale.to(y.dtype)))
-
-    drawing = Drawing(step, ActivationPerturbation())
-    seen = measure(drawing, lambda site: site.name in cuts, balance=True, watch=watch)
-    tangents = [parts[0] for parts in seen.output_tangents]
-    return {name: [(y, tangents[number]) for number, y in ys] for name, ys in directions.items()}, seen
