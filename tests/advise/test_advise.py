@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gaps import NoJvp
-from gradguess.advise.advice import Advice
+from gradguess.advise.advice import BACKPROP, CHECKPOINTED, Advice, Candidate, candidates_for
 from gradguess.advise.advise import Trial
-from gradguess.advise.candidates import BACKPROP, CHECKPOINTED, Candidate, candidates_for
 from gradguess.errors import InputError, NonFiniteError
 from gradguess.model.task import Task
 from gradguess_lab.data import Shape

@@ -9,8 +9,7 @@ from torch import nn
 
 import gradguess as gg
 from gradguess.advise import Row
-from gradguess.advise.advice import recommend
-from gradguess.advise.candidates import BACKPROP, CHECKPOINTED, SHALLOW, candidates_for
+from gradguess.advise.advice import BACKPROP, CHECKPOINTED, SHALLOW, candidates_for, recommend
 
 BACK = Row(BACKPROP, "loss.backward()", None, 1.0, 0.7, 1.0, 100.0, 1.0, 1.0)
 CHECK = Row(CHECKPOINTED, "checkpoints", None, 1.4, 1.0, 0.4, 40.0, 1.0, 1.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradguess.compile import inductor
+from gradguess.compile import compiler
 from gradguess.compile import trace as tracing
 
 
@@ -23,4 +23,4 @@ def test_an_error_of_the_compiler_has_its_type_and_its_words(monkeypatch: pytest
     monkeypatch.setattr("torch._inductor.compile", broken)
     x = torch.randn(7)
     with pytest.raises(tracing.NotTraceable, match=r"^TorchInductor: FileNotFoundError: no compiler$"):
-        inductor.compiled(tracing.trace(long_twin, [x]), [x])
+        compiler.compiled(tracing.trace(long_twin, [x]), [x])

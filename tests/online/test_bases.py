@@ -8,7 +8,7 @@ from torch import nn
 
 import gradguess as gg
 from gradguess import online as ol
-from gradguess.online.bases import BASES
+from gradguess.online.basis_rules import BASES
 from online_streams import loss_fn, model, stream
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradguess import online as ol
-from gradguess.online.bases import BASES
+from gradguess.online.basis_rules import BASES
 from online_streams import (
     assert_same,
     grads,

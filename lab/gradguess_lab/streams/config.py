@@ -29,7 +29,7 @@ RULES: Mapping[str, Callable[[Any], gg.online.Rule]] = {
 _BASIS = ("k", "basis")
 # the settings that a rule reads and others ignore
 READ = {"wperp": _BASIS, "wperp-snap": _BASIS, "wperp-blocks": (*_BASIS, "refresh"), "tbptt": ("truncation",)}
-BASES = ("wperp", "observable", "lagged", "krylov", "random")  # `gradguess.online.bases`
+BASES = ("wperp", "observable", "lagged", "krylov", "random")  # `gradguess.online.basis_rules`
 CELLS = ("rnn", "gru", "lstm", "lru")
 STARTS = ("orthogonal", "critical", "uniform")
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from gradguess.advise.advice import Advice, Row, recommend
-from gradguess.advise.candidates import Candidate, candidates_for
+from gradguess.advise.advice import Advice, Candidate, Row, candidates_for, recommend
 from gradguess.backends import RandomState, peak_bytes, seed_global
 from gradguess.backends import seconds as seconds_of
 from gradguess.diagnose.report import cosine

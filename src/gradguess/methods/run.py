@@ -88,7 +88,7 @@ def run_step(
         into = None
     elif into is not None and into.checks and len(parts) > 1:
         into = sums
-    runs = _Runs(plan, task, parts, layout, generator.device, state, into)
+    runs = _Runs(plan, task, parts, generator.device, into, layout, state)
     try:
         for part in parts:
             result = runs.settle(part, start if part.rows is None else start.at(part.rows.start))
@@ -103,41 +103,41 @@ def run_step(
     return whole, replace(runs.state, count=state.count + 1), runs.layout
 
 
+@dataclass
 class _Runs:
     """A step on its way through the parts of the batch: the layout and the state as they are by now."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        task: Task,
-        parts: Sequence[Part],
-        layout: Layout,
-        device: torch.device,
-        state: State,
-        into: Sums | None,
-    ) -> None:
-        self.plan, self.task, self.parts, self.device = plan, task, parts, device
-        self.layout, self.state, self.into = layout, state, into
-        self.refreshed = False
+    plan: Plan
+    task: Task
+    parts: Sequence[Part]
+    device: torch.device
+    into: Sums | None
+    layout: Layout
+    state: State
+    refreshed: bool = False
+
+    @property
+    def added(self) -> int:
+        """How many gradients were added where they stay."""
+        return 0 if self.into is None else self.into.added
 
     def settle(self, part: Part, noise: Noise) -> Estimate:
         """The estimate of a part. Where the model makes other calls than the layout has, its sites are found again:
         first on a few samples, then on all of them.
         """
         before = Snapshot(part.task.model) if self.layout.leaves_traces and not recording() else None
-        state, refreshed = self.state, self.refreshed
-        added = 0 if self.into is None else self.into.added
+        state, refreshed, added = self.state, self.refreshed, self.added
         found_anew = 0
         while True:
             try:
                 return self.estimate(part, noise, before)
             except CheckpointError:  # it saw more tensors beside tangents than when it ran again
-                if self.layout.checkpoints or (self.into is not None and self.into.added > added):
+                if self.layout.checkpoints or self.added > added:
                     raise
                 checkpoints, changed = True, False
             except LayoutChanged as found:  # control flow that depends on the data, or inputs of another size
                 advice = "Make its control flow depend on its inputs and on PyTorch's random numbers alone"
-                if self.into is not None and self.into.added > added:
+                if self.added > added:
                     raise InputError(
                         "The model called other modules when memory='replay' ran it again on the same batch, after "
                         f"the first gradients had been added: call zero_grad(). {advice}, or use memory='store'."

@@ -91,10 +91,8 @@ class Members:
         self._training = [module.training for module in self.modules]
         self._own = [vars(module) for module in self.modules]
         self._forwards = [own.get("forward") for own in self._own]  # one that was put on a module
-        dicts = [own[name] for own in self._own for name in (*_HOOKS, "_modules", "_parameters")]
-        self._empty = [inside for inside in dicts if not inside]
-        self._filled = [inside for inside in dicts if inside]
-        self._copies = [inside.copy() for inside in self._filled]
+        self._inside = [own[name] for own in self._own for name in (*_HOOKS, "_modules", "_parameters")]
+        self._copies = [inside.copy() for inside in self._inside]
         self._slots = [p for own in self._own for p in own["_parameters"].values() if p is not None]
         self._free = [p.requires_grad for p in self._slots]
 
@@ -108,16 +106,14 @@ class Members:
             [p.requires_grad for p in self._slots] == self._free
             and [module.training for module in self.modules] == self._training
             and [own.get("forward") for own in self._own] == self._forwards
-            and not any(self._empty)
-            and same_contents(self._filled, self._copies)
+            and same_contents(self._inside, self._copies)
         )
 
     @property
     def key(self) -> Hashable:
         """Equal for members that are the same objects in the same state."""
-        contents = tuple((key, id(value)) for copy in self._copies for key, value in copy.items())
-        sizes = tuple(len(own[name]) for own in self._own for name in (*_HOOKS, "_modules", "_parameters"))
-        return contents, sizes, tuple(self._training), tuple(self._free), tuple(map(id, self._forwards))
+        contents = tuple((len(copy), *((key, id(value)) for key, value in copy.items())) for copy in self._copies)
+        return contents, tuple(self._training), tuple(self._free), tuple(map(id, self._forwards))
 
 
 def same_contents(own: Any, copy: Any) -> bool:

@@ -6,8 +6,7 @@
 from gradguess.online.basis_rules import Blockwise, Completed, WPerp
 from gradguess.online.online import Later, Online
 from gradguess.online.recurrent import LRU, Recurrent
-from gradguess.online.rule import Rule
-from gradguess.online.rules import RFLO, RTRL, TBPTT, UORO, EProp, OneStep, SnAp
+from gradguess.online.rules import RFLO, RTRL, TBPTT, UORO, EProp, OneStep, Rule, SnAp
 
 __all__ = ["LRU", "RFLO", "RTRL", "TBPTT", "UORO", "Blockwise", "Completed", "EProp"]
 __all__ += ["Later", "OneStep", "Online", "Recurrent", "Rule", "SnAp", "WPerp"]

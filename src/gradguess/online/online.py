@@ -13,10 +13,8 @@ from torch.utils._pytree import tree_map_only
 from gradguess.backends.policy import one_at_a_time
 from gradguess.errors import GradguessError, InputError, NonFiniteError, reason_of
 from gradguess.model.task import LossFn, check_trainable
-from gradguess.online.rule import SHARED, Error, Rule, Tensors, Transition, of_streams, with_streams
-from gradguess.online.rules import OneStep
-from gradguess.online.state_tree import StateTree, batch_of
-from gradguess.online.transition import run
+from gradguess.online.rules import SHARED, Error, OneStep, Rule, Tensors, Transition, of_streams, with_streams
+from gradguess.online.transition import StateTree, batch_of, run
 from gradguess.step.saved import random_state
 
 

@@ -1,8 +1,15 @@
-"""The rules without a basis: exact, of rank one, sparse, truncated, and one step of credit."""
+"""`Rule`: how the influence of the past on the state is kept, and how it becomes a gradient; and the rules without a
+basis: exact, of rank one, sparse, truncated, and one step of credit.
+
+A rule's memory is a mapping from names to tensors. Those whose names start with "shared/" are for all streams together,
+such as a basis; all others have one row per stream, and zeros in a row are a stream that starts. A step makes a new
+memory and never writes to the old one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +18,61 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gradguess.errors import InputError, check_count
 from gradguess.online import traces
-from gradguess.online.rule import Error, Rule, Tensors, Transition, advanced, credit_through, zero_influence
+from gradguess.online.traces import advanced, credit_through, zero_influence
+from gradguess.online.transition import Error, Tensors, Transition
+
+SHARED = "shared/"
+
+
+def of_streams(memory: Tensors, rows: Tensor | None) -> Tensors:
+    """The memory of some streams; None: of all."""
+    return memory if rows is None else {n: v if n.startswith(SHARED) else v[rows] for n, v in memory.items()}
+
+
+def with_streams(memory: Tensors, rows: Tensor | None, part: Tensors) -> Tensors:
+    """The streams `rows` (None: all) as they are in `part`, the others as they are in `memory`."""
+    if rows is None:
+        return part
+    return {n: part[n] if n.startswith(SHARED) else v.index_copy(0, rows, part[n]) for n, v in memory.items()}
+
+
+class Rule(ABC):
+    """A rule keeps `P_t ≈ dh_t/dθ` in some form.
+
+    The gradient of the loss at step t is `∂L_t/∂θ + q P_{t-1}` with `q = dL_t/dh_{t-1}`: the first term is the newest
+    step, which `Online` computes exactly for every rule, and `credit` supplies the second. `look` may then change the
+    form, and `advance` makes `P_t = J P_{t-1} + F`, or what the rule has in its place.
+    """
+
+    @abstractmethod
+    def start(self, transition: Transition) -> Tensors:
+        """The memory before the first step."""
+
+    def credit(self, memory: Tensors, error: Error, transition: Transition) -> Tensors:
+        """`Σ_b q_b P_b`, for each parameter flat or in its shape. Parameters without credit may be missing.
+
+        The default takes the memory for `P` itself, dense or as traces.
+        """
+        return traces.credit(memory, error.q) if "shared/colours" in memory else credit_through(error.q, memory)
+
+    def look(self, memory: Tensors, error: Error | None, transition: Transition) -> Tensors:
+        """The memory once the error of the step is known, for instance in a new basis. The default changes nothing.
+
+        `memory` is that of all streams, so that a new basis reaches those that are skipped in this step, too; `error`
+        and `transition` are those of the others. `error` is None without a loss.
+        """
+        return memory
+
+    def look_late(self, memory: Tensors, error: Error, transition: Transition) -> Tensors:
+        """The memory once an error is known that arrived late. `transition` is its own step, with the weights of then.
+
+        The default is `look`.
+        """
+        return self.look(memory, error, transition)
+
+    @abstractmethod
+    def advance(self, memory: Tensors, transition: Transition) -> Tensors:
+        """The memory after the step."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +91,6 @@ class RTRL(Rule):
         if getattr(transition.model, "elementwise", False):
             return traces.start(transition)
         return zero_influence(transition, transition.width)
-
-    def credit(self, memory: Tensors, error: Error, transition: Transition) -> Tensors:
-        return traces.credit(memory, error.q) if "shared/colours" in memory else credit_through(error.q, memory)
 
     def advance(self, memory: Tensors, transition: Transition) -> Tensors:
         if "shared/colours" in memory:
@@ -69,9 +127,6 @@ class SnAp(Rule):
     def start(self, transition: Transition) -> Tensors:
         return traces.start(transition, self.order)
 
-    def credit(self, memory: Tensors, error: Error, transition: Transition) -> Tensors:
-        return traces.credit(memory, error.q)
-
     def advance(self, memory: Tensors, transition: Transition) -> Tensors:
         return traces.advance(memory, transition, transition.jacobian())
 
@@ -95,9 +150,6 @@ class EProp(Rule):
 
     def start(self, transition: Transition) -> Tensors:
         return traces.start(transition, cut=True)
-
-    def credit(self, memory: Tensors, error: Error, transition: Transition) -> Tensors:
-        return traces.credit(memory, error.q)
 
     def advance(self, memory: Tensors, transition: Transition) -> Tensors:
         return traces.advance(memory, transition, cut=True)
@@ -268,9 +320,6 @@ class OneStep(Rule):
     """
 
     def start(self, transition: Transition) -> Tensors:
-        return {}
-
-    def credit(self, memory: Tensors, error: Error, transition: Transition) -> Tensors:
         return {}
 
     def advance(self, memory: Tensors, transition: Transition) -> Tensors:

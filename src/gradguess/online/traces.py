@@ -1,4 +1,4 @@
-"""Traces: the influence of each parameter on the few components of the state that it moves, and on no other.
+"""The two forms of influence: dense, or traces of the few components of the state that each parameter moves.
 
 A row of a parameter (its first dimension) moves some components of the state within one step: in an `RNNCell` row i
 moves unit i, in an `LSTMCell` it moves `h_i` and `c_i`. A trace `T` keeps these components alone, and `slots` (rows,
@@ -9,17 +9,50 @@ each colour then gives all of `F` that is kept. `colours` (colours, n) says whic
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gradguess.online.rule import Tensors, Transition
+from gradguess.online.transition import Tensors, Transition
 
 DRAWS = 8  # of random states, at most, from which the pattern is read
 SIZES = (1.0, 1.0, 30.0, 300.0)  # of the states in each draw: large ones turn on what is off
 CHUNK = 32  # cotangents at a time
 SLOTS = "shared/slots/"
+
+
+# --- a dense influence: "P/<parameter>" has the shape (batch, rank, size of the parameter) ----------------------------
+
+
+def zero_influence(transition: Transition, rank: int) -> Tensors:
+    """An influence of zero."""
+    h = transition.h
+    return {f"P/{name}": h.new_zeros(len(h), rank, p.numel()) for name, p in transition.parameters.items()}
+
+
+def influence(memory: Tensors) -> Tensors:
+    """The tensors of the influence in a memory, by their names there."""
+    return {name: P for name, P in memory.items() if name.startswith("P/")}
+
+
+def credit_through(c: Tensor, memory: Tensors) -> Tensors:
+    """`Σ_b c_b P_b` for each parameter, flat: c (batch, rank)."""
+    return {name[2:]: (c.reshape(1, -1) @ P.flatten(0, 1))[0] for name, P in influence(memory).items()}
+
+
+def advanced(A: Tensor, memory: Tensors, F: Tensors) -> Tensors:
+    """The influence `A P + F`: A (batch, rank, rank). `F` is overwritten, so that there are never three of this size.
+
+    Autograd may return one tensor for two parameters, or for a parameter and the state: these are copied first.
+    """
+    uses = Counter(value.untyped_storage().data_ptr() for value in (A, *F.values()))
+    alone = {name: new if uses[new.untyped_storage().data_ptr()] == 1 else new.clone() for name, new in F.items()}
+    return {f"P/{name}": new.contiguous().baddbmm_(A, memory[f"P/{name}"]) for name, new in alone.items()}
+
+
+# --- traces ----------------------------------------------------------------------------------------------------------
 
 
 def start(transition: Transition, steps: int | None = None, cut: bool = False) -> Tensors:
