@@ -25,7 +25,6 @@ from gradguess.methods.base import Draws
 from gradguess.methods.feedback.lesson import (
     WEIGHTED,
     LearningRule,
-    LeastMeanSquares,
     Lesson,
     Predictor,
     Weighted,
@@ -35,7 +34,7 @@ from gradguess.step.base import State, Step
 from gradguess.step.pull_back import OutputError
 
 
-class Outputs(LeastMeanSquares):
+class Outputs(Weighted):
     """All samples weigh the same."""
 
     def samples(self, lesson: Lesson) -> float:

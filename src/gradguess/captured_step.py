@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,13 +28,6 @@ from gradguess.step.refresh import sketch_seed
 MOST = 64  # kinds of steps that are told apart
 RATES_IN_TENSORS = (torch.optim.Adam, torch.optim.SGD)  # and AdamW; rates of others are recorded as numbers
 WARM_UP = 3  # steps before a recording: libraries set themselves up, optimisers make their state
-
-
-@dataclass
-class _Captured:
-    recording: Recording[Tensor]
-    inputs: Any
-    targets: Any
 
 
 class CapturedStep:
@@ -82,7 +74,7 @@ class CapturedStep:
         self._optimiser = _Optimiser(optimiser, forward.generator.device)
         self.forward, self.optimiser, self.loss_fn = forward, optimiser, loss_fn
         self.clip, self.accumulate = clip, accumulate
-        self.captured: dict[Hashable, _Captured] = {}
+        self.captured: dict[Hashable, tuple[Recording[Tensor], Any]] = {}  # and the batch that it reads
         self.seen: dict[Hashable, int] = {}
         self.alone: set[Hashable] = set()  # what could not be recorded
         self._signatures = Signatures()
@@ -109,18 +101,19 @@ class CapturedStep:
             self._full = None
             loss = on_side_stream(lambda: self._step(inputs, targets))
         else:
-            if kind == "refresh":
-                self._seed_search()
-            tree_map(_copy, (captured.inputs, captured.targets), (inputs, targets))
-            loss = captured.recording.replay()
-            self._optimiser.stepped()
+            if kind == "refresh" and (drawn := self.forward.plan.method.draws(self.forward.steps)) is not None:
+                self.forward.sketching.manual_seed(sketch_seed(drawn.count))  # as a search that is not replayed has it
+            recording, batch = captured
+            tree_map(lambda own, new: isinstance(own, Tensor) and own.copy_(new), batch, (inputs, targets))
+            loss = recording.replay()
+            self.optimiser._opt_called = True  # type: ignore[attr-defined]  # for schedulers: a replay does not call it
             self._settle(State(self.state.kept, self.state.learned, self.state.count + 1))
             if kind == "refresh":
                 self._full = _full_bases(self.state.kept)  # while the device is busy
         self._calls += 1
         return loss
 
-    def _recorded(self, kind: str, inputs: Any, targets: Any) -> _Captured | None:
+    def _recorded(self, kind: str, inputs: Any, targets: Any) -> tuple[Recording[Tensor], Any] | None:
         """The recording of this kind of step, made now if it is time; None if the step has to run by itself."""
         layout = self.forward.layout
         if layout is None or not layout.members.current():  # the step finds its sites anew
@@ -187,12 +180,6 @@ class CapturedStep:
         pure = compiled or plan.method.one_pass
         return bool(layout.sites) and layout.leaves_traces and not pure
 
-    def _seed_search(self) -> None:
-        """The noise of a search that is replayed, as one that is not would draw it."""
-        drawn = self.forward.plan.method.draws(self.forward.steps)
-        assert drawn is not None
-        self.forward.sketching.manual_seed(sketch_seed(drawn.count))
-
     def _step(self, inputs: Any, targets: Any) -> Tensor:
         first, last = self._first_and_last()
         if first:
@@ -216,16 +203,14 @@ class CapturedStep:
             self.seen.clear()
         self.state = self.forward.state = State(kept, learned, new.count)
 
-    def _capture(self, inputs: Any, targets: Any) -> _Captured:
-        inputs, targets = tree_map_only(Tensor, torch.clone, (inputs, targets))
-        before = self.state
-        generators = (self.forward.generator, self.forward.sketching)
-        beside = next((captured.recording for captured in self.captured.values()), None)
+    def _capture(self, *batch: Any) -> tuple[Recording[Tensor], Any]:
+        batch, before = tree_map_only(Tensor, torch.clone, batch), self.state
+        beside = next((recording for recording, _ in self.captured.values()), None)
         try:
-            recording = Recording(lambda: self._step(inputs, targets), *generators, beside=beside)
+            generators = (self.forward.generator, self.forward.sketching)
+            return Recording(lambda: self._step(*batch), *generators, beside=beside), batch
         finally:
             self.state = self.forward.state = before  # recording computes nothing
-        return _Captured(recording, inputs, targets)
 
 
 class _Optimiser:
@@ -251,10 +236,6 @@ class _Optimiser:
             if rate is not own:
                 own.copy_(torch.as_tensor(rate))
                 group["lr"] = own
-
-    def stepped(self) -> None:
-        """Tell schedulers that the optimiser made a step: a replay does not call it."""
-        self.optimiser._opt_called = True  # type: ignore[attr-defined]
 
     def state(self) -> list[Tensor]:
         """The tensors that a step reads and writes besides parameters and gradients."""
@@ -304,8 +285,3 @@ def _write_into(old: Kept, new: Kept) -> Kept:
 def _replaced(old: Kept, new: Kept) -> bool:
     """Whether another tensor came into the place of an old one, as one of another shape or precision does."""
     return any(new.get(site, {}).get(key, there) is not there for site in old for key, there in old[site].items())
-
-
-def _copy(old: Any, new: Any) -> None:
-    if isinstance(old, Tensor):
-        old.copy_(new)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gradguess.backends import peak_bytes
+from gradguess.backends.meter import peak_bytes
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradguess.backends import RandomState
+from gradguess.backends.random import RandomState
 
 
 def test_global_draws_are_noticed_and_taken_back():

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gradguess as gg
-from gradguess.diagnose import Report, SiteReport, comparison, covariance
+from gradguess.diagnose import Report, SiteReport, comparison
 from gradguess.methods import Estimate, Method
 from gradguess.methods.run import Plan, find_layout, run_step
 from gradguess.model.task import Task
@@ -239,7 +239,7 @@ def test_monte_carlo_on_general_sites(guess, sites):
 def test_a_few_products_agree_with_many(monkeypatch):
     """Above large layers diag Cov and ‖Cov - I‖ are estimated: 1000 draws, 5 %."""
     exact = gg.diagnose(residual(), gg.WTranspose(), loss_fn, *data(), seeded())
-    monkeypatch.setattr(covariance, "COLUMNS", 0)
+    monkeypatch.setattr(comparison, "COLUMNS", 0)
     drawn = gg.diagnose(residual(), gg.WTranspose(), loss_fn, *data(), seeded(), draws=1000)
     for name in ("stem", "branch"):
         assert drawn[name].covariance_norm != exact[name].covariance_norm

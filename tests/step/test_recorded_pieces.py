@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.backends import peak_bytes
+from gradguess.backends.meter import peak_bytes
 from models import Net
 
 CPU, WIDTH, BLOCKS, ROWS = torch.device("cpu"), 64, 6, 512

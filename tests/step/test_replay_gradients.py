@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.backends import peak_bytes
+from gradguess.backends.meter import peak_bytes
 
 CPU, WIDTH, CLASSES, ROWS = torch.device("cpu"), 256, 3, 4
 loss_fn = nn.CrossEntropyLoss(reduction="none")

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from gradguess.advise.advice import Advice, Candidate, Row, candidates_for, recommend
-from gradguess.backends import RandomState, peak_bytes, seed_global
-from gradguess.backends import seconds as seconds_of
+from gradguess.backends.meter import peak_bytes
+from gradguess.backends.meter import seconds as seconds_of
+from gradguess.backends.random import RandomState, seed_global
 from gradguess.diagnose.report import cosine
 from gradguess.errors import GradguessError, InputError, NonFiniteError, check_count, reason_of
 from gradguess.estimate import ForwardGradient

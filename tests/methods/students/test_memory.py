@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess.backends import peak_bytes
+from gradguess.backends.meter import peak_bytes
 from pieces import CLASSES, cross_entropy
 
 WIDTH, BATCH, BLOCKS = 32, 2048, 3

@@ -205,25 +205,22 @@ class _Step:
 
     def _by_graph(self, cut: CutGraph) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gradients of the parameters and at the sites, from a whole graph, wherever sites reach each other."""
-        sites, batch = self.layout.sites, len(cut.losses)
-        own = {name: p for name, p in self.layout.members.parameters.items() if p.requires_grad}
+        sites, batch, ones = self.layout.sites, len(cut.losses), torch.ones_like(cut.losses)
         ends, leaves = [*cut.below.values(), cut.losses], list(cut.above.values())
-        known = [number for number, site in enumerate(sites) if not site.guessed]
-        found = pull([cut.losses], [leaves[number] for number in known], retain_graph=True)
-        exact = dict(zip(known, found, strict=True))
-        gates: list[Tensor | None] = []
-        g: list[Tensor] = []
+        exact = pull([cut.losses], leaves, retain_graph=True)
         with torch.no_grad():
-            for number, site in enumerate(sites):
-                gates.append(site.gate_at(leaves[number]) if site.guessed else None)
-                g.append(self._prediction(site, leaves[number].detach(), gates[-1]) if site.guessed else exact[number])
+            gates = [site.gate_at(leaf) if site.guessed else None for site, leaf in zip(sites, leaves, strict=True)]
+            g = [
+                self._prediction(site, leaf.detach(), gate) if site.guessed else known
+                for site, leaf, gate, known in zip(sites, leaves, gates, exact, strict=True)
+            ]
         for _ in range(self.sweeps):
-            seeds = [exact.get(number, value) for number, value in enumerate(g)]
-            g = pull(ends, leaves, [*seeds, torch.ones_like(cut.losses)], retain_graph=True)
+            seeds = [value if site.guessed else known for site, value, known in zip(sites, g, exact, strict=True)]
+            g = pull(ends, leaves, [*seeds, ones], retain_graph=True)
         for site, gate, value in zip(sites, gates, g, strict=True):
             self._draw_to(site, gate, value)
-        seeds = [(value / batch).to(end.dtype) for value, end in zip(g, ends, strict=False)]
-        seeds.append(torch.full_like(cut.losses, 1 / batch))
+        own = {name: p for name, p in self.layout.members.parameters.items() if p.requires_grad}
+        seeds = [(value / batch).to(end.dtype) for value, end in zip([*g, ones], ends, strict=True)]
         grads = torch.autograd.grad(ends, [*own.values()], seeds, allow_unused=True)
         by_name = {name: grad for name, grad in zip(own, grads, strict=True) if grad is not None}
         return by_name, {site.name: value for site, value in zip(sites, g, strict=True)}

@@ -170,7 +170,7 @@ class Lesson:
         return [(p, self.seen.passes[p][0], scales[self.seen.passes[p][0]]) for p in self.seen.rows(site)]
 
     def _step_size(self, p: int) -> Tensor:
-        """`μ`, see `LeastMeanSquares`."""
+        """`μ`, see `Weighted`."""
         trace, tiny = self.pool.sum(self.traces[p]), torch.finfo(self.error.flat.dtype).tiny
         count = self.drawing.step.options.tangents
         bound = self.largest[p] + trace / (self.rule.samples(self) * count)
@@ -212,39 +212,30 @@ class LearningRule(ABC):
         """The new `B` of a site from the regressors `phi` (rows, width of B) that pass `p` carried, scaled by σ."""
 
 
-class LeastMeanSquares(LearningRule):
-    """`B_i += μ Σ_b w_b φ_i rᵀ` with weights `w_b`.
+class Weighted(LearningRule):
+    """Least mean squares, `B_i += μ Σ_b w_b φ_i rᵀ`. The weight of a sample is the share of its squared error |e|² in
+    that of the batch, since its prediction is multiplied by its error.
 
     The step size is `μ = rate / (λ + K / b)`: λ the largest eigenvalue of the regressors' second moment, K its
     trace over all sites of a pass, b the number of samples. It is the condition under which LMS with Gaussian
     regressors stays stable in the mean square (rate < 2): for W⊥, λ = 1 and μ = rate · b / (b + K).
     """
 
-    def update(self, lesson: Lesson, site: Site, p: int, phi: Tensor, scale: Tensor, B: Tensor) -> Tensor:
-        wrong = self.wrong(lesson, lesson.residuals[p], len(phi))
-        return B + (lesson.sizes[p] / scale * self.weight(lesson, site)) * lesson.pool.sum(phi.t() @ wrong)
-
-    @abstractmethod
-    def wrong(self, lesson: Lesson, residual: Tensor, rows: int) -> Tensor:
-        """The residual (batch, C) as the rule weighs it: (rows, columns of B)."""
-
-    @abstractmethod
-    def weight(self, lesson: Lesson, site: Site) -> Tensor | float:
-        """What the sum over rows is multiplied with."""
-
-
-class Weighted(LeastMeanSquares):
-    """A sample's weight is its squared error |e|², since its prediction is multiplied by its error."""
-
-    def samples(self, lesson: Lesson) -> Tensor:
+    def samples(self, lesson: Lesson) -> Tensor | float:
         power = lesson.power(lesson.own)
         tiny = torch.finfo(power.dtype).tiny
         return lesson.total.square() / lesson.pool.sum(power.square().sum()).clamp_min(tiny)
 
+    def update(self, lesson: Lesson, site: Site, p: int, phi: Tensor, scale: Tensor, B: Tensor) -> Tensor:
+        wrong = self.wrong(lesson, lesson.residuals[p], len(phi))
+        return B + (lesson.sizes[p] / scale * self.weight(lesson, site)) * lesson.pool.sum(phi.t() @ wrong)
+
     def wrong(self, lesson: Lesson, residual: Tensor, rows: int) -> Tensor:
+        """The residual (batch, C) of each row times its |e|²: (rows, columns of B)."""
         return residual.reshape(rows, -1) * lesson.power(rows)[:, None]
 
-    def weight(self, lesson: Lesson, site: Site) -> Tensor:
+    def weight(self, lesson: Lesson, site: Site) -> Tensor | float:
+        """What the sum over rows is multiplied with."""
         return 1 / lesson.total
 
 

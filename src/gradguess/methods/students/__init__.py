@@ -8,11 +8,6 @@ The gradient at the cut is pulled back through the student instead of through th
 
 Inside a piece gradients are exact.
 
-    default    the students that are made where the user makes none
-    student    the students of a step: their weights are one tensor of the state each; how they change: Adam
-    rules      what a student learns from
-    students   the methods: `Students`, and `LocalGuess`, which draws along the gradient of the local loss
-
 Related: decoupled greedy learning (Belilovsky et al. 2019), synthetic gradients (Jaderberg et al. 2017), local losses
 (Nøkland and Eidnes 2019), Sobolev training (Czarnecki et al. 2017), local gradient guesses (Fournier et al. 2023).
 """
