@@ -16,19 +16,19 @@ from typing import Any
 
 import torch
 
-from gradguess.errors import GradguessError, InputError, check_count
+from gradguess.errors import GradguessError, check_count
 from gradguess.model.find_sites import lay_out
 from gradguess.model.task import Task as Batch
 from gradguess_lab import checkpoint, store
+from gradguess_lab.bench.loops import Loop
 from gradguess_lab.bench.run import bench
 from gradguess_lab.config import TrainConfig
-from gradguess_lab.data import load
 from gradguess_lab.jobs import Job, Plan, Row, run_plans, tuned
 from gradguess_lab.loss import per_sample_loss
 from gradguess_lab.methods import entry_of, tried_by
 from gradguess_lab.names import lookup
 from gradguess_lab.tasks import TASKS, Task, used_in
-from gradguess_lab.train import autocast, build_forward, build_model
+from gradguess_lab.train import autocast
 
 SEEDS = 3
 TUNING_SEED = 100
@@ -51,17 +51,6 @@ class Comparison:
     width: int = 0
     samples: int = 0
 
-    def __post_init__(self) -> None:
-        for name in self.tasks:
-            lookup(TASKS, name, "task")
-        for name in self.methods:
-            entry_of(name)
-        check_count("seeds", self.seeds)
-        for name in ("epochs", "width", "samples"):
-            check_count(name, getattr(self, name), least=0)
-        if not all(0 < rate < math.inf for rate in self.grid):
-            raise InputError(f"grid: expected positive learning rates, found {list(self.grid)!r}.")
-
     @property
     def entries(self) -> list[tuple[str, str]]:
         """Every task with every method."""
@@ -70,9 +59,10 @@ class Comparison:
 
     def job(self, task: str, method: str) -> Job:
         """A run of a method on a task, at no rate in particular."""
+        own = lookup(TASKS, task, "task")
         changed = {key: getattr(self, key) for key in ("epochs", "width", "samples") if getattr(self, key)}
-        changed |= {"device": self.device, **TASKS[task].settings(method)}
-        return Job("compare", task, method, dataclasses.replace(TASKS[task].config, **changed))
+        changed |= {"device": self.device, **own.settings(method)}
+        return Job("compare", task, method, dataclasses.replace(own.config, **changed))
 
     def rates(self, task: str) -> Sequence[float]:
         return self.grid or TASKS[task].rates
@@ -83,6 +73,7 @@ class Comparison:
 
     def plan(self, task: str, method: str) -> Plan:
         """The runs of a method on a task."""
+        check_count("seeds", self.seeds)
         short = {"epochs": self.short(task, method), "seed": TUNING_SEED, "holdout": HOLDOUT}
         seeds = [{"seed": seed} for seed in range(self.seeds)]
         return tuned(self.job(task, method), self.rates(task), [short], seeds, partial(loss, TASKS[task].quantity))
@@ -132,12 +123,11 @@ def cosine(config: TrainConfig, pieces: int, directory: Path) -> float | None:
     stored = checkpoint.load(directory)
     if stored is None:
         return None
-    parts = checkpoint.by_part(stored[0])
-    data = load(config.data).first(config.samples).to(config.device, getattr(torch, config.dtype))
-    x, y = data.x_train[: config.batch], data.y_train[: config.batch]
-    model = build_model(config, data)
+    batch = min(config.batch, config.samples or config.batch)
+    parts, loop = checkpoint.by_part(stored[0]), Loop(dataclasses.replace(config, batch=batch))
+    model, forward, x, y = loop.model, loop.forward, loop.x, loop.y
+    assert forward is not None
     model.load_state_dict(parts["model"])
-    forward = build_forward(config, model)
     forward.load_state_dict(parts.get("forward", {}))
     below = lay_out(Batch(model, per_sample_loss, x, y), pieces).guessed[0].parameters
     weights = [weight for name, weight in model.named_parameters() if name in below]
