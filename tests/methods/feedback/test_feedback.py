@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import gradguess as gg
 from asserts import assert_unbiased
 from gradguess.step.base import Kept
-from models import CLASSES, INPUTS, Case, cross_entropy, generator, make
+from models import CLASSES, INPUTS, Case, Net, cross_entropy, generator, make
 from steps import step_of
 
 TEACHERS = {
@@ -111,6 +111,13 @@ def test_mean_and_variance_of_the_corrected_estimate(name, isolate):
             assert ((measured - variance).abs() <= 0.12 * variance + 1e-12).all()
 
 
+def test_chained_replay_over_a_graph_is_refused():
+    case = make("residual")
+    forward = gg.ForwardGradient(case.model, gg.Feedback(gg.WPerp(k=3), form="chained"), memory="replay")
+    with pytest.raises(gg.InputError, match=r"memory='store' or form='direct'"):
+        forward(*case.args)
+
+
 # --- a part of the batch -------------------------------------------------------------------------------------
 
 
@@ -189,6 +196,22 @@ def test_a_gate_after_the_last_layer_enters_the_exact_gradient():
     batch = (lambda outputs, t: (outputs - t).square().mean(1), torch.randn(5, 4).double(), torch.rand(5, 3).double())
     found = gg.estimate(model, gg.Feedback(gg.WPerp(k=2), sweeps=2), *batch).grads
     exact = gg.estimate(model, gg.Backprop(), *batch).grads
+    torch.testing.assert_close(found, exact)
+
+
+def folded(m: nn.Module, x: Tensor) -> Tensor:
+    """Positions are rows of the batch in two layers, as in OPT's blocks."""
+    h = m.stem(x)
+    inner = m.down(m.up(h.reshape(-1, 4)).relu())
+    return m.head((h + inner.view(h.shape)).tanh()).mean(1)
+
+
+def test_sweeps_pass_layers_whose_rows_are_no_samples():
+    torch.manual_seed(0)
+    parts = {"stem": nn.Linear(6, 4), "up": nn.Linear(4, 5), "down": nn.Linear(5, 4), "head": nn.Linear(4, CLASSES)}
+    batch = cross_entropy, torch.randn(3, 7, 6).double(), torch.tensor([0, 1, 2])
+    model, method = Net(folded, **parts).double(), gg.Feedback(gg.ActivationPerturbation(), sweeps=4)
+    found, exact = (gg.estimate(model, one, *batch, sites="leaf").grads for one in (method, gg.Backprop()))
     torch.testing.assert_close(found, exact)
 
 

@@ -215,8 +215,7 @@ class _Step:
                 for site, leaf, gate, known in zip(sites, leaves, gates, exact, strict=True)
             ]
         for _ in range(self.sweeps):
-            seeds = [value if site.guessed else known for site, value, known in zip(sites, g, exact, strict=True)]
-            g = pull(ends, leaves, [*seeds, ones], retain_graph=True)
+            g = pull(ends, leaves, [*g, ones], retain_graph=True)
         for site, gate, value in zip(sites, gates, g, strict=True):
             self._draw_to(site, gate, value)
         own = {name: p for name, p in self.layout.members.parameters.items() if p.requires_grad}
