@@ -11,12 +11,10 @@ from asserts import (
     assert_close,
     assert_jvp_matches_autograd,
     assert_same,
-    assert_same_photograph,
     assert_unbiased,
-    photograph,
 )
 from combinations import each, pairwise
-from frames import covariance, frames_of, slots_of
+from frames import slots_of
 from models import BATCH, GUESSES, SITE_GUESSES, ZOO, Case, generator, make
 from references import gradients, parameter_sample_gradients, sample_gradients
 
@@ -26,34 +24,6 @@ PROJECTORS = {
     "shared": gg.WPerp(k=3),
     "bottom": gg.WPerp(k=3, solver="svd", end="bottom"),
 }
-
-
-# --- what it returns -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("guess", "name"), each([*GUESSES, "backprop"], ["relu-bias", "branching", "frozen", "keywords"])
-)
-def test_fields(name, guess):
-    case = make(name)
-    method = GUESSES.get(guess, gg.Backprop())
-    est = gg.estimate(case.model, method, *case.args, tangents=2, generator=generator())
-    torch.testing.assert_close(est.loss, case.losses().mean().detach(), rtol=0, atol=1e-12)
-    assert est.loss.dim() == 0
-    trainable = {n: p for n, p in case.model.named_parameters() if p.requires_grad}
-    assert est.grads.keys() == trainable.keys()
-    for n, p in trainable.items():
-        assert est.grads[n].shape == p.shape
-        assert est.grads[n].dtype == p.dtype
-        assert not est.grads[n].requires_grad
-    if guess == "backprop":
-        return
-    assert est.jvp.shape == (2, BATCH)
-    for y in est.directions.values():
-        assert len(y) == 2
-    for site, g in est.site_grads.items():
-        assert est.directions[site].shape == (2, *g.shape)
-        assert len(g) == BATCH
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -102,46 +72,7 @@ def test_tangents_are_orthonormal_in_the_subspace(guess):
         assert (y[:, :3] @ y[:, 3:].mT).abs().max() > 0.1  # the blocks are independent of each other
 
 
-@pytest.mark.parametrize("guess", PROJECTORS)
-@pytest.mark.parametrize("name", ["relu-bias", "gelu-no-bias", "residual", "branching", "lstm"])
-def test_k_tangents_per_site_give_the_projected_gradient(name, guess):
-    """As many tangents as dimensions, one site at a time: nothing is left to chance."""
-    case = make(name)
-    est = gg.estimate(case.model, PROJECTORS[guess], *case.args, tangents=3, isolate=True, generator=generator())
-    frames = frames_of(case, PROJECTORS[guess])
-    slots = {"rnn": 0, "rnn[1]": 1, "head": 0} if name == "lstm" else {}
-    g = sample_gradients(case, est.directions, slots)
-    checked = 0
-    for site, frame in frames.items():
-        if not frame.orthonormal:
-            continue
-        batch_dim = est.site_grads[site].shape.index(BATCH)
-        own = torch.stack([g[site][b].select(batch_dim, b) for b in range(BATCH)]).flatten(1)
-        P = covariance(frame, own.shape[1])
-        found = est.site_grads[site].movedim(batch_dim, 0).flatten(1)
-        torch.testing.assert_close(found, torch.einsum("bij,bj->bi", P, own), rtol=0, atol=1e-8)
-        checked += 1
-    assert checked > 0
-
-
 # --- purity --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("guess", "name"),
-    each([*GUESSES, "backprop"], ["relu-bias", "transformer", "lstm", "dropout", "batch-norm", "frozen", "bare"]),
-)
-@pytest.mark.filterwarnings("ignore:Samples mix")
-def test_estimate_writes_nothing(name, guess):
-    case = make(name)
-    for p in case.model.parameters():
-        p.grad = torch.randn_like(p)
-    case.model.register_forward_hook(lambda *_: None)  # the user's own
-    before = photograph(case.model)
-    inputs = case.inputs.clone()
-    gg.estimate(case.model, GUESSES.get(guess, gg.Backprop()), *case.args, tangents=2, generator=generator())
-    assert_same_photograph(before, photograph(case.model))
-    assert torch.equal(inputs, case.inputs)
 
 
 def test_buffers_that_are_replaced_are_put_back():

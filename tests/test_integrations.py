@@ -27,9 +27,6 @@ def toy(samples: int = 64) -> tuple[Tensor, Tensor]:
     return x, x[:, :3].argmax(1)
 
 
-# --- optimisers ----------------------------------------------------------------------------------------------
-
-
 # --- Lightning -----------------------------------------------------------------------------------------------
 
 
@@ -118,9 +115,6 @@ def test_lightning_logs_how_good_the_estimates_are(guess: Any, options: dict[str
     plain = lightning_module(L, guess, **options)
     fit(L, plain, 3)
     assert plain.losses == module.losses
-
-
-# --- Hugging Face --------------------------------------------------------------------------------------------
 
 
 # --- loggers -------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
-from torch.utils._pytree import tree_map
 
 import gradguess as gg
 from asserts import photograph
@@ -67,22 +66,6 @@ def test_estimates_are_linear_in_the_loss() -> None:
         alone = seeded(case, first)
         close("one sample: derivative", alone.jvp[:, 0], one.jvp[:, 0], 1e-7)
         assert not alone.jvp[:, 1:].any(), str(case)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_any_dtype_gives_finite_gradients_of_its_own_kind(dtype: torch.dtype) -> None:
-    for case in plain_cases(700, 12):
-        model = case.model.to(dtype)
-        inputs, targets = tree_map(
-            lambda t, dtype=dtype: t.to(dtype) if t.is_floating_point() else t, (case.inputs, case.targets)
-        )
-        for memory in ("store", "replay"):
-            gg.ForwardGradient(model, case.method, memory=memory, sites=case.sites)(case.loss_fn, inputs, targets)
-        for p in model.parameters():
-            if p.grad is not None:
-                assert p.grad.dtype == dtype, str(case)
-                assert p.grad.isfinite().all(), str(case)
 
 
 # --- what they have shown ------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import gradguess as gg
 from gradguess.compile import compiler
-from gradguess.compile import trace as tracing
 from models import ZOO, Calls, Net, make
 from traced_graphs import as_compiled
 
@@ -169,6 +168,16 @@ def test_the_graph_makes_the_same_steps(network, method, graphs_alone):
         torch.testing.assert_close(graph[name], value, rtol=1e-9, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}")
 
 
+@pytest.mark.parametrize(
+    "options", [{"tangents": 3}, {"isolate": True}, {"balance": True}, {"sites": "leaf"}, {"top": "exact"}], ids=str
+)
+def test_options_are_in_the_graph(options, graphs_alone):
+    model, x, t = networks()["attention, causal"]
+    plain, graph = (trained(model, gg.WPerp(k=3), x, t, compile=on, **options) for on in (False, True))
+    for name, value in plain.items():
+        torch.testing.assert_close(graph[name], value, rtol=1e-9, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}")
+
+
 def test_recurrent_layers_for_which_the_cpu_has_a_kernel_are_compiled(graphs_alone):
     """In float32 alone; a trace cannot see through it, so that the graph holds plain operations."""
     torch.manual_seed(0)
@@ -178,15 +187,22 @@ def test_recurrent_layers_for_which_the_cpu_has_a_kernel_are_compiled(graphs_alo
         torch.testing.assert_close(graph[name], value, rtol=1e-4, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}")
 
 
-def test_whatever_fails_in_a_trace_leaves_the_step_uncompiled(graphs_alone, monkeypatch):
+@pytest.mark.parametrize(
+    ("what", "error", "said"),
+    [
+        ("gradguess.compile.trace._merged", RuntimeError("in PyTorch"), "RuntimeError: in PyTorch"),
+        ("torch._inductor.compile", FileNotFoundError("gcc\nmore"), "FileNotFoundError: gcc Steps run"),
+    ],
+)
+def test_whatever_fails_in_a_trace_leaves_the_step_uncompiled(what, error, said, monkeypatch):
     def fails(*arguments):
-        raise RuntimeError("something of PyTorch's")
+        raise error
 
-    monkeypatch.setattr(tracing, "_merged", fails)
+    monkeypatch.setattr(what, fails)
     model, x, t = networks()["chain"]
     forward = gg.ForwardGradient(model, gg.WPerp(k=3), compile=True)
     forward(LOSS, x, t)
-    with pytest.warns(UserWarning, match="RuntimeError: something of PyTorch's"):
+    with pytest.warns(UserWarning, match=said):
         forward(LOSS, x, t)
     assert forward.plan.runner.refused
 

@@ -47,9 +47,16 @@ def three(y: Tensor, W: Tensor, b: Tensor, other: float = 1.0) -> Tensor:
     return q * k.sin() * v + b
 
 
+def turned(y: Tensor, W: Tensor, b: Tensor) -> Tensor:
+    """As in Hugging Face's GPT-2."""
+    return torch.addmm(b, y.reshape(-1, C), W.view(C, H)).view(B, T, H)
+
+
 STEPS: dict[str, tuple[Callable[..., list[Tensor]], tuple[tuple[int, ...], ...], bool]] = {  # whether the norm's stays
     "a layer": (step(), PLAIN, False),
     "three layers": (step(three), PLAIN, False),
+    "a weight that is turned": (step(turned), ((B, T, C), (C,), (C,), (C, H), (H,), (B, T, H)), False),
+    "a weight in a vector": (step(turned), ((B, T, C), (C,), (C,), (C * H,), (H,), (B, T, H)), False),
     "three layers, one of another input": (step(lambda y, W, b: three(y, W, b, 2.0)), PLAIN, True),
     "read twice": (step(aside=lambda y: y.square().sum()), PLAIN, True),
     "over two dimensions": (step(), ((B, T, C), (T, C), (T, C), (H, C), (H,), (B, T, H)), True),

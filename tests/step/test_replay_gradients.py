@@ -49,6 +49,7 @@ def narrow(shape: tuple[int, ...], outputs: tuple[int, ...]) -> nn.Module:
 SHARED = gg.WPerp(refresh=1000)
 METHODS = {
     "wperp": SHARED,
+    "searches": gg.WPerp(refresh=1),
     "activation": gg.ActivationPerturbation(),
     "weight": gg.WeightPerturbation(),
     "direct": gg.Feedback(SHARED, form="direct"),

@@ -13,8 +13,8 @@ from torch import Tensor
 import gradguess as gg
 from gradguess.methods import Method
 from models import Case, generator
-from references import parse_site, visited
-from steps import layout_of, task_of
+from references import gradients, parse_site, visited
+from steps import layout_of, oracle, task_of
 
 STEPS = {1e-6: 1e-6, 1e-8: 1e-5}  # of a central difference, and its tolerance; a kink may lie within the long one
 GUESSES: dict[str, gg.Guess | Method] = {
@@ -160,8 +160,23 @@ def check_steps(case: Case, **options: Any) -> None:
         assert relative(other[name], value) < 1e-8, name
 
 
+def check_chain(case: Case) -> None:
+    """True errors at the sites give autograd's gradients by every layer's own rule, and so do chained sweeps."""
+    expected = seeded(case, lambda: gradients(case))
+    found = [seeded(case, lambda: oracle(case, "leaf"))]
+    method = gg.Feedback(GUESSES["activation"], sweeps=1 + len(seeded(case, lambda: layout_of(case, "leaf").sites)))
+    try:
+        found.append(seeded(case, lambda: gg.estimate(case.model, method, *case.args, sites="leaf")).grads)
+    except gg.ForwardModeError:
+        assert not has_forward_mode(case), "refused without need"
+    for grads in found:
+        for name, grad in expected.items():
+            assert relative(grads[name], grad) < 1e-9, name
+
+
 CHECKS: dict[str, Callable[[Case], None]] = {
     "derivative": check_derivative,
     "backprop": check_backprop,
+    "chain": check_chain,
     "replay": lambda case: check_steps(case, memory="replay"),
 }

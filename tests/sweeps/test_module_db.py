@@ -6,11 +6,14 @@ by hand, at ten seconds a module: `pytest -m compiled tests/sweeps`.
 
 from __future__ import annotations
 
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 from torch import nn
 
+import gradguess as gg
 from models import Case
 from module_samples import cases, module_infos
 from outside_checks import CHECKS, check_steps
@@ -60,6 +63,19 @@ def test_every_module_of_the_list_is_run_or_left_out():
     assert LEFT_OUT.keys() <= CLASSES.keys()
     assert set(SOME) <= set(NAMES)
     assert module_infos().keys() <= set(NAMES)
+
+
+@pytest.mark.sweep
+def test_the_page_says_what_is_refused():
+    page = (Path(__file__).parents[2] / "docs" / "coverage.md").read_text(encoding="utf-8")
+    refused = []
+    for name in filter(module_infos().__contains__, NAMES):
+        case = broad(name)
+        try:
+            gg.estimate(case.model, gg.WTranspose(), *case.args, sites="leaf")
+        except gg.ForwardModeError as error:
+            refused += re.findall(r"layer \((\w+)\) has no forward-mode formula.*Replace it by", str(error))
+    assert f"| {'; '.join(refused)}; an `autograd" in page
 
 
 @pytest.mark.parametrize("check", CHECKS)
