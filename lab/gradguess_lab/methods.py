@@ -176,7 +176,6 @@ _VARIANTS = (
        _PIECES | _BOOTSTRAP, tried="real"),
     _V("pieces-zero", "Pieces, B = 0", _CHAINED, {"learn": "never"}, style="layer-1", tried="compare",
        sends="one piece", pieces=True, control=True),
-    _V("backprop-wrapped", "Backpropagation, wrapped", "backprop", style="wp"),
     # loops whose memory is compared; the benchmark adds what depends on the depth
     _V("checkpoint-all", "Backpropagation, every layer recomputed", "checkpointed", style="layer-1",
        tried="memory compiled"),

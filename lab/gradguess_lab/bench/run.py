@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def bench(
         cases: by name, all on one device.
         methods: beside backpropagation. By default those that the registry names for this kind.
         seconds: of timing for each loop.
-        samples: of a step of methods with a matrix for each sample; their time is scaled to the batch.
+        samples: `time`: of a step of methods with a matrix for each sample; their time is scaled to the batch.
         memory: also measure the peak memory.
         jobs: processes that compile at a time. Only one is timed at a time.
         out: directory for the record, a JSON file.
@@ -96,7 +96,8 @@ def bench(
     stored = (find(out, name) if out else None) or {}
     if stored.get("settings") == settings and _where(stored) == _where(record):
         keys = {task: config.key for task, config in cases.items()}
-        record["rows"] = [row for row in stored["rows"] if row["case"] == keys.get(row["task"], row["case"])]
+        rows = [row for row in stored["rows"] if row["case"] == keys.get(row["task"], row["case"])]
+        record |= {"rows": rows, "growth": stored["growth"]}
     done = {(row["task"], row["method"]) for row in record["rows"]}
     together = [[one] for one in chosen] if kind == "starts" else [list(dict.fromkeys((BACKPROP, *chosen)))]
     left = [
@@ -105,13 +106,12 @@ def bench(
         for some in together
         if (task, some[0]) not in done
     ]
-    failures = []
+    failures, order = [], {known: place for place, known in enumerate(TASKS)}
     for case, found in in_turns(left, max(1, jobs)):
         if isinstance(found, GradguessError):
             failures.append(str(found))
             continue
         say(f"measured {case.name}")
-        order = {known: place for place, known in enumerate(TASKS)}
         rows = sorted([*record["rows"], *found], key=lambda row: order.get(row["task"], len(order)))
         record |= {"rows": rows, "growth": FITS[kind](rows) if kind in FITS else []}
         record["environment"]["load_after"] = os.getloadavg()[0]
@@ -141,7 +141,6 @@ class Case:
     seconds: float = 0.0
     samples: int = 2
     memory: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)  # further variables of the process
 
     @property
     def cuda(self) -> bool:
@@ -152,7 +151,7 @@ class Case:
         loops: dict[tuple[str, str], Loop] = {}
         for method in self.methods:
             entry, made = entry_of(method), dict[bool, Loop]()
-            slow = kind_of(self.config.device) in entry.slow
+            slow = self.kind == "time" and kind_of(self.config.device) in entry.slow
             # what is not studied on real networks is cut as in a comparison
             cut = entry.pieces and self.name in TASKS and (self.kind == "compare" or "real" not in entry.tried)
             own = TASKS[self.name].settings(method) if cut else {}
