@@ -216,17 +216,18 @@ def attention(runs: Sequence[Run]) -> str:
     """Attention with its tangent: time and peak memory of each way."""
     names = {
         "gradguess": "this library",
-        "kernel alone": "its kernel alone",
         "blocks": "128 queries at a time",
         "math kernel": "PyTorch's math kernel",
         "jvp_flash_attention": "jvp_flash_attention",
+        "flash, no tangent": "value alone, flash",
+        "PyTorch, no tangent": "value alone, as PyTorch chooses",
     }
-    order, rows = list(names), [row for row in measured("attention-cuda")["rows"] if row["way"] in names]
+    order, rows = list(names), [row for row in measured("attention-cuda")["rows"] if row.get("way") in names]
     cells = []
     for row in sorted(rows, key=lambda row: order.index(row["way"])):
         b, h, length, size = row["shape"]
         head = f"{row['dtype']}, {b} × {h} heads of {size}, {length} positions"
-        cells.append((names[row["way"]], head, f"{row['ms']:.2f} ms, {row['peak_mb']:,.0f} MB"))
+        cells.append((head, names[row["way"]], f"{row['ms']:.2f} ms, {row['peak_mb']:,.0f} MB"))
     return Table("attention", "", matrix("", cells)).markdown()
 
 
