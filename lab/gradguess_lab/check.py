@@ -36,38 +36,35 @@ def check(rows: Iterable[Mapping[str, Any]], jobs: int = 1) -> Verdicts:
     """Make the first steps of each row again, in so many processes."""
     import joblib
 
-    rows = list(rows)
-    found = joblib.Parallel(n_jobs=max(1, jobs))(joblib.delayed(verdict)(row) for row in rows)
     verdicts: Verdicts = {name: {} for name in MEANING}
-    for row, (name, why) in zip(rows, found, strict=True):
-        verdicts[name][row["key"]] = why
+    for key, name, why in joblib.Parallel(n_jobs=max(1, jobs))(joblib.delayed(verdict)(row) for row in rows):
+        verdicts[name][key] = why
     return verdicts
 
 
-def verdict(row: Mapping[str, Any]) -> tuple[str, str]:
-    """One of MEANING, and what was met."""
+def verdict(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The key, one of MEANING, and what was met."""
     from gradguess_lab.train import first_losses
 
     if not row.get("first"):
-        return "unknown", ""
-    seen = ("seen", row["seen"]["commit"][:10]) if "seen" in row else None
+        return row["key"], "unknown", ""
     torch.set_num_threads(1)
+    name, why = "current", ""
     try:
         config = TrainConfig.from_dict(row["config"])
+        half = config.autocast or config.matmul != "highest" or config.dtype in ("float16", "bfloat16")
         if config.device.startswith("cuda") and not torch.cuda.is_available():
-            return seen or ("elsewhere", "")
-        off = relative(row["first"], first_losses(config))
+            name = "elsewhere"
+        else:
+            pairs = zip(row["first"], first_losses(config), strict=True)
+            off = max(abs(a - b) / max(abs(a), 1e-9) for a, b in pairs)  # relative to what is stored
+            if off > (CLOSE_IN_HALF if half else CLOSE):
+                name, why = "stale", f"first losses differ by {off:.1e}"
     except GradguessError as error:
-        return seen or ("stale", str(error))
-    half = config.autocast or config.matmul != "highest" or config.dtype in ("float16", "bfloat16")
-    if off <= (CLOSE_IN_HALF if half else CLOSE):
-        return "current", ""
-    return seen or ("stale", f"first losses differ by {off:.1e}")
-
-
-def relative(stored: Sequence[float], now: Sequence[float]) -> float:
-    """The largest difference of two lists of losses, relative to those that are stored."""
-    return max(abs(a - b) / max(abs(a), 1e-9) for a, b in zip(stored, now, strict=True))
+        name, why = "stale", str(error)
+    if "seen" in row and name in ("stale", "elsewhere"):
+        name, why = "seen", row["seen"]["commit"][:10]
+    return row["key"], name, why
 
 
 def lines(verdicts: Verdicts) -> list[str]:

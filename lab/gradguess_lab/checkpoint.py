@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +26,13 @@ def load(directory: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The checkpoint of `directory`, or None where there is none yet; damage is an error that says so."""
     path = directory / FILE
     if not path.exists():
-        if (directory / "checkpoint.json").exists():
-            raise GradguessError(
-                f"the checkpoint in {directory} was written by gradguess 0.2, as two files. Finish the run with that "
-                f"version, or delete {directory} to start afresh."
-            )
         return None
     with explained(path):
         data = path.read_bytes()  # at once: `safe_open` opens it twice, and the run may replace it in between
     try:
         tensors = unpacked(data)
         state = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["state"])
-        if not (state["rows"] and math.isfinite(state["peak_mb"])):
+        if not state["rows"] or state.keys() != {"rows", "peak_mb"}:
             raise ValueError("its fields are not those that are written")
     except Exception as error:  # the library has errors of its own, and the header may say anything
         raise GradguessError(

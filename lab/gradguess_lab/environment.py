@@ -10,12 +10,12 @@ import platform
 import resource
 import subprocess
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import gradguess
 from gradguess.errors import InputError
 
 
@@ -26,24 +26,18 @@ def source() -> dict[str, Any]:
     A copy without its repository says so by the environment variable GRADGUESS_COMMIT, "<commit>" or "<commit>-dirty".
     Unknown otherwise.
     """
-    named = os.environ.get("GRADGUESS_COMMIT")
-    if named:
-        commit, _, dirty = named.partition("-")
-        return {"commit": commit, "clean": not dirty}
-    here = Path(__file__).resolve().parents[2]  # the folder that holds src and lab
-    if not (here / ".git").exists():
-        return {"commit": None, "clean": None}
-    head = _git(here, "rev-parse", "HEAD")
-    changes = _git(here, "status", "--porcelain", "--", "src", "lab", "pyproject.toml")
-    return {"commit": head, "clean": None if changes is None else not changes}
+    named, here = os.environ.get("GRADGUESS_COMMIT", ""), Path(__file__).resolve().parents[2]  # which holds src and lab
+    if not named and (here / ".git").exists():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            changes = _git(here, "status", "--porcelain", "--", "src", "lab", "pyproject.toml")
+            named = _git(here, "rev-parse", "HEAD") + "-dirty" * bool(changes)
+    commit, _, dirty = named.partition("-")
+    return {"commit": commit or None, "clean": not dirty if commit else None}
 
 
-def _git(folder: Path, *words: str) -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+def _git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
 
 
 def check_device(device: str) -> None:
@@ -54,21 +48,11 @@ def check_device(device: str) -> None:
         raise InputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
-def use_threads(threads: int) -> None:
-    """So many of PyTorch; 0: as many as it takes by itself."""
-    if threads:
-        torch.set_num_threads(threads)
-
-
 def describe(device: str) -> dict[str, Any]:
     """The environment record of a result."""
     cuda = torch.device(device).type == "cuda"
-    try:
-        installed = version("gradguess")
-    except PackageNotFoundError:
-        installed = "source"  # a bare source tree
     return {
-        "gradguess": installed,
+        "gradguess": gradguess.__version__,
         **source(),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -87,22 +71,18 @@ def resident_kilobytes(peak: bool = False) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _give_back_freed_memory() -> None:
-    """Without this, a run would fill the memory that earlier ones in this process freed, and seem to need none."""
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    with contextlib.suppress(OSError, AttributeError):  # glibc only
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 class PeakMemory:
     """Growth of the peak memory since construction, in MB: tensors on a GPU, resident set on a CPU."""
 
     def __init__(self, device: str) -> None:
         self.cuda = torch.device(device).type == "cuda"
         self.device = device
-        _give_back_freed_memory()
+        # without this, a run would fill the memory that earlier ones in this process freed, and seem to need none
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        with contextlib.suppress(OSError, AttributeError):  # glibc only
+            ctypes.CDLL(None).malloc_trim(0)
         if self.cuda:
             torch.cuda.reset_peak_memory_stats(device)
             return

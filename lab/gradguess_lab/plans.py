@@ -217,11 +217,6 @@ def jobs(
     return [one.at(diagnose=looked_at[one.at(diagnose="").key]) for name in asked or PAPER for one in runs[name]]
 
 
-def configs(experiment: str, preset: str = "paper") -> list[TrainConfig]:
-    """The runs of an experiment on batches with seed 0, as its grids say."""
-    return [on_task(experiment, **one).settings for one in experiments(PRESETS[preset])[experiment]]
-
-
 def on_task(experiment: str, task: str = "", **settings: Any) -> Job:
     """A run on a task of the registry, or on the paper's network and others like it."""
     base = TASKS[task].config if task else PAPER_SETTING

@@ -42,7 +42,7 @@ EVALUATED = (  # what the history of a result holds of an epoch
 
 def train(
     config: TrainConfig,
-    out: str | Path | None = None,
+    out: Path | None = None,
     on_epoch: Callable[[Row], None] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Row:
@@ -52,37 +52,31 @@ def train(
     epoch, one of another configuration is refused. Without, nothing is written. `on_epoch` sees each row of the log,
     `say` gets a line where it goes wrong. Under torchrun the processes share each batch, and rank 0 alone writes.
     """
-    directory = None if out is None else Path(out)
     with world(config.device) as ranks, contextlib.ExitStack() as held:
 
         def take() -> Row | None:
-            if directory is None:
+            if out is None:
                 return None
-            held.enter_context(exclusive(directory))
-            return claim(directory, config)
+            held.enter_context(exclusive(out))
+            return claim(out, config)
 
-        finished = ranks.from_first(take)
-        return finished if finished is not None else _Run(config, directory, ranks).go(on_epoch, say)
+        return ranks.from_first(take) or _Run(config, out, ranks).go(on_epoch, say)
 
 
 def claim(directory: Path, config: TrainConfig) -> Row | None:
     """Make `directory` the home of `config`, or refuse if it is another's. The result, if the run is finished."""
-    path = directory / "config.json"
+    path, result = directory / "config.json", directory / "result.json"
     if not path.exists():
-        if strangers := [item.name for item in directory.iterdir() if item.name in ("result.json", checkpoint.FILE)]:
-            raise GradguessError(f"{directory} holds {strangers[0]} but no config.json; choose another --out.")
+        if (directory / checkpoint.FILE).exists():
+            raise GradguessError(f"{directory} holds {checkpoint.FILE} but no config.json; choose another --out.")
         write_json(path, config.as_dict())
-    found = differences(config, read_json(path, "configuration"))
-    if found:
+    if found := differences(config, read_json(path, "configuration")):
         raise GradguessError(
             f"{directory} belongs to another configuration ({'; '.join(found)}). Choose another --out."
         )
-    path = directory / "result.json"
-    if not path.exists():
-        return None
-    record: Row = read_json(path, "result")
-    if why := misfit(record, config):
-        raise GradguessError(f"result {path} {why}.")
+    record: Row | None = read_json(result, "result") if result.exists() else None
+    if record and (why := misfit(record, config)):
+        raise GradguessError(f"result {result} {why}.")
     return record
 
 
@@ -153,18 +147,13 @@ class _Run:
         self.rows: list[Row] = []
         self.peak_mb = 0.0
 
-    @property
-    def epoch(self) -> int:
-        """The number of epochs that are done."""
-        return len(self.rows)
-
     def go(self, on_epoch: Callable[[Row], None] | None, say: Callable[[str], None]) -> Row:
         self.resume()
         watch, memory = watch_for(self.config, self.data.y_train), environment.PeakMemory(self.config.device)
         for row in self.rows:  # those before an interruption are not spoken of again
             watch(row)
         with interrupts.asked_between_steps():
-            while self.epoch < self.config.epochs:
+            while len(self.rows) < self.config.epochs:
                 try:
                     self.rows.append(row := self.run_epoch())
                 except NonFiniteError:
@@ -187,21 +176,22 @@ class _Run:
     def run_epoch(self) -> Row:
         """All steps of one epoch, then what is measured after it."""
         total = torch.zeros((), dtype=torch.float64, device=self.data.x_train.device)
-        row, first = self.before_epoch(), list[Tensor]()
+        epoch, speaks, samples = len(self.rows) + 1, self.ranks.rank == 0, len(self.data.x_train)
+        found, first = self.before(epoch) if speaks else {}, list[Tensor]()
         start = time.perf_counter()
         for loss, count in self.steps():
             total += loss * count
-            if self.epoch == 0 and len(first) < FIRST:
+            if epoch == 1 and len(first) < FIRST:
                 first.append(loss.clone())
         loss_sum = self.ranks.total(total.item())  # waits for the device, so the clock is right
         seconds = time.perf_counter() - start
-        steps = -(-len(self.data.x_train) // self.config.batch)
-        timed = {"epoch": self.epoch + 1, "loss": loss_sum / len(self.data.x_train), "step_ms": 1e3 * seconds / steps}
+        step_ms = 1e3 * seconds / -(-samples // self.config.batch)
         if first and self.ranks.size == 1:
-            row["first"] = [float(loss) for loss in first]
-        row = timed | row | self.measurements(self.epoch + 1)
+            found["first"] = [float(loss) for loss in first]
+        found |= self.after(epoch) if speaks else {}
         so_far = self.rows[-1]["seconds"] if self.rows else 0.0
-        return {**row, "seconds": so_far + time.perf_counter() - start}
+        timed = {"epoch": epoch, "loss": loss_sum / samples, "step_ms": step_ms}
+        return {**timed, **found, "seconds": so_far + time.perf_counter() - start}
 
     def steps(self) -> Iterator[tuple[Tensor, int]]:
         """Make the steps of one epoch: the loss of each, and the number of its samples that are this rank's."""
@@ -211,7 +201,7 @@ class _Run:
         moves = draw_moves(len(x), self.shuffle).to(x.device) if config.augment else None
         for step, batch in enumerate(batches):
             interrupts.check()
-            set_rate(self.optimiser, config, (self.epoch + step / len(batches)) / config.epochs)
+            set_rate(self.optimiser, config, (len(self.rows) + step / len(batches)) / config.epochs)
             own, self.place = self.ranks.own(batch)
             inputs = x[own] if moves is None else moved(x, own, moves[own])
             with autocast(config):
@@ -224,23 +214,19 @@ class _Run:
         self.optimiser.step()
         return loss
 
-    def before_epoch(self) -> Row:
+    def before(self, epoch: int) -> Row:
         """The diagnosis of the fresh network, and the accuracy before the last epoch, as the authors measure it."""
         row: Row = {}
-        if self.ranks.rank > 0:
-            return row
-        if self.epoch == 0 and self.config.diagnosed(0):
+        if epoch == 1 and self.config.diagnosed(0):
             row["diagnostics_at_start"] = self.diagnosis(0)
-        if self.epoch == self.config.epochs - 1:
+        if epoch == self.config.epochs:
             with autocast(self.config):
                 row["train_accuracy_before_last"] = batch_accuracy(self.model, self.data, self.config.batch)
         return row
 
-    def measurements(self, epoch: int) -> Row:
-        """What is known after an epoch."""
+    def after(self, epoch: int) -> Row:
+        """Losses and accuracies, and the diagnosis of the guess."""
         row: Row = {}
-        if self.ranks.rank > 0:
-            return row
         if epoch == self.config.epochs or epoch % self.config.eval_every == 0:
             with autocast(self.config):
                 row.update(evaluate(self.model, self.data))
@@ -279,9 +265,9 @@ class _Run:
         tensors, state = stored
         try:
             self.restore(tensors)
-        except (KeyError, ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
-            reason = str(error).splitlines()[0][:160]
-            raise GradguessError(f"the checkpoint in {self.directory} does not fit this run: {reason}") from error
+        except Exception as error:
+            why = f"{error!r:.160}"
+            raise GradguessError(f"the checkpoint in {self.directory} does not fit this run: {why}") from error
         self.rows[:], self.peak_mb = state["rows"], state["peak_mb"]
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
@@ -305,12 +291,13 @@ def first_losses(config: TrainConfig) -> list[float]:
 def result(config: TrainConfig, rows: list[Row], peak_mb: float) -> Row:
     """The record of a finished run: schema 1, which the report reads."""
     history = [{name: row[name] for name in EVALUATED if name in row} for row in rows if "test_loss" in row]
-    metrics = {name: value for name, value in history[-1].items() if name not in ("epoch", "seconds")}
-    metrics["step_ms"] = statistics.median(row["step_ms"] for row in rows)
-    metrics["epochs"] = len(rows)
-    metrics["seconds"] = rows[-1]["seconds"]
-    metrics["peak_memory_mb"] = peak_mb
-    metrics["train_accuracy_before_last"] = rows[-1]["train_accuracy_before_last"]
+    metrics = {name: value for name, value in history[-1].items() if name not in ("epoch", "seconds")} | {
+        "step_ms": statistics.median(row["step_ms"] for row in rows),
+        "epochs": len(rows),
+        "seconds": rows[-1]["seconds"],
+        "peak_memory_mb": peak_mb,
+        "train_accuracy_before_last": rows[-1]["train_accuracy_before_last"],
+    }
     found = [{"epoch": 0, **rows[0]["diagnostics_at_start"]}] if "diagnostics_at_start" in rows[0] else []
     found += [{"epoch": row["epoch"], **row["diagnostics"]} for row in rows if "diagnostics" in row]
     return {

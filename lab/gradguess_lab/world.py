@@ -22,11 +22,6 @@ from gradguess.errors import GradguessError, InputError
 T = TypeVar("T")
 
 
-def launched_rank() -> int:
-    """The rank that torchrun gave to this process; 0 without it."""
-    return int(os.environ.get("RANK", "0")) if "TORCHELASTIC_RUN_ID" in os.environ else 0
-
-
 @dataclass(frozen=True)
 class World:
     """The ranks of this run."""
@@ -63,17 +58,14 @@ class World:
         if self.size == 1:
             return get()
         found: list[Any] = [None, None]
-        failure: Exception | None = None
-        if self.rank == 0:
-            try:
-                found[0] = get()
-            except Exception as error:
-                failure, found[1] = error, str(error)
+        own: Exception | None = None
+        try:
+            found[0] = get() if self.rank == 0 else None
+        except Exception as error:
+            own, found[1] = error, str(error)
         distributed.broadcast_object_list(found)
-        if failure is not None:
-            raise failure
         if found[1] is not None:
-            raise GradguessError(f"rank 0: {found[1]}")
+            raise own or GradguessError(f"rank 0: {found[1]}")
         return found[0]
 
 
