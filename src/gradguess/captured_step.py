@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
-from gradguess.backends.cuda_graphs import CannotRecord, Recording, on_side_stream, require, to_host
+from gradguess.backends.cuda_graphs import CannotRecord, Recording, on_side_stream, require
 from gradguess.backends.policy import one_at_a_time
 from gradguess.compile.compiler import Compiler
 from gradguess.compile.signature import Signatures
@@ -109,7 +110,7 @@ class CapturedStep:
             self.optimiser._opt_called = True  # type: ignore[attr-defined]  # for schedulers: a replay does not call it
             self._settle(State(self.state.kept, self.state.learned, self.state.count + 1))
             if kind == "refresh":
-                self._full = _full_bases(self.state.kept)  # while the device is busy
+                self._full = _full_bases(self.state.kept)
         self._calls += 1
         return loss
 
@@ -259,8 +260,8 @@ def _full_bases(kept: Kept) -> Callable[[], dict[str, bool]]:
     sizes = [torch.linalg.vector_norm(V, dtype=torch.float64).square() for V in bases.values()]
     if not sizes:
         return dict
-    full = to_host(torch.stack([size > V.shape[1] - 0.5 for size, V in zip(sizes, bases.values(), strict=True)]))
-    return lambda: dict(zip(bases, full().tolist(), strict=True))  # columns are orthonormal, or zero
+    full = torch.stack([size > V.shape[1] - 0.5 for size, V in zip(sizes, bases.values(), strict=True)])
+    return cache(lambda: dict(zip(bases, full.tolist(), strict=True)))  # columns are orthonormal, or zero
 
 
 def _write_into(old: Kept, new: Kept) -> Kept:

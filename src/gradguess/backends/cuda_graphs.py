@@ -10,7 +10,6 @@ from functools import cache
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 from gradguess.errors import InputError
 
@@ -66,21 +65,6 @@ class Recording(Generic[T]):
         """Run it again; returns what the function returned, with new values in the same tensors."""
         self._graph.replay()
         return self._result
-
-
-def to_host(numbers: Tensor) -> Callable[[], Tensor]:
-    """Sends numbers to the host. Returns a function that waits for them, and returns them there."""
-    there = numbers.to("cpu", non_blocking=True)
-    arrived = torch.cuda.Event() if numbers.is_cuda else None
-    if arrived is not None:
-        arrived.record()
-
-    def wait() -> Tensor:
-        if arrived is not None:
-            arrived.synchronize()
-        return there
-
-    return wait
 
 
 def on_side_stream(function: Callable[[], T]) -> T:
