@@ -5,7 +5,8 @@ With `S = scale Q Kᵀ + mask`, `P = softmax(S)` and `O = P V`, the tangents `dQ
     dS = scale (dQ Kᵀ + Q dKᵀ),        dO = P dV + (P ∘ dS) V - rowsum(P ∘ dS) O.
 
 A block of queries needs no other rows of `P` and `dS` than its own. So memory grows with the length, and not with its
-square. `O` is PyTorch's: a graph that is recorded beside the tangent, or in a second pass of a trace, shares it.
+square. On CUDA one kernel makes `O` and `dO`. Where there is none, or a graph is recorded, `O` is PyTorch's: in blocks,
+a graph beside the tangent and one in a second pass of a trace share it.
 """
 
 from __future__ import annotations
