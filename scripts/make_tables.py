@@ -203,7 +203,7 @@ def common_network(runs: Sequence[Run]) -> str:
     found = measured("networks", "common")
     tried = common.settings(found["rows"])
     columns = ("Trained by", "Biases", "Epochs", "Measured as", *common.SIX, "Hold")
-    seeds = " or ".join(sorted({str(len(one.rows)) for one in tried}))
+    seeds = " or ".join(sorted({str(len(one)) for one in tried["networks"]}))
     seconds = sum(line["seconds"] for line in found["training"])
     made = f"{len(found['rows'])} networks, trained in {seconds:.0f} s on an {found['environment']['device']}."
     best = common.best_table(tried).markdown(*columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gradguess_lab.paper_numbers import WIDTHS
 from gradguess_lab.tables.checks import (
@@ -19,7 +19,7 @@ from gradguess_lab.tables.checks import (
     slower_than_width,
 )
 from gradguess_lab.tables.runs import Run
-from gradguess_lab.tables.table import Table
+from gradguess_lab.tables.table import Row, table
 
 _MOSTLY = math.sqrt(0.5)  # of the gradient's norm, which is half of its square
 
@@ -77,17 +77,14 @@ CLAIMS: tuple[tuple[str, str, Check], ...] = (
 )  # fmt: skip
 
 
-def claims_table(runs: Sequence[Run]) -> Table:
-    rows = []
+@table(
+    "claims",
+    "Claims",
+    "Accuracies are those of the training set; bias, variance and norms are those of layer 1. W⊥ has each sample's own "
+    "subspace where that was run. Brackets hold the 95 % interval of a difference. Seeds: the fewest on any side.",
+)
+def claims_table(runs: Sequence[Run]) -> Iterator[Row]:
     for says, paper, check in CLAIMS:
         found = outcome(check, runs)
         ours = {"Ours": found.ours or "–", "Verdict": found.verdict, "Seeds": found.seeds}
-        rows.append({"The paper says": says, "Its numbers": paper, **ours})
-    return Table(
-        "claims",
-        "Claims",
-        rows,
-        "Accuracies are those of the training set; bias, variance and norms are those of layer 1. W⊥ has each sample's "
-        "own subspace where that was run. Brackets hold the 95 % interval of a difference. Seeds: the fewest on any "
-        "side.",
-    )
+        yield {"The paper says": says, "Its numbers": paper, **ours}

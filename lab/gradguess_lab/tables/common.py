@@ -6,16 +6,17 @@ numbers, `SIX`, only if all of them lie in their intervals at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from statistics import fmean
 from typing import Any
 
+import pandas as pd
+
 from gradguess_lab.common_network import BIASES, EPOCHS, TRAINED
 from gradguess_lab.methods import method_label
 from gradguess_lab.paper_numbers import BIAS_VARIANCE, Published
-from gradguess_lab.tables.table import Table, cell, number
+from gradguess_lab.tables.table import Row, Table, cell, number, table
 from gradguess_lab.tables.verdicts import HOLDS, Summary, verdict
 
 # ours: the expected variance, and any closed units for W⊥-bottom. scripts: the variance of one draw for each sample,
@@ -27,29 +28,7 @@ SIX = {
     if entry.quantity != "covariance_norm"
 }
 NORM = next(entry for entry in BIAS_VARIANCE if (entry.method, entry.quantity) == ("wt", "covariance_norm"))
-BOTTOM = ("wperp-bottom", "variance")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the networks of a setting have of the six numbers."""
-
-    trained: str
-    biases: str
-    epochs: int
-    way: str
-    rows: Sequence[Mapping[str, Any]]  # a measured network each
-    found: Mapping[str, Summary]
-
-    @property
-    def held(self) -> set[str]:
-        """The numbers that hold."""
-        return {name for name, ours in self.found.items() if verdict(SIX[name], ours) == HOLDS}
-
-    @property
-    def labels(self) -> dict[str, Any]:
-        label = "W⊥-bottom, reduced SVD" if self.trained == "reduced" else method_label(self.trained)
-        return {"Trained by": label, "Biases": self.biases, "Epochs": self.epochs, "Measured as": self.way}
+BOTTOM = "W⊥-bottom variance"
 
 
 def value(row: Mapping[str, Any], entry: Published, way: str) -> float:
@@ -58,95 +37,91 @@ def value(row: Mapping[str, Any], entry: Published, way: str) -> float:
     return row["guesses"][names.get(entry.method, entry.method)][names.get(entry.quantity, entry.quantity)]
 
 
-def settings(rows: Sequence[Mapping[str, Any]]) -> list[Setting]:
-    """Each setting with networks that were measured."""
-    made = []
+def settings(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A line for each setting with networks that were measured: the six numbers of its networks, and which hold."""
+    lines = []
     for epochs, biases, trained, way in product(EPOCHS, BIASES, TRAINED, WAYS):
         key = {"trained": trained, "biases": biases, "epochs": epochs}
-        chosen = [row for row in rows if key.items() <= row.items()]
-        found = {name: Summary.of([value(row, entry, way) for row in chosen]) for name, entry in SIX.items()}
-        summaries = {name: ours for name, ours in found.items() if ours}
-        made += [Setting(trained, biases, epochs, way, chosen, summaries)] if chosen else []
-    return made
+        if chosen := [row for row in rows if key.items() <= row.items()]:
+            found = {name: Summary.of([value(row, entry, way) for row in chosen]) for name, entry in SIX.items()}
+            held = {name for name, ours in found.items() if verdict(SIX[name], ours) == HOLDS}
+            lines.append({**key, "way": way, **found, "held": held, "count": len(held), "networks": chosen})
+    return pd.DataFrame(lines, columns=["trained", "biases", "epochs", "way", *SIX, "held", "count", "networks"])
 
 
-def settings_table(tried: Sequence[Setting]) -> Table:
+@table("common-settings", "One network for all guesses")
+def settings_table(tried: pd.DataFrame) -> Iterator[Row]:
     """The six numbers of each setting below the paper's."""
-    rows: list[dict[str, Any]] = [{"Trained by": "the paper", **dict.fromkeys(("Biases", "Epochs", "Measured as"), "")}]
-    rows[0] |= {name: number(entry.value, ".2e") for name, entry in SIX.items()}
-    rows[0] |= {"Hold": "", "Seeds": "", "Train accuracy": "", "Wᵀ covariance norm": NORM.printed}
-    for one in tried:
-        numbers = {name: cell(ours, ".2e", verdict(SIX[name], ours)) for name, ours in one.found.items()}
-        rest = {"Hold": f"{len(one.held)} of {len(SIX)}", "Seeds": len(one.rows)}
-        accuracy = fmean(row["train_accuracy"] for row in one.rows)
-        norm = fmean(row["guesses"]["wt"]["covariance_norm"] for row in one.rows)
-        rows.append({**one.labels, **numbers, **rest, "Train accuracy": accuracy, "Wᵀ covariance norm": norm})
-    return Table("common-settings", "One network for all guesses", rows)
+    paper = {"Trained by": "the paper", **dict.fromkeys(("Biases", "Epochs", "Measured as"), "")}
+    paper |= {name: number(entry.value, ".2e") for name, entry in SIX.items()}
+    yield {**paper, "Hold": "", "Seeds": "", "Train accuracy": "", "Wᵀ covariance norm": NORM.printed}
+    for one in tried.to_dict("records"):
+        label = "W⊥-bottom, reduced SVD" if one["trained"] == "reduced" else method_label(one["trained"])
+        yield (
+            {"Trained by": label, "Biases": one["biases"], "Epochs": one["epochs"], "Measured as": one["way"]}
+            | {name: cell(one[name], ".2e", verdict(entry, one[name])) for name, entry in SIX.items()}
+            | {"Hold": f"{one['count']} of {len(SIX)}", "Seeds": len(one["networks"])}
+            | {"Train accuracy": fmean(row["train_accuracy"] for row in one["networks"])}
+            | {"Wᵀ covariance norm": fmean(row["guesses"]["wt"]["covariance_norm"] for row in one["networks"])}
+        )
 
 
-def best_table(tried: Sequence[Setting], count: int = 5) -> Table:
+def best_table(tried: pd.DataFrame, count: int = 5) -> Table:
     """The settings in which most numbers hold."""
-    return settings_table(sorted(tried, key=lambda one: -len(one.held))[:count])
+    return settings_table(tried.sort_values("count", ascending=False, kind="stable").head(count))
 
 
-def counts_table(tried: Sequence[Setting]) -> Table:
+@table("common-counts", "In how many settings each number holds")
+def counts_table(tried: pd.DataFrame) -> Iterator[Row]:
     """In how many settings each number holds."""
-    kinds: dict[str, Callable[[Setting], bool]] = {
-        "All settings": lambda one: True,
-        "300 epochs": lambda one: one.epochs == EPOCHS[0],
-        "600 epochs": lambda one: one.epochs == EPOCHS[1],
-        "Measured as ours": lambda one: one.way == "ours",
-        "As the scripts": lambda one: one.way == "scripts",
+    kinds = {"All settings": tried}
+    kinds |= {f"{epochs} epochs": tried[tried["epochs"] == epochs] for epochs in EPOCHS}
+    kinds |= {
+        f"{title} {way}": tried[tried["way"] == way] for title, way in (("Measured as", "ours"), ("As the", WAYS[1]))
     }
-    rows = []
     for name, entry in SIX.items():
-        counted = {title: [name in one.held for one in tried if kind(one)] for title, kind in kinds.items()}
-        counts = {title: f"{sum(known)} of {len(known)}" for title, known in counted.items()}
-        rows.append({"Number": name, "Paper": number(entry.value, ".2e"), **counts})
-    return Table("common-counts", "In how many settings each number holds", rows)
+        counts = {title: f"{_holding(part, name)} of {len(part)}" for title, part in kinds.items()}
+        yield {"Number": name, "Paper": number(entry.value, ".2e"), **counts}
 
 
-def tried_sentence(tried: Sequence[Setting]) -> str:
+def tried_sentence(tried: pd.DataFrame) -> str:
     """How many settings explain all six numbers, in words."""
-    held = [len(one.held) for one in tried]
-    every = held.count(len(SIX))
+    every, most = _holding(tried, *SIX), max(tried["count"], default=0)
     explain = f"{every} of them explain" if every else "none of them explains"
-    return f"{len(held)} settings tried: {explain} all six numbers, and at most {max(held, default=0)} hold in one."
+    return f"{len(tried)} settings tried: {explain} all six numbers, and at most {most} hold in one."
 
 
-def sentences(tried: Sequence[Setting]) -> list[str]:
+def sentences(tried: pd.DataFrame) -> list[str]:
     """What holds in the best setting and how sharply, what longer training moves, and what remains."""
-    best = max(tried, key=lambda one: len(one.held))
-    off = [100 * abs(best.found[name].mean / SIX[name].value - 1) for name in best.held]
-    wide = [100 * (best.found[name].reach or 0) / SIX[name].value for name in best.held]
-    missed = " and ".join(f"{name} ({cell(best.found[name], '.2e').text})" for name in SIX if name not in best.held)
+    best = tried.loc[tried["count"].idxmax()]
+    off = [100 * abs(best[name].mean / SIX[name].value - 1) for name in best["held"]]
+    wide = [100 * (best[name].reach or 0) / SIX[name].value for name in best["held"]]
+    missed = " and ".join(f"{name} ({cell(best[name], '.2e').text})" for name in SIX if name not in best["held"])
+    ours, scripts = (tried[tried["way"] == way] for way in WAYS)
+    short, long = (ours[(ours["epochs"] == epochs) & (ours["trained"] != "backprop")] for epochs in EPOCHS)
     both = {
-        epochs: [
-            {"Wᵀ bias", "W⊥-bottom bias"} <= one.held
-            for one in tried
-            if (one.epochs, one.way) == (epochs, "ours") and one.trained != "backprop"
-        ]
-        for epochs in EPOCHS
+        kind: _holding(part, "Wᵀ bias", "W⊥-bottom bias") or "none" for kind, part in (("short", short), ("long", long))
     }
-    name, entry = next((name, entry) for name, entry in SIX.items() if (entry.method, entry.quantity) == BOTTOM)
-    ways = {way: [one for one in tried if one.way == way] for way in WAYS}
-    means = {way: [one.found[name].mean for one in kind] for way, kind in ways.items()}
-    held = {way: sum(name in one.held for one in kind) for way, kind in ways.items()}
-    expected = [Summary.of([row["guesses"]["script-bottom"]["variance"] for row in one.rows]) for one in ways["ours"]]
-    steady = sum(verdict(entry, ours) == HOLDS for ours in expected)
+    drawn = ((row["guesses"]["script-bottom"]["variance"] for row in networks) for networks in ours["networks"])
+    steady = sum(verdict(SIX[BOTTOM], Summary.of(list(values))) == HOLDS for values in drawn)
     return [
         f"{tried_sentence(tried)} With so many tries and wide intervals some numbers hold by chance.",
         f"In the first setting of the table {missed} differs. The others hold, but not sharply: our means are "
         f"{_span(off, '.0f')} % off the paper's numbers, and half an interval is {_span(wide, '.0f')} % of them.",
         "On networks that a guess trained, the biases of Wᵀ and of W⊥-bottom hold together in "
-        f"{sum(both[600]) or 'none'} of {len(both[600])} ways of training after 600 epochs, and in "
-        f"{sum(both[300]) or 'none'} of {len(both[300])} after 300.",
+        f"{both['long']} of {len(long)} ways of training after 600 epochs, and in {both['short']} of {len(short)} "
+        "after 300.",
         f"The variance of W⊥-bottom remains. It depends on which null vectors are taken: with closed units (ours) it "
-        f"is {_span(means['ours'], '.2e')} and holds in {held['ours'] or 'none'} of {len(ways['ours'])} settings; with "
-        f"those of an SVD and one draw (scripts) it is {_span(means['scripts'], '.2e')} and holds in "
-        f"{held['scripts']} of {len(ways['scripts'])}; with their expected variance, whose interval is narrower, in "
-        f"{steady}.",
+        f"is {_span([one.mean for one in ours[BOTTOM]], '.2e')} and holds in {_holding(ours, BOTTOM) or 'none'} of "
+        f"{len(ours)} settings; with those of an SVD and one draw (scripts) it is "
+        f"{_span([one.mean for one in scripts[BOTTOM]], '.2e')} and holds in {_holding(scripts, BOTTOM)} of "
+        f"{len(scripts)}; with their expected variance, whose interval is narrower, in {steady}.",
     ]
+
+
+def _holding(tried: pd.DataFrame, *names: str) -> int:
+    """In how many settings all of these numbers hold."""
+    return sum(set(names) <= held for held in tried["held"])
 
 
 def _span(values: Sequence[float], form: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from gradguess_lab.methods import method_label, options_of
 from gradguess_lab.paper_numbers import LAYER_SITES
 from gradguess_lab.tables.runs import DEFAULTS, EXPERIMENT, Group, Run, groups, like
-from gradguess_lab.tables.table import Cell, Table, cell, number
+from gradguess_lab.tables.table import Cell, Row, Table, cell, number, table
 from gradguess_lab.tables.verdicts import Summary, difference
 
 QUANTITIES = {"train_accuracy": "Train", "test_accuracy": "Test"}
@@ -208,19 +208,17 @@ def feedback_tables(runs: Sequence[Run]) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def quality_table(runs: Sequence[Run]) -> Table:
+@table(
+    "feedback-quality",
+    "Cosine of one step's estimate with the true gradient",
+    "Means over the seeds, at the first diagnosed epoch after the start and at the last.",
+    forms={f"Layer {n}": ".2f" for n in LAYER_SITES},
+)
+def quality_table(runs: Sequence[Run]) -> Iterator[Row]:
     """The cosine of one step's estimate with the true gradient, at every hidden layer, early in training and late."""
-    rows = []
     for one in results([run for run in runs if run["diagnostics"]], "feedback-quality"):
         after = [epoch for epoch in one.group.epochs if epoch]
         for epoch in dict.fromkeys((after[0], after[-1])):
             layers = {f"Layer {n}": one.group.summary("cosine", n, epoch=epoch) for n in LAYER_SITES}
             shown = {name: ours and ours.mean for name, ours in layers.items()}
-            rows.append({"Method": label(one.group), "Epoch": epoch, **shown, "Seeds": len(one.group.runs)})
-    return Table(
-        "feedback-quality",
-        "Cosine of one step's estimate with the true gradient",
-        rows,
-        "Means over the seeds, at the first diagnosed epoch after the start and at the last.",
-        forms={f"Layer {n}": ".2f" for n in LAYER_SITES},
-    )
+            yield {"Method": label(one.group), "Epoch": epoch, **shown, "Seeds": len(one.group.runs)}

@@ -7,7 +7,7 @@ import io
 import re
 import statistics
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -135,11 +135,12 @@ class Drawing:
     inline: str  # for the page: letters as text, colours as the page's variables, ids of its own
 
 
-def save_figures(figures: Sequence[Figure], directory: Path) -> list[Path]:
+def save_figures(figures: Iterable[Figure], directory: Path) -> list[Path]:
     """One PNG for each figure."""
-    paths = [directory / f"{figure.slug}.png" for figure in figures]
-    for path, figure in zip(paths, figures, strict=True):
-        write_atomic(path, draw(figure).png)
+    paths = []
+    for figure in figures:
+        paths.append(directory / f"{figure.slug}.png")
+        write_atomic(paths[-1], draw(figure).png)
     return paths
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gradguess_lab.tables.figure import Curve, Figure, means
 from gradguess_lab.tables.runs import Group, Run, groups
-from gradguess_lab.tables.table import Table, cell, slugify
+from gradguess_lab.tables.table import Row, Table, cell, slugify, table
 
 _SETTING = ("Data", "Model", "Width", "Depth", "Epochs", "Seed", "Device")
 _METRICS = {
@@ -53,14 +53,13 @@ def runs_table(runs: Sequence[Run]) -> Table:
     return Table("runs", "All results that were found", rows, caption, _SETTING, commands)
 
 
-def environments_table(runs: Sequence[Run]) -> Table:
+@table("environments", "Environments", "One line for each environment that was recorded.")
+def environments_table(runs: Sequence[Run]) -> Iterator[Row]:
     """Where the runs took place, each place once."""
     places = Counter(tuple(cell(run["environment"].get(name)).text for name in _ENVIRONMENT) for run in runs)
-    rows = []
     for place, count in places.most_common():
         row = dict(zip(_ENVIRONMENT.values(), place, strict=True))
-        rows.append({**row, "Commit": row["Commit"][:10], "Runs": count})
-    return Table("environments", "Environments", rows, "One line for each environment that was recorded.")
+        yield {**row, "Commit": row["Commit"][:10], "Runs": count}
 
 
 def training_figures(runs: Sequence[Run]) -> Iterator[Figure]:

@@ -23,7 +23,7 @@ from gradguess_lab.paper_numbers import (
 )
 from gradguess_lab.tables.figure import Curve, Figure, means, with_bars
 from gradguess_lab.tables.runs import Group, Run, command, groups, in_paper_setting, select
-from gradguess_lab.tables.table import Table, cell
+from gradguess_lab.tables.table import Row, Table, cell, table
 from gradguess_lab.tables.verdicts import Summary, rounding_floor, verdict
 
 SHARED = "W⊥, shared basis, k = 10"
@@ -170,20 +170,21 @@ def scaling_columns(runs: Sequence[Run]) -> dict[str, dict[int, Line]]:
     return columns
 
 
-def scaling_matrix(runs: Sequence[Run]) -> Table:
+@table(
+    "scaling-matrix",
+    "Training accuracy by width and method",
+    "300 epochs. Ours, mean ± standard deviation, above the paper's number. W⊥ has each sample's own subspace, as the "
+    "paper defines it; the shared basis is this library's default.",
+)
+def scaling_matrix(runs: Sequence[Run]) -> Iterator[Row]:
     """The scaling table in the paper's form: a row per width, a column per method, its number below ours."""
-    rows: list[dict[str, Any]] = [{"Width": width} for width in WIDTHS]
-    for title, lines in scaling_columns(runs).items():
-        for row in rows:
-            line = lines.get(row["Width"])
-            row[title] = line and cell(line.ours, verdict=line.verdict, note=f"paper {line.entry.value:.3f}")
-    return Table(
-        "scaling-matrix",
-        "Training accuracy by width and method",
-        rows,
-        "300 epochs. Ours, mean ± standard deviation, above the paper's number. W⊥ has each sample's own subspace, as "
-        "the paper defines it; the shared basis is this library's default.",
-    )
+    columns = scaling_columns(runs)
+    for width in WIDTHS:
+        lines = {title: lines.get(width) for title, lines in columns.items()}
+        yield {"Width": width} | {
+            title: line and cell(line.ours, verdict=line.verdict, note=f"paper {line.entry.value:.3f}")
+            for title, line in lines.items()
+        }
 
 
 def papers_curve(method: str) -> Curve:
@@ -219,26 +220,25 @@ def diagnosed(runs: Sequence[Run], method: str, width: int, k: int | None = None
     return islice((group for group in select(runs, method, width, k) if group.epochs), 1)
 
 
-def diagnostics_table(runs: Sequence[Run]) -> Table:
+@table(
+    "diagnostics",
+    "Every layer, over training",
+    "Means over the seeds, on the first 512 training samples, for every diagnosed run in the paper's setting. The "
+    "cosine is that of the estimate with the true gradient.",
+    folded=True,
+    forms={"Rank": ".0f"},
+)
+def diagnostics_table(runs: Sequence[Run]) -> Iterator[Row]:
     """Every diagnosed experiment in the paper's setting, epoch and layer."""
     names = ("variance", "bias", "covariance_norm", "cosine", "gradient_norm", "rank")
     found = groups(run for run in runs if run["diagnostics"] and in_paper_setting(run) and not run["script"])
-    rows = []
     for group in sorted(found, key=lambda group: (group["width"], group.label, group.way)):
+        where = {"Method": group.label, "Width": group["width"], "Computed by": group.way}
         for epoch, layer in product(group.epochs, LAYER_SITES):
             means = {name: group.summary(name, layer, epoch=epoch) for name in names}
             if any(means.values()):
-                rows.append(
-                    {"Method": group.label, "Width": group["width"], "Computed by": group.way}
-                    | {"Epoch": epoch, "Layer": layer}
-                    | {KINDS[name][0]: one and one.mean for name, one in means.items()}
-                    | {"Seeds": len(group.runs)}
-                )
-    caption = (
-        "Means over the seeds, on the first 512 training samples, for every diagnosed run in the paper's setting. The "
-        "cosine is that of the estimate with the true gradient."
-    )
-    return Table("diagnostics", "Every layer, over training", rows, caption, folded=True, forms={"Rank": ".0f"})
+                shown = {KINDS[name][0]: one and one.mean for name, one in means.items()}
+                yield {**where, "Epoch": epoch, "Layer": layer, **shown, "Seeds": len(group.runs)}
 
 
 def over_training_figures(runs: Sequence[Run]) -> Iterator[Figure]:

@@ -13,8 +13,8 @@ from gradguess_lab.store import files_of
 from gradguess_lab.tables.figure import Curve, Figure
 from gradguess_lab.tables.paper import scaling_figure
 from gradguess_lab.tables.runs import EXPERIMENT, Group, Run, flat, groups, in_paper_setting, load_runs
-from gradguess_lab.tables.table import Table, cell, number
-from gradguess_lab.tables.verdicts import DIFFERS, HOLDS, Summary
+from gradguess_lab.tables.table import Row, cell, number, table
+from gradguess_lab.tables.verdicts import DIFFERS, HOLDS, Summary, within
 
 STORED = Path(__file__).parents[3] / "results" / "paper"
 QUANTITY = "train_accuracy"
@@ -29,8 +29,12 @@ def stored_runs() -> tuple[Run, ...]:
 @cache
 def _stored() -> dict[tuple[Any, ...], Summary]:
     """What several stored seeds reached, by experiment."""
-    found = {_experiment(group.first): group.summary(QUANTITY) for group in groups(stored_runs(), any_device=True)}
+    found = {_experiment(group): group.summary(QUANTITY) for group in groups(stored_runs(), any_device=True)}
     return {experiment: ours for experiment, ours in found.items() if ours and ours.reach is not None}
+
+
+def _experiment(run: Run | Group) -> tuple[Any, ...]:
+    return tuple(run[name] for name in EXPERIMENT)
 
 
 def beside_stored(runs: Sequence[Run]) -> list[tuple[Run, Summary]]:
@@ -42,8 +46,7 @@ def beside_stored(runs: Sequence[Run]) -> list[tuple[Run, Summary]]:
 
 def judged(run: Run, stored: Summary) -> str:
     """Whether the run lies where one more run lies with 95 %."""
-    assert stored.reach is not None
-    return HOLDS if abs(run[QUANTITY] - stored.mean) <= stored.reach else DIFFERS
+    return HOLDS if within(run[QUANTITY], 0.0, stored) else DIFFERS
 
 
 def said(records: Sequence[Mapping[str, Any]]) -> str:
@@ -58,7 +61,13 @@ def said(records: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def beside_stored_table(runs: Sequence[Run]) -> Table:
+@table(
+    "beside-stored",
+    "This run beside our seeds and the paper",
+    "Training accuracy after 300 epochs. A run holds if it lies in the interval in which one more run lies with 95 %, "
+    "by the stored seeds; one in twenty lies outside by chance.",
+)
+def beside_stored_table(runs: Sequence[Run]) -> list[Row]:
     """A row for each run: its accuracy, the stored mean and interval, and the paper's number."""
     rows = []
     for run, stored in beside_stored(runs):
@@ -74,13 +83,7 @@ def beside_stored_table(runs: Sequence[Run]) -> Table:
             "Seeds": stored.n,
             "Paper": same[0].value if same and not shared else None,
         })  # fmt: skip
-    return Table(
-        "beside-stored",
-        "This run beside our seeds and the paper",
-        sorted(rows, key=lambda row: (row["Method"], row["Width"])),
-        "Training accuracy after 300 epochs. A run holds if it lies in the interval in which one more run lies with "
-        "95 %, by the stored seeds; one in twenty lies outside by chance.",
-    )
+    return sorted(rows, key=lambda row: (row["Method"], row["Width"]))
 
 
 def beside_stored_figure(runs: Sequence[Run]) -> Figure:
@@ -93,7 +96,3 @@ def beside_stored_figure(runs: Sequence[Run]) -> Figure:
     caption = "Dashed: the paper. Solid: the mean of our stored seeds, with its standard deviation. Crosses: this run."
     curves = [*figure.curves, points] if dots else []
     return replace(figure, slug="beside-stored", curves=curves, caption=caption, x_scale="log")
-
-
-def _experiment(run: Run) -> tuple[Any, ...]:
-    return tuple(run[name] for name in EXPERIMENT)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, ParamSpec
 
 import pandas as pd
 
 from gradguess_lab.tables.verdicts import DIFFERS, HOLDS, NOT_RUN, Summary
 
 Row = Mapping[str, Any]
+P = ParamSpec("P")
+Rows = Callable[P, Iterable[Row]]
 # How numbers are set, by the name of their column; others have three decimals. Whole numbers stand as they are.
 FORMS = {
     **dict.fromkeys(("Variance", "Bias", "Gradient norm"), ".2e"),
@@ -45,16 +47,14 @@ def number(value: float | None, form: str = ".3f") -> str:
     if value is None:
         return "–"
     if form.endswith("duration"):
-        size, unit, digits = next(one for one in _UNITS if abs(value) >= one[0] or one[0] == 0)
-        return f"{value / (size or 1):.{digits}f} {unit}".replace("-", "−")
+        units = ((3600, "h", 1), (60, "min", 0), (1, "s", 1))
+        size, unit, digits = next(one for one in units if abs(value) >= one[0] or one[1] == "s")
+        return f"{value / size:.{digits}f} {unit}".replace("-", "−")
     shown = format(value, form)
     if not float(shown.replace(",", "")):
         shown = shown.lstrip("+-")  # what rounds to nothing has no sign
-    digits_, e, exponent = shown.partition("e")
-    return (f"{digits_}e{int(exponent)}" if e else shown).replace("-", "−")
-
-
-_UNITS = ((3600, "h", 1), (60, "min", 0), (0, "s", 1))
+    digits, e, exponent = shown.partition("e")
+    return (f"{digits}e{int(exponent)}" if e else shown).replace("-", "−")
 
 
 def cell(value: Any, form: str = ".3f", verdict: str | None = None, note: str = "") -> Cell:
@@ -96,12 +96,12 @@ class Table:
     @cached_property
     def cells(self) -> list[dict[str, Cell]]:
         """A cell for every row and column. In the column "Verdict" a cell is judged by what it says."""
-        forms, columns = FORMS | dict(self.forms), list(dict.fromkeys(name for row in self.rows for name in row))
-        made = [{name: cell(row.get(name), forms.get(name, ".3f")) for name in columns} for row in self.rows]
-        for row in made:
-            if "Verdict" in row:
-                row["Verdict"] = replace(row["Verdict"], verdict=row["Verdict"].text)
-        return made
+        forms, names = FORMS | dict(self.forms), list(dict.fromkeys(name for row in self.rows for name in row))
+
+        def made(name: str, value: Any) -> Cell:
+            return cell(value, forms.get(name, ".3f"), value if name == "Verdict" else None)
+
+        return [{name: made(name, row.get(name)) for name in names} for row in self.rows]
 
     @cached_property
     def columns(self) -> list[str]:
@@ -124,20 +124,18 @@ class Table:
         """The table with those rows alone that say one of these in a column."""
         return replace(self, rows=[row for row in self.cells if row[column].text in kept])
 
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The values, of hidden columns too; a mean has its standard deviation in a column of its own."""
+    def csv(self) -> str:
+        """One line per row, numbers as they were computed, of hidden columns too; a missing number is an empty field.
+
+        A mean has its standard deviation in a column of its own.
+        """
         columns: dict[str, list[Any]] = {}
         for name in self.cells[0] if self.rows else ():
             column = [row[name] for row in self.cells]
-            columns[name] = [one.value for one in column]
+            columns[name] = [_field(one.value) for one in column]
             if any(one.sd is not None for one in column):
-                columns[f"{name}, sd"] = [one.sd for one in column]
-        return pd.DataFrame(columns, dtype=object)
-
-    def csv(self) -> str:
-        """One line per row, numbers as they were computed; a missing number is an empty field."""
-        return self.frame.map(_field).to_csv(index=False, lineterminator="\n")
+                columns[f"{name}, sd"] = [_field(one.sd) for one in column]
+        return pd.DataFrame(columns, dtype=object).to_csv(index=False, lineterminator="\n")
 
     def markdown(self, *columns: str) -> str:
         """The columns that are shown, or those that are named; a cell's mark and note follow it."""
@@ -157,6 +155,11 @@ class Table:
             label=f"tab:{self.slug}",
             column_format="".join("r" if name in self.numeric else "l" for name in self.columns),
         )
+
+
+def table(slug: str, title: str = "", caption: str = "", **more: Any) -> Callable[[Rows[P]], Callable[P, Table]]:
+    """A function that yields rows becomes one that returns the table of them."""
+    return lambda rows: wraps(rows)(lambda *of, **told: Table(slug, title, list(rows(*of, **told)), caption, **more))
 
 
 def matrix(corner: str, found: Iterable[tuple[Any, str, Any]], columns: Sequence[str] = ()) -> list[dict[str, Any]]:

@@ -79,14 +79,14 @@ def variants_table(runs: Sequence[Run]) -> Table:
     order = (*TRAINED.values(), LAST_BATCH, BEFORE, ALL)
     titles = [name for name in order if any(name in one.ways for one in found)]
     for one in found:
-        line, judged = one.line, {True: HOLDS, False: DIFFERS}
-        verdicts = {name: judged[one.closes(ours)] for name, ours in one.ways.items() if ours.sd is not None}
-        rows.append(
-            {"Method": line.method, "Width": line.entry.width, "Quantity": line.quantity}
-            | {"Paper": cell(line.entry.value, line.form), "Ours": cell(line.ours, line.form)}
-            | {name: cell(one.ways.get(name), line.form, verdicts.get(name)) for name in titles}
-            | {"Closed by": ", ".join(one.closing) or ("nothing" if one.ways else "not run")}
-        )
+        line, ways = one.line, {}
+        for name in titles:
+            ours = one.ways.get(name)
+            closes = None if ours is None or ours.sd is None else HOLDS if one.closes(ours) else DIFFERS
+            ways[name] = cell(ours, line.form, closes)
+        row = {name: line.row[name] for name in ("Method", "Width", "Quantity", "Paper")}
+        closed = ", ".join(one.closing) or ("nothing" if one.ways else "not run")
+        rows.append({**row, "Ours": cell(line.ours, line.form), **ways, "Closed by": closed})
     return Table(
         "variants",
         "What the authors' scripts do and the paper does not say",
