@@ -9,26 +9,26 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from gradguess_lab.compare.run import read_record
 from gradguess_lab.compare.tables import compared
 from gradguess_lab.methods import entry_of, method_label, settings_of
 from gradguess_lab.paper_numbers import SCALING, WIDTHS
-from gradguess_lab.report.sections import Section
+from gradguess_lab.report.sections import Section, build_sections
 from gradguess_lab.store import find
 from gradguess_lab.streams import page as stream_tables
 from gradguess_lab.streams.plan import GROUPS
 from gradguess_lab.tables import bench, beyond, common
-from gradguess_lab.tables.claims import claims_table
-from gradguess_lab.tables.feedback import feedback_tables
 from gradguess_lab.tables.figure import Figure, draw, with_bars
-from gradguess_lab.tables.paper import PUBLISHED, compare, over_width, papers_curve, scaling_figure, scaling_matrix
+from gradguess_lab.tables.paper import PUBLISHED, compare, over_width, papers_curve, scaling_figure
 from gradguess_lab.tables.runs import DEFAULTS, EXPERIMENT, Run, groups, load_benchmarks, load_runs
-from gradguess_lab.tables.table import Table, cell, matrix
+from gradguess_lab.tables.table import Row, Table, cell, matrix, table
 from gradguess_lab.tables.tally import explanations, tally_sentence
 from gradguess_lab.tables.verdicts import NOT_COMPARED, Summary
 
@@ -36,13 +36,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 PAGES = ("README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))))
 ACCURACIES = ("Train accuracy", "Test accuracy", "Seeds")
-FEEDBACK = {  # the columns that are shown of a table on learned feedback, and the rows: what they say in a column
-    "feedback-width": (("Method", "Width", *ACCURACIES), ("Width", "64", "512")),
-    "feedback-depth": (("Method", "Depth", "Learning rate", *ACCURACIES), ("Depth", "12")),
-    "feedback-residual": (("Method", "Depth", *ACCURACIES), ("Depth", "24")),
-    "feedback-quality": (("Method", "Layer 1", "Layer 2", "Layer 3"), ("Epoch", "300")),
-    "feedback-ablations": (("Method", *ACCURACIES), ("Width", "256")),
-}
+ENDS = (str(min(WIDTHS)), str(max(WIDTHS)))
 DEEP = (  # the tables that are shown on deep networks
     "deep-charformer-shakespeare-12-20",
     "deep-charformer-shakespeare-4-20",
@@ -59,10 +53,19 @@ STREAMS = dict.fromkeys(("recall12", "recall40", "copy40", "tmaze40", "character
 GLANCE = ("backprop", "students", "students-chained", "feedback-chained", "wperp-exact", "wperp", "activation")
 
 
-def measured(key: str, study: str = "bench") -> dict[str, Any]:
-    found = find(RESULTS / study, key)
-    assert found is not None, f"nothing is stored under {key!r} in results/{study}"
-    return found
+# --- results ---
+
+
+@cache
+def paper() -> list[Run]:
+    return load_runs(RESULTS / "paper")
+
+
+@cache
+def report() -> dict[str, Table]:
+    """The tables of the report."""
+    made = build_sections({"runs": paper(), "benchmarks": load_benchmarks(RESULTS / "paper")})
+    return {table.slug: table for section in made for table in section.tables}
 
 
 @cache
@@ -75,37 +78,49 @@ def comparison() -> list[Section]:
     return compared(read_record(RESULTS / "compare"))
 
 
-def shared_basis(runs: Sequence[Run], quantity: str = "train_accuracy", **settings: Any) -> Summary | None:
-    """What the runs reached that have these settings, and all others at their default, on any device."""
+def measured(key: str, study: str = "bench") -> dict[str, Any]:
+    found = find(RESULTS / study, key)
+    assert found is not None, f"nothing is stored under {key!r} in results/{study}"
+    return found
+
+
+def shared_basis(**settings: Any) -> Summary | None:
+    """The training accuracy of the runs that have these settings, and all others at their default, on any device."""
     wanted = {name: DEFAULTS[name] for name in EXPERIMENT} | settings
-    found = groups([run for run in runs if all(run[name] == value for name, value in wanted.items())], any_device=True)
-    return found[0].summary(quantity) if found else None
+    found = groups([one for one in paper() if all(one[n] == value for n, value in wanted.items())], any_device=True)
+    return found[0].summary("train_accuracy") if found else None
 
 
-# --- blocks: from the runs in results/paper to what stands between two marks ---
+# --- blocks: what stands between two marks ---
 
 
-def published(runs: Sequence[Run], slug: str) -> str:
+def of_report(slug: str, *columns: str, **rows: tuple[str, ...]) -> str:
+    """A table of the report: these columns, or all that are shown, and the rows that say one of these in a column."""
+    made = report()[slug]
+    for column, kept in rows.items():
+        made = made.where(column, *kept)
+    return made.markdown(*columns)
+
+
+def published(slug: str) -> Table:
     """Published numbers beside ours by the paper's definition; times are not compared."""
-    rows = [one.row for one in compare(PUBLISHED[slug][1], runs) if one.main and one.verdict != NOT_COMPARED]
+    rows = [one.row for one in compare(PUBLISHED[slug][1], paper()) if one.main and one.verdict != NOT_COMPARED]
     names = ("Method", "Width", "Quantity", "Paper", "Ours", "± sd", "Verdict")
-    table = Table("published", "", [{name: row[name] for name in names} for row in rows], same=("Width", "Quantity"))
-    return table.markdown()
+    return Table("published", "", [{name: row[name] for name in names} for row in rows], same=("Width", "Quantity"))
 
 
-def differing(runs: Sequence[Run]) -> str:
+def differing() -> str:
     """A point for every published number whose main line differs."""
     points = []
-    for one in explanations(runs):
+    for one in explanations(paper()):
         line, closed = one.line, f"closed by: {', '.join(one.closing).lower()}" if one.closing else "unexplained"
-        ours, paper = cell(line.ours, line.form).text, cell(line.entry.value, line.form).text
-        by = f" ({line.way})" if line.way else ""
-        said = f"{line.method}, width {line.entry.width}, {line.quantity.lower()}: {ours}{by}, the paper has {paper}"
-        points.append(f"- {said}; {closed}.")
+        numbers = f"{cell(line.ours, line.form).text}{f' ({line.way})' if line.way else ''}, the paper has "
+        numbers += cell(line.entry.value, line.form).text
+        points.append(f"- {line.method}, width {line.entry.width}, {line.quantity.lower()}: {numbers}; {closed}.")
     return "\n".join(points) or "Nothing differs."
 
 
-def tangents(runs: Sequence[Run]) -> str:
+def tangents() -> str:
     """What more tangents bring W⊥ with the shared basis at width 256."""
     ways: dict[str, dict[str, Any]] = {
         "with one tangent": {},
@@ -113,12 +128,12 @@ def tangents(runs: Sequence[Run]) -> str:
         "with one tangent per site": {"isolate": True},
         "with ten tangents": {"tangents": 10},
     }
-    found = {way: shared_basis(runs, width=256, **settings) for way, settings in ways.items()}
+    found = {way: shared_basis(width=256, **settings) for way, settings in ways.items()}
     parts = [f"{cell(ours).text} {way} ({ours.n} seeds)" for way, ours in found.items() if ours]
     return "On the training data W⊥ with the shared basis at width 256 reaches " + ", ".join(parts) + "."
 
 
-def students_sentence(runs: Sequence[Run]) -> str:
+def students_sentence() -> str:
     """Where students end on ResNet-18 after 50 epochs, of the rows with several seeds."""
     rows = [row for row in deep_networks()["deep-resnet18-cifar10-3-50"].cells if row["Seeds"].text != "1"]
     mine = [row for row in rows if row["Method"].text == method_label("students")]
@@ -129,76 +144,61 @@ def students_sentence(runs: Sequence[Run]) -> str:
     )
 
 
-def glance(runs: Sequence[Run]) -> str:
+def glance() -> str:
     """Each way to train on a small, a deep and a language network, what it sends back, and how many seeds there are."""
     width = max(WIDTHS)
-    small = {one.entry.method: one.ours for one in compare(SCALING, runs) if one.main and one.entry.width == width}
-    for method in ("feedback-chained", "wperp-exact"):
-        small[method] = shared_basis(runs, width=width, **settings_of(method))
-    titles = {"deep-resnet18-cifar10-3-50": "ResNet-18, CIFAR-10, test"}
-    titles["deep-charformer-shakespeare-4-20"] = "transformer, text, test bits"
+    small = {one.entry.method: one.ours for one in compare(SCALING, paper()) if one.main and one.entry.width == width}
+    small |= {
+        method: shared_basis(width=width, **settings_of(method)) for method in ("feedback-chained", "wperp-exact")
+    }
+    titles = {
+        "ResNet-18, CIFAR-10, test": "deep-resnet18-cifar10-3-50",
+        "transformer, text, test bits": "deep-charformer-shakespeare-4-20",
+    }
     best = {
         title: {row["Method"].text: row for row in reversed(deep_networks()[slug].cells)}
-        for slug, title in titles.items()
+        for title, slug in titles.items()
     }
-    rows, seeds = [], [{str(ours.n) for method, ours in small.items() if ours and method in GLANCE}]
-    seeds += [
-        {row["Seeds"].text for label, row in found.items() if label in map(method_label, GLANCE)}
-        for found in best.values()
+    labels = {method: method_label(method) for method in GLANCE}
+    rows = [
+        {"": label, f"MLP of the paper, width {width}, train": small.get(method)}
+        | {title: found[label]["Test"] if label in found else None for title, found in best.items()}
+        | {"sent back through the network": entry_of(method).sends}
+        for method, label in labels.items()
     ]
-    for method in GLANCE:
-        label = method_label(method)
-        deep = {title: found[label]["Test"] if label in found else None for title, found in best.items()}
-        mlp = {f"MLP of the paper, width {width}, train": small.get(method)}
-        rows.append({"": label, **mlp, **deep, "sent back through the network": entry_of(method).sends})
-    counts = ", ".join(" or ".join(sorted(known, key=int)) for known in seeds)
-    table = Table("glance", "", rows).markdown()
-    return f"{table}\n\nMean ± standard deviation over seeds, by column: {counts}."
+    seeds = [{ours.n for method, ours in small.items() if ours and method in GLANCE}]
+    seeds += [
+        {int(row["Seeds"].text) for label, row in found.items() if label in labels.values()} for found in best.values()
+    ]
+    counts = ", ".join(" or ".join(map(str, sorted(known))) for known in seeds)
+    return f"{Table('glance', '', rows).markdown()}\n\nMean ± standard deviation over seeds, by column: {counts}."
 
 
-def ends(runs: Sequence[Run]) -> str:
-    """The exact top at the smallest and at the largest width."""
-    return beyond.exact_top_table(runs).where("Width", str(min(WIDTHS)), str(max(WIDTHS))).markdown()
-
-
-def feedback(runs: Sequence[Run], slug: str) -> str:
-    columns, rows = FEEDBACK[slug]
-    return next(table for table in feedback_tables(runs) if table.slug == slug).where(*rows).markdown(*columns)
-
-
-def projector(runs: Sequence[Run]) -> str:
-    table = beyond.projector_table(load_benchmarks(RESULTS / "paper")).where("Width", "512")
-    return table.markdown("Guess", "Layer", "First weights", "Trained weights", "Directions")
-
-
-def compared_tasks(runs: Sequence[Run]) -> str:
+def compared_tasks() -> str:
     """Every task with its table, its setting and a figure."""
     parts = []
     for one in comparison():
         drawn = f"![{one.figures[0].title}](figures/{one.figures[0].slug}.png)"
-        table = one.tables[0].markdown("Method", "Test", "Time", "Memory", "Sent back")
-        parts.append("\n\n".join([f"### {one.title}", one.intro, table, drawn]))
+        shown = one.tables[0].markdown("Method", "Test", "Time", "Memory", "Sent back")
+        parts += [f"### {one.title}", one.intro, shown, drawn]
     return "\n\n".join(parts)
 
 
-def titled(tables: Sequence[Table], *columns: str) -> str:
-    return "\n\n".join(f"### {table.title}\n\n{table.markdown(*columns)}" for table in tables)
+def titled(made: Table, *columns: str) -> str:
+    return f"### {made.title}\n\n{made.markdown(*columns)}"
 
 
-def deep(runs: Sequence[Run]) -> str:
-    tables = [table for slug, table in deep_networks().items() if slug in DEEP]
-    return titled(tables, "Method", "Pieces", "Rate", "Test", "Best epoch", "Seeds")
+def deep() -> str:
+    tables = [made for slug, made in deep_networks().items() if slug in DEEP]
+    return "\n\n".join(titled(made, "Method", "Pieces", "Rate", "Test", "Best epoch", "Seeds") for made in tables)
 
 
-def streams(runs: Sequence[Run]) -> str:
+def streams() -> str:
     made = {name: stream_tables.table(RESULTS / "streams", name, GROUPS[name]) for name in STREAMS}
-    return "\n\n".join(titled([made[name]], *columns) for name, columns in STREAMS.items())
+    return "\n\n".join(titled(made[name], *columns) for name, columns in STREAMS.items())
 
 
-# --- blocks from other measurements ---
-
-
-def common_network(runs: Sequence[Run]) -> str:
+def common_network() -> str:
     """What the guesses measure on one network: the best settings, and in how many settings each number holds."""
     found = measured("networks", "common")
     tried = common.settings(found["rows"])
@@ -212,7 +212,8 @@ def common_network(runs: Sequence[Run]) -> str:
     return "\n\n".join([prose, best, caption, common.counts_table(tried).markdown()])
 
 
-def attention(runs: Sequence[Run]) -> str:
+@table("attention")
+def attention() -> Iterable[Row]:
     """Attention with its tangent: time and peak memory of each way."""
     names = {
         "gradguess": "this library",
@@ -222,33 +223,30 @@ def attention(runs: Sequence[Run]) -> str:
         "flash, no tangent": "value alone, flash",
         "PyTorch, no tangent": "value alone, as PyTorch chooses",
     }
-    order, rows = list(names), [row for row in measured("attention-cuda")["rows"] if row.get("way") in names]
-    cells = []
-    for row in sorted(rows, key=lambda row: order.index(row["way"])):
+    rows, cells = measured("attention-cuda")["rows"], []
+    for way, row in ((way, row) for way in names for row in rows if row.get("way") == way):
         b, h, length, size = row["shape"]
         head = f"{row['dtype']}, {b} × {h} heads of {size}, {length} positions"
-        cells.append((head, names[row["way"]], f"{row['ms']:.2f} ms, {row['peak_mb']:,.0f} MB"))
-    return Table("attention", "", matrix("", cells)).markdown()
+        cells.append((head, names[way], f"{row['ms']:.2f} ms, {row['peak_mb']:,.0f} MB"))
+    return matrix("", cells)
 
 
-def gpt2(runs: Sequence[Run]) -> str:
+@table("gpt2")
+def gpt2() -> Iterator[Row]:
     """A network of GPT-2's shape: each way to train it, of 400 steps that learn and of 60 whose memory is measured."""
-    rows = [
-        {
-            "": row["way"],
-            "steps": row["steps"],
-            "step": f"{row['step_ms']:.1f} ms",
-            "median": f"{row['median_ms']:.1f} ms",
-            "peak": None if row["peak_mb"] is None else f"{row['peak_mb'] / 1024:.1f} GiB",
-            "loss, first and last": f"{row['losses'][0]:.2f}, {row['losses'][-1]:.2f}",
-        }
-        for row in measured("gpt2-cuda")["rows"]
-        if row["steps"] in (60, 400)
-    ]
-    return Table("gpt2", "", rows).markdown()
+    for row in measured("gpt2-cuda")["rows"]:
+        if row["steps"] in (60, 400):
+            yield {
+                "": row["way"],
+                "steps": row["steps"],
+                "step": f"{row['step_ms']:.1f} ms",
+                "median": f"{row['median_ms']:.1f} ms",
+                "peak": None if row["peak_mb"] is None else f"{row['peak_mb'] / 1024:.1f} GiB",
+                "loss, first and last": f"{row['losses'][0]:.2f}, {row['losses'][-1]:.2f}",
+            }
 
 
-def trainer(runs: Sequence[Run]) -> str:
+def trainer() -> str:
     """The loss of Hugging Face's Trainer and of the bridge, early and late in a run."""
     found = measured("trainer", "bridges")["rows"]
     rows = [
@@ -258,64 +256,63 @@ def trainer(runs: Sequence[Run]) -> str:
         for row in found
     ]
     gap = next(row["gap"] for row in found if row["way"] == "backprop")
-    table = Table("trainer", "", rows).markdown()
-    return f"{table}\n\nOver all steps, `gg.Backprop()` and Trainer differ by at most {gap:.0e}."
+    shown = Table("trainer", "", rows).markdown()
+    return f"{shown}\n\nOver all steps, `gg.Backprop()` and Trainer differ by at most {gap:.0e}."
 
 
-def finite(runs: Sequence[Run]) -> str:
+@table("finite")
+def finite() -> Iterable[Row]:
     """Errors of the derivative along W⊥'s directions on trained networks, finite and dual, by network and dtype."""
     rows = [row for row in measured("accuracy", "finite")["derivatives"] if row["guess"] == "wperp" and row["epochs"]]
-    cells = [
-        (row["network"], f"{kind}, {row['dtype']}", " / ".join(f"{v:.0e}" for v in row[kind]))
-        for row in rows
-        for kind in ("finite", "dual")
-    ]
-    return Table("finite", "", matrix("network", cells)).markdown()
+    ways = ((row, kind) for row in rows for kind in ("finite", "dual"))
+    shown = ((row["network"], f"{k}, {row['dtype']}", " / ".join(f"{v:.0e}" for v in row[k])) for row, k in ways)
+    return matrix("network", shown)
 
 
-def finite_runs(runs: Sequence[Run]) -> str:
+@table("finite-runs")
+def finite_runs() -> Iterator[Row]:
     """Accuracies after training with finite differences and with dual numbers."""
-    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in sorted(
-        measured("accuracy", "finite")["runs"], key=lambda row: (row["method"] != "wperp", row["dtype"] != "float32")
-    ):
-        found.setdefault((method_label(row["method"]), row["dtype"], row["derivative"]), []).append(row)
-    rows = [
-        dict(zip(("method", "dtype", "derivative"), names, strict=True))
-        | {kind: Summary.of([row[f"{kind}_accuracy"] for row in seeds]) for kind in ("train", "test")}
-        for names, seeds in found.items()
-    ]
-    return Table("finite-runs", "", rows).markdown()
+    rows = measured("accuracy", "finite")["runs"]
+    rows = sorted(rows, key=lambda row: (row["method"] != "wperp", row["dtype"] != "float32"))
+    names = ["method", "dtype", "derivative"]
+    for (method, *more), seeds in pd.DataFrame(rows).groupby(names, sort=False):
+        reached = {kind: Summary.of(list(seeds[f"{kind}_accuracy"])) for kind in ("train", "test")}
+        yield dict(zip(names, (method_label(method), *more), strict=True)) | reached
 
 
-def of_record(make: Callable[[dict[str, Any]], Table], *key: str) -> Callable[[Sequence[Run]], str]:
-    """The table of a record."""
-    return lambda runs: make(measured(*key)).markdown()
-
-
-BLOCKS: dict[str, Callable[[Sequence[Run]], str]] = {
+BLOCKS: dict[str, Callable[[], str | Table]] = {
     "glance": glance,
-    "tally-sentence": tally_sentence,
+    "tally-sentence": lambda: tally_sentence(paper()),
     "differing": differing,
-    "claims": lambda runs: claims_table(runs).markdown("The paper says", "Verdict"),
-    "claims-cost": lambda runs: bench.speed_claims_table(load_benchmarks(RESULTS / "paper")).markdown(),
-    "scaling": lambda runs: scaling_matrix(runs).markdown(),
-    **{name: partial(published, slug=name) for name in PUBLISHED if name not in ("ranks", "scaling")},
-    "projector": projector,
-    "exact-top": ends,
+    "claims": partial(of_report, "claims", "The paper says", "Verdict"),
+    "claims-cost": partial(of_report, "claims-cost"),
+    "scaling": partial(of_report, "scaling-matrix"),
+    "projector": partial(
+        of_report, "projector", "Guess", "Layer", "First weights", "Trained weights", "Directions", Width=("512",)
+    ),
+    "exact-top": partial(of_report, "exact-top", Width=ENDS),
+    "feedback-width": partial(of_report, "feedback-width", "Method", "Width", *ACCURACIES, Width=ENDS),
+    "feedback-depth": partial(
+        of_report, "feedback-depth", "Method", "Depth", "Learning rate", *ACCURACIES, Depth=("12",)
+    ),
+    "feedback-residual": partial(of_report, "feedback-residual", "Method", "Depth", *ACCURACIES, Depth=("24",)),
+    "feedback-quality": partial(
+        of_report, "feedback-quality", "Method", "Layer 1", "Layer 2", "Layer 3", Epoch=("300",)
+    ),
+    "feedback-ablations": partial(of_report, "feedback-ablations", "Method", *ACCURACIES, Width=("256",)),
+    **{name: partial(published, name) for name in PUBLISHED if name not in ("ranks", "scaling")},
     "tangents": tangents,
-    **{slug: partial(feedback, slug=slug) for slug in FEEDBACK},
-    "real": lambda runs: beyond.real_matrix(runs).markdown(),
+    "real": lambda: beyond.real_matrix(paper()),
     "students-sentence": students_sentence,
     "deep": deep,
-    "cost-students": of_record(bench.students_table, "steps", "deep"),
+    "cost-students": lambda: bench.students_table(measured("steps", "deep")),
     "compare": compared_tasks,
     "streams": streams,
-    "bench-times": of_record(bench.times_table, "time-cpu"),
-    "bench-times-gpu": of_record(bench.times_table, "time-cuda"),
-    "bench-memory": of_record(bench.memory_table, "memory-cpu"),
-    "bench-compiled-cpu": of_record(bench.compiled_matrix, "compiled-cpu"),
-    "bench-compiled-cuda": of_record(bench.compiled_matrix, "compiled-cuda"),
+    "bench-times": lambda: bench.times_table(measured("time-cpu")),
+    "bench-times-gpu": lambda: bench.times_table(measured("time-cuda")),
+    "bench-memory": lambda: bench.memory_table(measured("memory-cpu")),
+    "bench-compiled-cpu": lambda: bench.compiled_matrix(measured("compiled-cpu")),
+    "bench-compiled-cuda": lambda: bench.compiled_matrix(measured("compiled-cuda")),
     "common-network": common_network,
     "attention": attention,
     "gpt": gpt2,
@@ -325,29 +322,32 @@ BLOCKS: dict[str, Callable[[Sequence[Run]], str]] = {
 }
 
 
+def blocks() -> dict[str, str]:
+    """What stands between each pair of marks."""
+    made = {name: block() for name, block in BLOCKS.items()}
+    return {name: one.markdown() if isinstance(one, Table) else one for name, one in made.items()}
+
+
 # --- figures ---
 
 
-def overview_figure(runs: Sequence[Run]) -> Figure:
+def overview_figure() -> Figure:
     """Training accuracy over the width: ours filled, the paper's hollow; W⊥ by its definition."""
-    lines = [one for one in compare(SCALING, runs) if one.main and one.ours]
+    lines = [one for one in compare(SCALING, paper()) if one.main and one.ours]
     curves = []
     for method in ("backprop", "feedback-chained", "wperp", "wt", "activation"):
-        points: dict[int, Any] = {one.entry.width: one.ours for one in lines if one.entry.method == method}
-        if points:
+        if points := {one.entry.width: one.ours for one in lines if one.entry.method == method}:
             curves.append(papers_curve(method))
         else:
-            found = {width: shared_basis(runs, method=method, width=width) for width in WIDTHS}
-            points = {width: ours for width, ours in found.items() if ours}
+            points = {width: shared_basis(method=method, width=width) for width in WIDTHS}
         label = "Learned feedback, chained" if method == "feedback-chained" else method_label(method)
-        curves.append(with_bars(label, method, points))
+        curves.append(with_bars(label, method, {width: ours for width, ours in points.items() if ours}))
     return over_width("overview", curves, x_scale="log")
 
 
-def figures(runs: Sequence[Run]) -> list[Figure]:
+def figures() -> list[Figure]:
     """The figures of the docs."""
-    made = [overview_figure(runs), scaling_figure(runs), *(one.figures[0] for one in comparison())]
-    return [figure for figure in made if figure is not None]
+    return [overview_figure(), scaling_figure(paper()), *(one.figures[0] for one in comparison())]
 
 
 # --- pages ---
@@ -369,15 +369,13 @@ def _fill(prose: str) -> str:
 
 
 def main() -> None:
-    runs = load_runs(RESULTS / "paper")
-    made = {name: block(runs) for name, block in BLOCKS.items()}
+    made, folder = blocks(), ROOT / "docs" / "figures"
     for name in PAGES:
         page = ROOT / name
         page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
-    folder, drawn = ROOT / "docs" / "figures", figures(runs)
-    for figure in drawn:
+    for figure in figures():
         (folder / f"{figure.slug}.png").write_bytes(draw(figure).png)
-    prints = {figure.slug: figure.fingerprint for figure in drawn}
+    prints = {figure.slug: figure.fingerprint for figure in figures()}
     (folder / "fingerprints.json").write_text(json.dumps(prints, indent=1) + "\n", encoding="utf-8")
 
 

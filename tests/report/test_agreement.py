@@ -14,10 +14,8 @@ import pytest
 from gradguess_lab.compare.run import read_record
 from gradguess_lab.paper_numbers import ENTRIES
 from gradguess_lab.store import find
-from gradguess_lab.tables.runs import load_runs
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "results" / "paper"
 AGAIN = "run `python scripts/make_tables.py`"
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 
@@ -32,25 +30,16 @@ def script() -> ModuleType:
     return module
 
 
-@cache
-def runs() -> list:
-    return load_runs(RESULTS)
-
-
-@cache
-def made() -> dict[str, str]:
-    return {name: block(runs()) for name, block in script().BLOCKS.items()}
-
-
 def test_the_pages_are_those_of_the_results():
+    made = script().blocks()
     for name in script().PAGES:
         text = (ROOT / name).read_text(encoding="utf-8")
-        assert script().filled(text, made()) == text, f"{name} is stale: {AGAIN}"
+        assert script().filled(text, made) == text, f"{name} is stale: {AGAIN}"
 
 
 def test_the_figures_of_the_docs_are_those_of_the_results():
     stored = json.loads((ROOT / "docs" / "figures" / "fingerprints.json").read_text(encoding="utf-8"))
-    assert stored == {figure.slug: figure.fingerprint for figure in script().figures(runs())}, AGAIN
+    assert stored == {figure.slug: figure.fingerprint for figure in script().figures()}, AGAIN
     for slug in stored:
         assert (ROOT / "docs" / "figures" / f"{slug}.png").exists()
 

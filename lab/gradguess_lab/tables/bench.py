@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,7 +187,7 @@ def ratio_cell(ratio: float) -> Cell:
 
 
 @table("times")
-def times_table(record: Record) -> list[Row]:
+def times_table(record: Record) -> Iterable[Row]:
     """Ratio of a step to backpropagation's, by method and width; of backpropagation the time."""
     rows = sorted(record["rows"], key=lambda row: (row["method"] != "backprop", row["width"]))
     parts = {row["method"]: row["scaled_from"] for row in reversed(rows)}  # at the smallest width
@@ -201,7 +201,7 @@ def times_table(record: Record) -> list[Row]:
 
 
 @table("memory")
-def memory_table(record: Record) -> list[Row]:
+def memory_table(record: Record) -> Iterable[Row]:
     """Peak memory without the parameters' gradients, and time over backpropagation's, by method and depth."""
     rows, base = record["rows"], _base(record, "depth")
     memory = [(row, f"depth {row['depth']}", f"{row['peak_mb'] - row['gradients_mb']:.0f} MB") for row in rows]
@@ -210,7 +210,7 @@ def memory_table(record: Record) -> list[Row]:
 
 
 @table("compiled")
-def compiled_matrix(record: Record) -> list[Row]:
+def compiled_matrix(record: Record) -> Iterable[Row]:
     """By task and method, in the last mode that each has: time over backpropagation's in its last mode, peak memory."""
     modes, rows = _modes(record), record["rows"]
     last = {(row["task"], row["method"]): row for mode in modes for row in rows if row["mode"] == mode}

@@ -48,8 +48,8 @@ def number(value: float | None, form: str = ".3f") -> str:
         return "–"
     if form.endswith("duration"):
         units = ((3600, "h", 1), (60, "min", 0), (1, "s", 1))
-        size, unit, digits = next(one for one in units if abs(value) >= one[0] or one[1] == "s")
-        return f"{value / size:.{digits}f} {unit}".replace("-", "−")
+        size, unit, places = next(one for one in units if abs(value) >= one[0] or one[1] == "s")
+        return f"{value / size:.{places}f} {unit}".replace("-", "−")
     shown = format(value, form)
     if not float(shown.replace(",", "")):
         shown = shown.lstrip("+-")  # what rounds to nothing has no sign
@@ -162,12 +162,12 @@ def table(slug: str, title: str = "", caption: str = "", **more: Any) -> Callabl
     return lambda rows: wraps(rows)(lambda *of, **told: Table(slug, title, list(rows(*of, **told)), caption, **more))
 
 
-def matrix(corner: str, found: Iterable[tuple[Any, str, Any]], columns: Sequence[str] = ()) -> list[dict[str, Any]]:
+def matrix(corner: str, found: Iterable[tuple[Any, str, Any]], columns: Sequence[str] = ()) -> Iterable[dict[str, Any]]:
     """Rows of a table from (row, column, value), in this order of columns; what is missing is a dash."""
     rows: dict[Any, dict[str, Any]] = {}
     for row, column, value in found:
         rows.setdefault(row, {corner: row, **dict.fromkeys(columns)})[column] = value
-    return list(rows.values())
+    return rows.values()
 
 
 def slugify(words: str) -> str:
