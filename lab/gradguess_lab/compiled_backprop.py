@@ -22,11 +22,6 @@ def losses(model: nn.Module, loss_fn: LossFn, x: Tensor, y: Tensor) -> Tensor:
     return loss_fn(model(x), y)
 
 
-def compiled_losses() -> Losses:
-    """`losses`, compiled at its first call for each shape of the batch."""
-    return torch.compile(losses, fullgraph=True, dynamic=False)
-
-
 @dataclass
 class CompiledBackprop(Method):
     """`gg.Backprop` with a compiled pass. `gg.ForwardGradient(compile=True)` traces a step of it instead.
@@ -35,7 +30,7 @@ class CompiledBackprop(Method):
     """
 
     uses_sites = False
-    compiled: Losses | None = field(default_factory=lambda: compiled_losses())
+    compiled: Losses | None = field(default_factory=lambda: torch.compile(losses, fullgraph=True, dynamic=False))
 
     def run(self, step: Step) -> tuple[Estimate, State]:
         task = step.task

@@ -92,19 +92,21 @@ TASKS: dict[str, Task] = {
         "Residual CNN on CIFAR-10", "large-cuda", data="cifar10", model="resnet", width=64, depth=4, batch=256
     ),
     **{
-        f"{model}-{depth}x{width}": _task(
-            f"{model}, {depth} blocks of {width}", used, model=model, depth=depth, width=width, data=data, batch=batch,
-            activation="gelu", autocast=half,
+        f"{name.lower()}-{depth}x{width}": _task(
+            f"{name}, {depth} blocks of {width}", f"large-{device}", model=name.lower(), depth=depth, width=width,
+            data=data, batch=batch, activation="gelu", autocast=half,
         )
-        for model, depth, width, data, batch, half, used in (
-            ("gpt", 4, 256, "shakespeare-256", 8, False, "large-cpu"),
-            ("gpt", 6, 384, "shakespeare-256", 32, False, "large-cuda"),
-            ("gpt", 12, 768, "words-1024", 8, True, "large-cuda"),
-            ("llama", 8, 512, "words-512", 16, True, "large-cuda"),
+        for name, depth, width, data, batch, half, device in (
+            ("GPT", 4, 256, "shakespeare-256", 8, False, "cpu"),
+            ("GPT", 6, 384, "shakespeare-256", 32, False, "cuda"),
+            ("GPT", 12, 768, "words-1024", 8, True, "cuda"),
+            ("Llama", 8, 512, "words-512", 16, True, "cuda"),
         )
     },
-    "paper-2048": Task("The paper's network, width 2048", TrainConfig(width=2048), "large-cpu"),
-    **{f"paper-{w}": Task(f"The paper's network, width {w}", TrainConfig(width=w)) for w in (64, 128, 512, 1024)},
+    **{
+        f"paper-{width}": Task(f"The paper's network, width {width}", TrainConfig(width=width), used)
+        for width, used in ((64, ""), (128, ""), (512, ""), (1024, ""), (2048, "large-cpu"))
+    },
 }  # fmt: skip
 
 
