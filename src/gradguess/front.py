@@ -16,6 +16,7 @@ from gradguess.guesses import (
     WTranspose,
 )
 from gradguess.methods import Backprop, Estimate, Feedback, LocalGuess, Students, WeightPerturbation
+from gradguess.passes.forward_mode import forward_mode
 
 __all__ = [
     "ActivationPerturbation",
@@ -41,5 +42,6 @@ __all__ = [
     "baselines",
     "diagnose",
     "estimate",
+    "forward_mode",
     "online",
 ]

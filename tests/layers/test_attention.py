@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 import gradguess as gg
 from gradguess.layers import attention
 from gradguess.layers.table import TangentRules
-from gradguess.passes.forward_mode import forward_mode
+from gradguess.passes.forward_mode import dual_pass
 from models import Net
 
 ATTENTION = torch.ops.gradguess.attention_tangent.default
@@ -212,7 +212,7 @@ def test_attention_inside_other_layers(name):
     layer, run = LAYERS[name]
     layer.double()
     x, t = noise(3, 10, 8), noise(3, 10, 8, seed=1)
-    with watched() as tangent, forward_mode(layer):
+    with watched() as tangent, dual_pass(layer):
         found = fwAD.unpack_dual(run(layer, fwAD.make_dual(x, t)))
     assert tangent.called
     with sdpa_kernel(SDPBackend.MATH):

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+TRITON = find_spec("triton") is not None  # a constant: `torch.compile` cannot follow a search for it
 HALF = (torch.float16, torch.bfloat16)
 HEAD = 128  # the largest head of attention
 ROWS, KEYS, WARPS = 64, 32, 4  # a block of attention: what a warp holds fits into its registers, at all head sizes
@@ -42,7 +43,7 @@ def fills(key: Tensor) -> bool:
 
 
 def _here(t: Tensor) -> bool:
-    return t.is_cuda and t.device.index == torch.cuda.current_device() and _installed()
+    return t.is_cuda and t.device.index == torch.cuda.current_device() and TRITON
 
 
 def attention(
@@ -94,11 +95,6 @@ def normal_numbers(key: Tensor, row: int, rows: int, column: int, columns: int, 
     if z.numel():
         _jit().normal_numbers[(-(-rows * words // BLOCK),)](key, z, row, column, rows, words, columns, BLOCK)
     return z
-
-
-@cache
-def _installed() -> bool:
-    return find_spec("triton") is not None
 
 
 @cache

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradguess.backends import kernels
 from gradguess.backends.policy import full_precision
-from gradguess.layers.entry import Layer, is_constant, unpack
+from gradguess.layers.entry import Layer, is_constant, is_differentiated, recorded, rewired, unpack
 
 BLOCK = 128  # queries at a time: as fast on a CPU as 64 and 256; all 2048 at once take up to three times as long
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -42,26 +41,42 @@ def tangent(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Tensor | None:
-    """For a constant mask, and without dropout: PyTorch draws its mask for all pairs of positions."""
-    if dropout_p or not is_constant(attn_mask) or (is_causal and attn_mask is not None):
-        return None
+    tracked: bool = False,
+) -> Tensor:
+    """For a constant mask, and without dropout: PyTorch draws its mask for all pairs of positions.
+
+    Other derivatives pass through a tangent that is `tracked`.
+    """
+    arguments = query, key, value, attn_mask, dropout_p, is_causal
+    if dropout_p or not is_constant(attn_mask) or (is_causal and attn_mask is not None) or is_differentiated(tracked):
+        return _by_formula(function, *arguments, scale=scale, enable_gqa=enable_gqa)
     duals = [unpack(t) for t in (query, key, value)]
     q, k, v = (_as_autocast(p) for p, _ in duals)
     if not _fit(q, k, v, enable_gqa):
-        return None
+        return _by_formula(function, *arguments, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and attn_mask.is_floating_point():
         attn_mask = attn_mask.double() if q.dtype == torch.float64 else _as_autocast(attn_mask)  # float32 is misread
     attend = function if _fused(q, k, v, attn_mask) else partial(_attend_in_blocks, function)
     with full_precision(q.device):
         given = (q, k, v, [t if t is None else t.to(q.dtype) for _, t in duals], attn_mask, is_causal, scale)
-        none = all(t is None for _, t in duals)
-        with torch.no_grad():
-            out, dout = (None, None) if none else attention_tangent(*given)
-        if out is None or (torch.is_grad_enabled() and any(p.requires_grad for p in (q, k, v))):
+        out, dout = None, None
+        if any(t is not None for _, t in duals):
+            if tracked and torch.is_grad_enabled():
+                dout = _in_a_graph(*given)
+            else:
+                with torch.no_grad():
+                    out, dout = attention_tangent(*given)
+        if out is None or (torch.is_grad_enabled() and any(recorded(p) for p in (q, k, v))):
             with sdpa_kernel(_KERNELS):
                 out = attend(q, k, v, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
         return out if dout is None else fwAD.make_dual(out, dout)
+
+
+def _by_formula(function: Any, *args: Any, **options: Any) -> Tensor:
+    """PyTorch's own attention with all pairs of positions, through which all derivatives pass."""
+    with sdpa_kernel(SDPBackend.MATH):
+        out: Tensor = function(*args, **options)
+    return out
 
 
 def _attend_in_blocks(
@@ -150,6 +165,14 @@ def attention_tangent(
     return None, torch.ops.gradguess.attention_tangent(*rest)
 
 
+def _in_a_graph(
+    q: Tensor, k: Tensor, v: Tensor, tangents: Sequence[Tensor | None], mask: Tensor | None, causal: bool, scale: Any
+) -> Tensor:
+    """`attention_tangent` in plain operations, whose graph holds all pairs of positions."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return torch.cat([moved for _, moved in _rows(q, k, v, tangents, mask, causal, scale)], -2).to(q.dtype)
+
+
 _GIVEN = "(Tensor q, Tensor k, Tensor v, Tensor?[] tangents, Tensor? mask, bool causal, float scale)"
 
 
@@ -191,7 +214,7 @@ def _rows(
         S = q[..., rows, :] @ k[..., keys, :].mT
         if shown is not None:
             S = S.masked_fill_(~shown, -math.inf) if shown.dtype == torch.bool else S.add_(shown)
-        P = torch.softmax(S, -1) if shown is None else torch._safe_softmax(S, -1)
+        P = torch.softmax(S, -1) if shown is None else torch.ops.aten._safe_softmax(S, -1)
         moved: Any = 0 if dv is None else P @ dv[..., keys, :]
         if sides:
             W = (moving[..., rows, :] @ along[..., keys, :].mT).mul_(P)  # P ∘ dS, which is one product
@@ -206,14 +229,23 @@ def _for_each_head(t: Tensor, q: Tensor) -> Tensor:
     return t.repeat_interleave(shared, -3) if shared > 1 else t
 
 
+def _check_mask(*args: Any) -> None:
+    """PyTorch's own, whose message `torch.compile` cannot follow beside a mode."""
+    if not torch.compiler.is_dynamo_compiling():
+        vars(F)["_check_key_padding_mask"](*args)
+
+
+_multi_head = rewired(
+    F.multi_head_attention_forward, has_torch_function=lambda tensors: False, _check_key_padding_mask=_check_mask
+)
+
+
 def multi_head(function: Any, *args: Any, **options: Any) -> Any:
-    """`F.multi_head_attention_forward` by its code without the look for modes: they see what it calls."""
-    seen = {**function.__globals__, "has_torch_function": lambda tensors: False}
-    inner = FunctionType(function.__code__, seen, function.__name__, function.__defaults__, function.__closure__)
-    return inner(*args, **options)
+    """`F.multi_head_attention_forward` without the look for modes: they see what it calls."""
+    return _multi_head(*args, **options)
 
 
 LAYERS = (
-    Layer(functions=(F.scaled_dot_product_attention,), tangent=tangent, always=True),
+    Layer(functions=(F.scaled_dot_product_attention,), tangent=tangent, always=True, tracked=True),
     Layer(functions=(F.multi_head_attention_forward,), written_out=multi_head),
 )

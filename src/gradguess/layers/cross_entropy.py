@@ -18,39 +18,40 @@ Losses = Callable[..., Tensor]  # (rows, their targets, what all rows share) -> 
 
 
 def tangent(function: Any, x: Tensor, target: Tensor, **options: Any) -> Tensor | None:
-    """For one loss of each row. `F.cross_entropy` names all of its options to a rule."""
-    old = options["size_average"] is not None or options["reduce"] is not None
-    if old or options["reduction"] != "none" or x.dim() < 2 or target.shape[:1] != x.shape[:1]:
+    """For one loss of each row. `F.cross_entropy` names all of its options to a rule, but for the compiler."""
+    old = options.get("size_average") is not None or options.get("reduce") is not None
+    if old or options.get("reduction") != "none" or x.dim() < 2 or target.shape[:1] != x.shape[:1]:
         return None
     p = unpack(x)[0]
-    if p.numel() <= BLOCK or not _splits(x, target, options["weight"]):
+    if p.numel() <= BLOCK or not _splits(x, target, options.get("weight")):
         return None
-    return _in_blocks(partial(function, **options), max(1, BLOCK // p[0].numel()), target, options["weight"], x)
+    return _in_blocks(partial(function, **options), max(1, BLOCK // p[0].numel()), target, options.get("weight"), x)
 
 
 def linear(function: Any, x: Tensor, matrix: Tensor, target: Tensor, **options: Any) -> Tensor | None:
     """`F.linear_cross_entropy`: no more logits than a block at once, or without PyTorch's chunks, which lose a tangent
     and do not say so.
     """
-    bias, chunks, options["options"] = options.pop("linear_bias"), options["options"], None
+    bias, chunks, options["options"] = options.pop("linear_bias", None), options.get("options"), None
 
     def losses(x: Tensor, target: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
         found: Tensor = function(x, matrix, target, linear_bias=bias, **options)
         return found
 
-    many = options["reduction"] == "none" and x.dim() == matrix.dim() == 2 and len(x) * len(matrix) > BLOCK
-    if many and _splits(x, target, options["weight"], matrix, bias):
-        return _in_blocks(losses, max(1, BLOCK // len(matrix)), target, options["weight"], x, matrix, bias)
+    many = options.get("reduction") == "none" and x.dim() == matrix.dim() == 2 and len(x) * len(matrix) > BLOCK
+    if many and _splits(x, target, options.get("weight"), matrix, bias):
+        return _in_blocks(losses, max(1, BLOCK // len(matrix)), target, options.get("weight"), x, matrix, bias)
     return None if chunks is None or is_constant(x, matrix, bias) else losses(x, target, matrix, bias)
 
 
 def _splits(x: Tensor, target: Tensor, weight: Tensor | None, *shared: Tensor | None) -> bool:
     """Whether rows can be taken apart: several, not in a trace, and what is not differentiated here is a constant."""
-    compiler = torch._guards.TracingContext.try_get() is not None  # it has blocks of its own
+    if torch.compiler.is_dynamo_compiling() or torch._guards.TracingContext.try_get() is not None:
+        return False  # the compiler has blocks of its own
     inner = [unpack(t)[0] for t in (x, *shared) if t is not None]
     wrapped = type(x) is not Tensor or any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in inner)
     given = all(other is None or (is_constant(other) and not other.requires_grad) for other in (target, weight))
-    return len(x) > 1 and not compiler and not wrapped and given
+    return len(x) > 1 and not wrapped and given
 
 
 def _in_blocks(

@@ -54,24 +54,36 @@ def _scale_and_shift(layer: Any, normal: Tensor, g: Tensor, *, channels: bool = 
 
 
 def layer_norm_tangent(
-    function: Any, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    function: Any,
+    x: Tensor,
+    shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    tracked: bool = False,
 ) -> Tensor | None:
     p, t = unpack(x)
     if t is None or not is_constant(weight, bias):
         return None
     runs = -1, math.prod(shape)
-    moved = _through_normal(p.reshape(runs), t.reshape(runs), eps).reshape(p.shape)
+    moved = _through_normal(p.reshape(runs), t.reshape(runs), eps, tracked).reshape(p.shape)
     return _dual(function(p, shape, weight, bias, eps), moved, weight)
 
 
 def group_norm_tangent(
-    function: Any, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    function: Any,
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    tracked: bool = False,
 ) -> Tensor | None:
     p, t = unpack(x)
     if t is None or not is_constant(weight, bias):
         return None
     runs = -1, math.prod(p.shape[1:]) // groups
-    moved = _through_normal(p.reshape(runs), t.reshape(runs), eps).reshape(p.shape)
+    moved = _through_normal(p.reshape(runs), t.reshape(runs), eps, tracked).reshape(p.shape)
     return _dual(function(p, groups, weight, bias, eps), moved, weight if weight is None else _of_channels(weight, p))
 
 
@@ -85,6 +97,7 @@ def batch_norm_tangent(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    tracked: bool = False,
 ) -> Tensor | None:
     p, t = unpack(x)
     if t is None or not is_constant(weight, bias, running_mean, running_var):
@@ -92,7 +105,11 @@ def batch_norm_tangent(
     out = function(p, running_mean, running_var, weight, bias, training, momentum, eps)
     if training:
         rows = p.transpose(0, 1)
-        moved = _through_normal(rows.flatten(1), t.transpose(0, 1).flatten(1), eps).reshape(rows.shape).transpose(0, 1)
+        moved = (
+            _through_normal(rows.flatten(1), t.transpose(0, 1).flatten(1), eps, tracked)
+            .reshape(rows.shape)
+            .transpose(0, 1)
+        )
     else:
         assert running_var is not None
         moved = _wide(t)
@@ -122,10 +139,12 @@ def _dual(out: Tensor, moved: Tensor, weight: Tensor | None) -> Tensor:
     return fwAD.make_dual(out, (moved if weight is None else moved * weight).to(out.dtype))
 
 
-def _through_normal(p: Tensor, t: Tensor, eps: float) -> Tensor:
+def _through_normal(p: Tensor, t: Tensor, eps: float, tracked: bool) -> Tensor:
     """The tangent of `n`, normalised over the last dimension, in float32 at least."""
     p, t = _wide(p), _wide(t)
     normal, _, inverse = torch.native_layer_norm(p, p.shape[1:], None, None, eps)
+    if tracked:  # no derivative passes through that one
+        inverse = (p.var(1, correction=0, keepdim=True) + eps).rsqrt()
     along = torch.linalg.vecdot(normal, t)[:, None] / p.shape[1]
     return torch.addcmul(t - t.mean(1, keepdim=True), normal, along, value=-1).mul_(inverse)
 
@@ -136,16 +155,22 @@ def _of_channels(values: Tensor, like: Tensor) -> Tensor:
 
 
 LAYERS = (
-    Layer((nn.LayerNorm,), (F.layer_norm,), gradient=layer_norm_gradient, tangent=layer_norm_tangent),
+    Layer((nn.LayerNorm,), (F.layer_norm,), gradient=layer_norm_gradient, tangent=layer_norm_tangent, tracked=True),
     Layer((nn.RMSNorm,), (F.rms_norm,), gradient=rms_norm_gradient, tangent=rms_norm_tangent),
     Layer(
-        (nn.GroupNorm,), (F.group_norm,), gradient=group_norm_gradient, tangent=group_norm_tangent, channels_first=True
+        (nn.GroupNorm,),
+        (F.group_norm,),
+        gradient=group_norm_gradient,
+        tangent=group_norm_tangent,
+        tracked=True,
+        channels_first=True,
     ),
     Layer(
         (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
         (F.batch_norm,),
         gradient=batch_norm_gradient,
         tangent=batch_norm_tangent,
+        tracked=True,
         channels_first=True,
     ),
     Layer(

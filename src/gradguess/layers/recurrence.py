@@ -9,12 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._decomp import get_decompositions
+from torch._decomp.decompositions import one_layer_lstm
 
-from gradguess.layers.entry import Layer, is_constant
+from gradguess.layers.entry import Layer, is_constant, rewired
 
 State = tuple[Tensor, Tensor]  # (h, c) of an LSTM cell
 _aten = torch.ops.aten
 _PLAIN = get_decompositions([_aten.gru.input, _aten.gru.data, _aten.lstm.input, _aten.lstm.data])
+_PLAIN[_aten.lstm.input] = rewired(  # by itself it would take a fused kernel for inference
+    _PLAIN[_aten.lstm.input], select_one_layer_lstm_function=lambda *args: one_layer_lstm
+)
 
 
 def layers(function: Any, *args: Any, **options: Any) -> tuple[Tensor, ...] | None:

@@ -12,15 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
+from torch._C._functorch import TransformType
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._pytree import tree_map_only
 
+from gradguess.errors import InputError
 from gradguess.layers import attention, cross_entropy, elementwise, linear, norms, recurrence
-from gradguess.layers.entry import GradientRule, Layer, TangentRule
+from gradguess.layers.entry import GradientRule, Layer, TangentRule, is_opaque, recorded, transforms
 
 LAYERS: tuple[Layer, ...] = (
     *linear.LAYERS,
@@ -34,6 +39,12 @@ LAYERS: tuple[Layer, ...] = (
 _BY_MODULE = {module: layer for layer in LAYERS for module in layer.modules}
 TANGENTS: dict[Any, TangentRule] = {
     function: layer.tangent for layer in LAYERS if layer.tangent is not None for function in layer.functions
+}
+_TRACKED = {
+    function: partial(TANGENTS[function], tracked=True)
+    for layer in LAYERS
+    if layer.tracked
+    for function in layer.functions
 }
 _ALWAYS = {function: TANGENTS[function] for layer in LAYERS if layer.always for function in layer.functions}
 _WRITTEN_OUT = {
@@ -66,12 +77,13 @@ class TangentRules(TorchFunctionMode):
         always: by those rules alone that hold under autocast, and that passes without a tangent need as well.
         finish: whether each tangent gets the dtype of its primal and leaves the reverse graph. It must under autocast,
             where PyTorch's formulas mix dtypes, and beside a graph, which would hold all that tangents are made of.
+        tracked: by those rules alone that let other derivatives pass through tangents. These then stay in the graph.
     """
 
-    def __init__(self, *, always: bool = False, finish: bool = False) -> None:
+    def __init__(self, *, always: bool = False, finish: bool = False, tracked: bool = False) -> None:
         super().__init__()
-        self.rules, self.finish = _ALWAYS if always else TANGENTS, finish
-        self.paused = False
+        self.rules = _TRACKED if tracked else _ALWAYS if always else TANGENTS
+        self.finish, self.tracked, self.paused = finish, tracked, False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -79,6 +91,11 @@ class TangentRules(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
+        if is_opaque():
+            with sdpa_kernel(SDPBackend.MATH):  # through it pass all derivatives
+                return func(*args, **kwargs)
+        if func is Tensor.unflatten:  # `torch.compile` cannot follow its Python code from here
+            func = torch.ops.aten.unflatten.int
         out, written_out, rule = None, _WRITTEN_OUT.get(func), self.rules.get(func)
         if written_out is not None:
             with self:
@@ -87,18 +104,26 @@ class TangentRules(TorchFunctionMode):
             out = rule(func, *args, **kwargs)
         if out is None:
             out = func(*args, **kwargs)
-        if not self.finish:
-            return out
-        return _finished(out) if isinstance(out, Tensor) else tree_map_only(Tensor, _finished, out)
+        if isinstance(out, Tensor):
+            return self._finished(out) if self.finish else out
+        several = self.finish and isinstance(out, tuple | list) and any(isinstance(t, Tensor) for t in out)
+        return tree_map_only(Tensor, self._finished, out) if several else out  # shapes stay what they are
 
-
-def _finished(t: Tensor) -> Tensor:
-    if not t.is_floating_point():
-        return t
-    primal, tangent = fwAD.unpack_dual(t)
-    if tangent is None or (tangent.dtype == primal.dtype and not tangent.requires_grad):
-        return t
-    return fwAD.make_dual(primal, tangent.detach().to(primal.dtype))
+    def _finished(self, t: Tensor) -> Tensor:
+        if not t.is_floating_point():
+            return t
+        primal, tangent = fwAD.unpack_dual(t)
+        if tangent is None:
+            return t
+        leaves = not self.tracked and recorded(tangent)
+        if tangent.dtype == primal.dtype and not leaves:
+            return t
+        if leaves and transforms().count(TransformType.Jvp) > 1:
+            raise InputError(
+                "track_tangent_grad=False makes constants of tangents, but torch.func.jvp is open around "
+                "torch.func.jvp, and takes their derivative. Use forward_mode() without it."
+            )
+        return fwAD.make_dual(primal, (tangent.detach() if leaves else tangent).to(primal.dtype))
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from gradguess.errors import InputError
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import Task, tensors
-from gradguess.passes.forward_mode import forward_mode, is_missing_formula
+from gradguess.passes.forward_mode import dual_pass, is_missing_formula
 from gradguess.passes.model_pass import Carried, Draw, Pass, Scale
 
 POWER = 2 / 5  # of the rounding error
@@ -188,7 +188,7 @@ class FinitePass(Pass):
             return fwAD.make_dual(leaf, next(rest)) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
         try:
-            with forward_mode(self.task.model):
+            with dual_pass(self.task.model):
                 losses, jvp = fwAD.unpack_dual(self.task.losses(tree_map(dual, outputs)))
                 return losses, jvp
         except (NotImplementedError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Forward mode: dual numbers on kernels that have a formula for them, and clear errors where there is none.
+"""Forward mode: dual numbers by rules, on kernels that have a formula, and clear errors where there is neither.
 
 No reverse graph is recorded unless it is asked for: a stray one costs more memory than backpropagation itself.
 """
@@ -21,8 +21,33 @@ from gradguess.model.hooks import call_hooks
 from gradguess.model.task import Task
 
 
+def forward_mode(*, track_tangent_grad: bool = True) -> TangentRules:
+    """A context in which PyTorch's forward mode passes through attention, GRU and LSTM.
+
+    `torch.func.jvp`, `torch.func.linearize`, `torch.func.jacfwd` and `torch.autograd.forward_ad` work inside, also in a
+    function that `torch.compile` compiles. Values are the model's own. Attention holds no matrix of all pairs of
+    positions, but where gradients pass through its tangent, where other transforms are open around `jvp`, and for what
+    its rule does not cover: dropout, masks with tangents. A module outside of the context is not changed.
+
+    Args:
+        track_tangent_grad: whether gradients pass through tangents as well. Without it tangents are constants, as in
+            `loss(u, tangent.detach())`, and no memory is kept for them.
+
+    Example:
+        >>> import torch, gradguess as gg
+        >>> attention = torch.nn.MultiheadAttention(8, 2)
+        >>> x, t = torch.randn(5, 3, 8), torch.randn(5, 3, 8)
+        >>> with gg.forward_mode(track_tangent_grad=False):
+        ...     u, du = torch.func.jvp(lambda x: attention(x, x, x, need_weights=False)[0], (x,), (t,))
+        >>> (u - du).square().mean().backward()
+        >>> u.requires_grad, du.requires_grad
+        (True, False)
+    """
+    return TangentRules(finish=True, tracked=track_tangent_grad)
+
+
 @contextmanager
-def forward_mode(model: nn.Module, *, graph: bool = False) -> Iterator[None]:
+def dual_pass(model: nn.Module, *, graph: bool = False) -> Iterator[None]:
     """Dual numbers on kernels that have a forward-mode formula; with `graph`, a reverse graph of the values alone."""
     with torch.set_grad_enabled(graph), formula_kernels(model), dual_numbers(), tangent_rules(model, graph=graph):
         yield
@@ -155,7 +180,7 @@ def _culprit(task: Task) -> str:
         running.append(f"{names[module] or 'the model'} ({type(module).__name__})")
 
     try:
-        with call_hooks(names, leave, before=enter), forward_mode(task.model):
+        with call_hooks(names, leave, before=enter), dual_pass(task.model):
             duals = {
                 name: fwAD.make_dual(p.detach(), torch.ones_like(p))
                 for name, p in task.model.named_parameters()

@@ -21,9 +21,9 @@ from gradguess.model.hooks import Snapshot, Visit, site_hooks
 from gradguess.model.site import Layout, LayoutChanged, Site
 from gradguess.model.task import Task, tensors
 from gradguess.passes.forward_mode import (
+    dual_pass,
     forget_tangents,
     formula_kernels,
-    forward_mode,
     lost_tangent,
     named_failures,
     unpack_dual,
@@ -117,7 +117,7 @@ class Pass:
         the place of the output; only where the pass `records_graphs`.
         """
         graph = cut is not None
-        with self._one_pass(), named_failures(self.task), forward_mode(self.task.model, graph=graph):
+        with self._one_pass(), named_failures(self.task), dual_pass(self.task.model, graph=graph):
             expected: set[str] = set()
             outputs = self._run(self._injecting(draw, scale, expected, cut))
             losses = self.task.losses(outputs)
@@ -130,7 +130,7 @@ class Pass:
 
     def parameter_tangent(self, directions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """A tangent pass with directions on the parameters: (losses, derivatives), both (batch,)."""
-        with self._one_pass(), named_failures(self.task), forward_mode(self.task.model):
+        with self._one_pass(), named_failures(self.task), dual_pass(self.task.model):
             own = self.layout.members.parameters
             duals = {name: fwAD.make_dual(own[name].detach(), y) for name, y in directions.items()}
             primal, tangent = fwAD.unpack_dual(self.task.losses(self._run(None, duals)))
