@@ -252,7 +252,7 @@ def bench(
     kind = "memory" if memory else "starts" if starts else "compiled" if compile else "tasks" if task else "time"
     measures = memory or (peaks and kind in ("time", "compiled"))
     with notes.status("measuring") as status:
-        record = run(kind, cases, method or (), seconds * (not memory), samples, measures, jobs, out, status.update)
+        record = run(kind, cases, method or (), seconds, samples, measures, jobs, out, status.update)
     plots = [str(path) for path in save_figures(bench_figures([record]), out)]
     yield {**record, "plots": plots}, [*map(shown, bench_tables([record])), *plots]
 

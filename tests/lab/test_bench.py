@@ -77,7 +77,7 @@ def test_every_method_steps(name):
 @pytest.mark.slow
 def test_memory_grows_with_depth_for_backprop_and_its_slope_is_fitted(tmp_path, here):
     cases = grid(width=[64], depth=[2, 24], batch=[2048], k=[2])
-    found = bench("memory", cases, ["backprop"], seconds=0.0, memory=True, out=tmp_path)
+    found = bench("memory", cases, ["backprop"], memory=True, out=tmp_path)
     shallow, deep = (row["peak_mb"] - row["gradients_mb"] for row in found["rows"])
     assert deep > shallow + 9  # 22 layers of 2 × 0.5 MB
     assert found["growth"] == slopes(found["rows"])

@@ -81,7 +81,7 @@ def bench(
     Args:
         cases: by name, all on one device.
         methods: beside backpropagation. By default those that the registry names for this kind.
-        seconds: of timing for each loop.
+        seconds: of timing for each loop; memory and starts need none.
         samples: `time`: of a step of methods with a matrix for each sample; their time is scaled to the batch.
         memory: also measure the peak memory.
         jobs: processes that compile at a time. Only one is timed at a time.
@@ -89,6 +89,7 @@ def bench(
         name: of that file, by default `KIND-DEVICE`.
     """
     device, load = next(iter(cases.values())).device, os.getloadavg()[0]
+    seconds = 0.0 if kind in ("memory", "starts") else seconds
     tried = [one for one in tried_by("real" if kind == "tasks" else kind) if not entry_of(one).control]
     chosen = [one for one in methods or tried if entry_of(one)]
     settings: Row = {"methods": chosen, "seconds": seconds, "samples": samples, "memory": memory}
