@@ -202,8 +202,9 @@ def test_whatever_fails_in_a_trace_leaves_the_step_uncompiled(what, error, said,
     model, x, t = networks()["chain"]
     forward = gg.ForwardGradient(model, gg.WPerp(k=3), compile=True)
     forward(LOSS, x, t)
-    with pytest.warns(UserWarning, match=said):
+    with pytest.warns(UserWarning, match=said) as seen:
         forward(LOSS, x, t)
+    assert seen[0].filename == __file__  # it points at the caller
     assert forward.plan.runner.refused
 
 

@@ -85,6 +85,18 @@ def test_a_layer_more_takes_no_memory_above_its_gradient(method, closed):
     assert grown(method, closed) < 0.05 + (method == "weight")
 
 
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
+def test_store_keeps_an_input_and_a_direction_for_each_layer(activation):
+    """And no tangent, whether dual numbers or a closed form carried it."""
+    found, (x, t) = [], (torch.randn(2048, 32), torch.randint(CLASSES, (2048,)))
+    for depth in (4, 12):
+        layers = [layer for _ in range(depth) for layer in (nn.Linear(32, 32, bias=False), activation())]
+        forward = gg.ForwardGradient(nn.Sequential(*layers, nn.Linear(32, CLASSES)), gg.ActivationPerturbation())
+        forward(loss_fn, x, t)
+        found.append(peak_bytes(lambda forward=forward: forward(loss_fn, x, t), CPU) / x.nbytes)
+    assert (found[1] - found[0]) / 8 == pytest.approx(2, abs=0.1)
+
+
 @pytest.mark.parametrize(("nonfinite", "waiting"), [("ignore", 0), ("raise", 1)])
 def test_chunks_wait_in_one_sum_where_the_last_may_not_be_finite(nonfinite, waiting):
     assert waiting - 0.01 < grown("wperp", chunk=2, nonfinite=nonfinite) < waiting + 0.05
