@@ -5,7 +5,6 @@ A step of a small network is a few hundred kernels of a few microseconds: launch
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any
@@ -19,7 +18,7 @@ from gradguess.backends.policy import one_at_a_time
 from gradguess.compile.compiler import Compiler
 from gradguess.compile.signature import Signatures
 from gradguess.compile.trace import NotTraceable
-from gradguess.errors import InputError, check_count
+from gradguess.errors import InputError, check_count, warn
 from gradguess.estimate import ForwardGradient
 from gradguess.model.site import Members
 from gradguess.model.task import LossFn, Task
@@ -130,10 +129,9 @@ class CapturedStep:
         key = kind, self._first_and_last(), self.clip, self._optimiser.key(), assumed
         if key not in self.seen and len(self.seen) == MOST:
             last = self._signatures.changed or "the batch, the optimiser or what is frozen"
-            warnings.warn(
+            warn(
                 f"CapturedStep: {MOST} steps were each of another kind, and none was replayed since. What changed last "
-                f"is {last}. Other kinds run by themselves, with the same result.",
-                stacklevel=4,
+                f"is {last}. Other kinds run by themselves, with the same result."
             )
         if key not in self.seen and len(self.seen) > MOST:
             return None

@@ -1,10 +1,14 @@
-"""The errors a user can see. Each says what was expected, what was found and what to do."""
+"""The errors and warnings a user can see. Each says what was expected, what was found and what to do."""
 
 from __future__ import annotations
 
 import importlib
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
+
+PACKAGE = __file__.removesuffix("errors.py")
 
 
 class GradguessError(Exception):
@@ -45,6 +49,17 @@ def reason_of(error: Exception) -> str:
     if isinstance(cause, torch.OutOfMemoryError | MemoryError) or "out of memory" in text or "allocate memory" in text:
         raise cause
     return ": ".join([type(cause).__name__, *text.splitlines()[:1]])[:200]
+
+
+def warn(text: str) -> None:
+    """Warn of what is at the line that called gradguess."""
+    level, outermost, frame = 1, 1, sys._getframe()
+    while frame is not None:
+        level += 1
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            outermost = level
+        frame = frame.f_back  # type: ignore[assignment]
+    warnings.warn(text, stacklevel=outermost)
 
 
 def require(module: str, extra: str, what: str) -> Any:

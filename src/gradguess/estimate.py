@@ -86,7 +86,7 @@ def estimate(
     plan = Plan(as_method(guess), sites, options, detail=True)
     with opened(model, loss_fn, inputs, targets, finite=options.finite) as task:
         layout = find_layout(plan, task)
-        warn_of_mixing(plan, task, layout, stacklevel=4)
+        warn_of_mixing(plan, task, layout)
         with untouched(model) if layout.leaves_traces else nullcontext():
             result, _, _ = run_step(plan, task, layout, generator or fresh_generator(), State())
     result.check_finite("this batch")
@@ -237,7 +237,7 @@ class ForwardGradient:
                 if len(self._layouts) == LAYOUTS:
                     self._layouts.clear()
                 self._layouts[key] = find_layout(self.plan, task)
-                self.mixes = self.mixes or warn_of_mixing(self.plan, task, self._layouts[key], stacklevel=6)
+                self.mixes = self.mixes or warn_of_mixing(self.plan, task, self._layouts[key])
             self.layout = self._layouts[key]
         buffers = Snapshot(self.model, random=False) if self.layout.mutates and nonfinite != "ignore" else None
         into = Written(self.layout.members.parameters, nonfinite != "ignore")

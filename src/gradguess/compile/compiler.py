@@ -22,7 +22,7 @@ from gradguess.backends.random import RandomState
 from gradguess.compile.randomness import Drawn, KeyedNoise
 from gradguess.compile.signature import Signatures
 from gradguess.compile.trace import NotTraceable, trace
-from gradguess.errors import reason_of
+from gradguess.errors import reason_of, warn
 from gradguess.layers.positions import PROJECTIONS
 from gradguess.methods.base import Estimate, Method
 from gradguess.model.site import Members
@@ -79,7 +79,7 @@ class Compiler:
         self.refused = True
         self._seen.clear()
         self._graphs.clear()
-        warnings.warn(f"compile=True has no effect. {why} Steps run uncompiled, with the same result.", stacklevel=6)
+        warn(f"compile=True has no effect. {why} Steps run uncompiled, with the same result.")
 
 
 def _obstacle(step: Step) -> str | None:

@@ -89,7 +89,7 @@ def diagnose(
     with untouched(model), torch.no_grad():
         state = State() if forward is None else forward.state
         compared = Comparison(plan, task, Noise(generator or fresh_generator()), state, draws)
-        warn_of_mixing(plan, task, compared.layout, stacklevel=4)
+        warn_of_mixing(plan, task, compared.layout)
         if isinstance(guess, WeightPerturbation):
             return Report(compared.by_parameter())
         if not plan.method.uses_sites:

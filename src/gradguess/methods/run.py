@@ -6,7 +6,6 @@ methods know nothing of either.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
 from gradguess.backends.cuda_graphs import recording
-from gradguess.errors import GradguessError, InputError
+from gradguess.errors import GradguessError, InputError, warn
 from gradguess.guesses.base import StaleBasis
 from gradguess.methods.base import Estimate, Method
 from gradguess.model.find_sites import PROBE, bare_layout, lay_out
@@ -235,7 +234,7 @@ def _combined(results: list[Estimate], grads: dict[str, Tensor], pool: Pool) -> 
     return whole
 
 
-def warn_of_mixing(plan: Plan, task: Task, layout: Layout, *, stacklevel: int) -> bool:
+def warn_of_mixing(plan: Plan, task: Task, layout: Layout) -> bool:
     """Warn where samples mix (a tangent on the activations of one moves the losses of others) and the method takes them
     to be apart. Returns whether it warned.
 
@@ -267,13 +266,12 @@ def warn_of_mixing(plan: Plan, task: Task, layout: Layout, *, stacklevel: int) -
     others = _others(jvp[:, None])
     if others:
         where = f"at {met[0]!r}" if met else "in the loss or right below it"
-        warnings.warn(
+        warn(
             f"Samples mix: the loss of sample {others[0]} moves with the activations of sample {_middle(len(jvp))}, "
             f"which reach it {where}. The estimate leaves out what passes from a sample to the losses of others: a "
             "bias, which gg.diagnose does not see in a guess. Pass coupling='batch' to take it in, with more noise. Or "
             "keep samples apart: model.eval() or another norm for batch norm, batch_first=True for recurrent layers "
-            "and attention that see (batch, time).",
-            stacklevel=stacklevel,
+            "and attention that see (batch, time)."
         )
     return bool(others)
 
