@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 Batch = tuple[Tensor, Tensor]
 Sites = dict[str, dict[str, Any]]
 NUMBERS = ("bias", "variance", "covariance_norm", "cosine", "rank", "gradient_norm")
-CURVES = ("overlap", "singular_values")
+BOTH = ("bias", "variance")  # what is recorded of the paper's other guesses
+CURVES = {"overlap": "overlap with the true gradient", "singular_values": "singular value"}
 
 
 def inspect_epoch(
@@ -38,8 +40,13 @@ def inspect_epoch(
     record: dict[str, Any] = {"sites": {}}
     if isinstance(guess, gg.Backprop | gg.Guess):
         paper = config.model == "mlp" and config.data == "mnist1d" and not config.script
-        others = [name for name in OTHERS if paper and name != config.method]
-        record["others"] = {name: _pair(model, OTHERS[name], first, last, config) for name in others}
+        record["others"] = {}
+        for name in (name for name in OTHERS if paper and name != config.method):
+            found, ended = (inspect_sites(model, OTHERS[name], batch, config, None) for batch in (first, last))
+            record["others"][name] = {
+                site: {key: row[key] for key in BOTH} | {f"last_{key}": ended[site][key] for key in BOTH}
+                for site, row in found.items()
+            }
     if isinstance(guess, gg.Backprop):
         return record
     curves = ("overlap",) if epoch == config.epochs else ()
@@ -62,22 +69,12 @@ OTHERS = {
 }
 
 
-def _pair(model: nn.Module, guess: gg.Guess, first: Batch, last: Batch, config: TrainConfig) -> Sites:
-    """Bias and variance on the first and on the last batch."""
-    found = [inspect_sites(model, guess, batch, config, None) for batch in (first, last)]
-    return {
-        site: {f"{prefix}{key}": sites[site][key] for prefix, sites in zip(("", "last_"), found, strict=True)
-               for key in ("bias", "variance")}
-        for site in found[0]
-    }  # fmt: skip
-
-
 def inspect_sites(
     model: nn.Module,
     guess: Any,
     batch: Batch,
     config: TrainConfig,
-    curves: tuple[str, ...] | None = ("overlap",),
+    curves: Iterable[str] | None = ("overlap",),
     forward: gg.ForwardGradient | None = None,
 ) -> Sites:
     """`gg.diagnose` on a batch, as values that JSON can hold.
@@ -93,11 +90,9 @@ def inspect_sites(
     sites: Sites = {}
     for site, entry in report.items():
         sites[site] = {}
-        for name in NUMBERS + (curves or ()):
-            value: Any = getattr(entry, name, None)
-            value = value.tolist() if isinstance(value, Tensor) else value
-            if value is not None:
-                sites[site][name] = [round(x, 6) for x in value] if name in CURVES else value
+        for name in (*NUMBERS, *(curves or ())):
+            if (value := getattr(entry, name, None)) is not None:
+                sites[site][name] = [round(float(x), 6) for x in value] if name in CURVES else value
     return sites
 
 
@@ -127,13 +122,11 @@ def save_plots(record: dict[str, Any], directory: Path) -> list[Path]:
 
     directory.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-    labels = {"overlap": "overlap with the true gradient", "singular_values": "singular value"}
-    for curve in CURVES:
-        sites = {site: row[curve] for site, row in record["sites"].items() if row.get(curve)}
-        if not sites:
+    for curve, label in CURVES.items():
+        if not (sites := {site: row[curve] for site, row in record["sites"].items() if row.get(curve)}):
             continue
         figure = Figure(figsize=(5, 3.5), layout="constrained")
-        axes = figure.add_subplot(xlabel="k", ylabel=labels[curve], title=f"{record['key']}, epoch {record['epoch']}")
+        axes = figure.add_subplot(xlabel="k", ylabel=label, title=f"{record['key']}, epoch {record['epoch']}")
         for site, values in sites.items():
             axes.plot(range(1, len(values) + 1), values, label=f"site {site}")
         axes.legend()

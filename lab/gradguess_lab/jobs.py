@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -32,6 +33,7 @@ Backend = Literal["processes", "ray", "dask"]
 Row = dict[str, Any]
 Settings = dict[str, Any]  # fields of a configuration
 Rows = Mapping[str, Row | None]  # by key; None: the run failed
+Look = Callable[[], tuple[float, str]]  # `look` at the runs of a stage
 EXTRA = "gradguess-lab[dist]"
 ATTEMPTS = 10  # after so many deaths of workers we no longer believe in bad luck
 
@@ -127,7 +129,7 @@ def run_plans(
     plans: Iterable[Plan],
     out: Path,
     workers: int = 1,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[Look], None] | None = None,
     backend: Backend = "processes",
     address: str | None = None,
 ) -> tuple[list[Row], dict[str, str]]:
@@ -148,7 +150,7 @@ def run_plans(
         if left:
             jobs = sorted(left.values(), key=cost, reverse=True)
             if on_progress:
-                on_progress(Progress(out, jobs))
+                on_progress(partial(look, out, jobs))
             whys = _run_all(jobs, out, workers, backend, address)
             rows |= {job.key: job.row(out) or _failed(job, whys.get(job.key, "")) for job in jobs}
         for job in batch:
@@ -188,9 +190,16 @@ def _identified(row: Row, job: Job, earlier: Row) -> Row:
     return found
 
 
+def factor(config: TrainConfig) -> float:
+    """How many times as long as others a step takes, roughly."""
+    if config.method in ("wperp", "wperp-bottom"):
+        return 1.0 if config.solver == "shared" else 130.0
+    return {"wperp-ns": 300.0, "wp": 4.0}.get(config.method, 1.0)
+
+
 def is_heavy(config: TrainConfig) -> bool:
-    """Runs that decompose a matrix of full size per sample and step: seconds per step where others take ms."""
-    return config.method == "wperp-ns" or (config.method in ("wperp", "wperp-bottom") and config.solver != "shared")
+    """Whether the run decomposes a matrix of full size for every sample and step."""
+    return factor(config) > 100
 
 
 def cost(job: Job) -> float:
@@ -198,34 +207,27 @@ def cost(job: Job) -> float:
     config = job.settings
     if isinstance(config, StreamConfig):
         return config.steps * config.streams * config.width**2.0
-    factor = (
-        300.0 if config.method == "wperp-ns" else 130.0 if is_heavy(config) else 4.0 if config.method == "wp" else 1.0
-    )
-    return config.epochs * (config.depth * config.width**2 + 6e4) * factor
+    return config.epochs * (config.depth * config.width**2 + 6e4) * factor(config)
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far some runs are, read from their logs: processes need not report, and a resumed run counts at once."""
+def look(out: Path, jobs: Sequence[Job]) -> tuple[float, str]:
+    """The part of the work that is done, and in words how many runs are, and which run now.
 
-    out: Path
-    jobs: Sequence[Job]
-
-    def look(self) -> tuple[float, str]:
-        """The part of the work that is done, and in words how many runs are, and which run now."""
-        finished, done, running = 0, 0.0, []
-        for job in self.jobs:
-            place, total = job.directory(self.out), getattr(job.settings, "epochs", 1)
-            if (place / "result.json").exists() or (place / "failed.json").exists():
-                finished, done = finished + 1, done + cost(job)
-                continue
-            with contextlib.suppress(OSError):
-                log = place / "metrics.jsonl"
-                epochs = min(total, log.read_bytes().count(b"\n"))
-                done += cost(job) * epochs / total
-                if time.time() - log.stat().st_mtime < 60:
-                    running.append(f"{job.key} {epochs}/{total}")
-        return done / sum(map(cost, self.jobs)), f"{finished}/{len(self.jobs)} runs  {', '.join(running)}"
+    It is read from the logs of the runs: processes need not report, and a resumed run counts at once.
+    """
+    finished, done, running = 0, 0.0, []
+    for job in jobs:
+        place, total = job.directory(out), getattr(job.settings, "epochs", 1)
+        if (place / "result.json").exists() or (place / "failed.json").exists():
+            finished, done = finished + 1, done + cost(job)
+            continue
+        with contextlib.suppress(OSError):
+            log = place / "metrics.jsonl"
+            epochs = min(total, log.read_bytes().count(b"\n"))
+            done += cost(job) * epochs / total
+            if time.time() - log.stat().st_mtime < 60:
+                running.append(f"{job.key} {epochs}/{total}")
+    return done / sum(map(cost, jobs)), f"{finished}/{len(jobs)} runs  {', '.join(running)}"
 
 
 def _run_all(jobs: list[Job], out: Path, workers: int, backend: Backend, address: str | None) -> dict[str, str]:

@@ -71,18 +71,11 @@ def runs(place: Path) -> Iterator[tuple[str, Any]]:
             yield where, row
 
 
-def records(place: Path) -> Iterator[tuple[str, Row]]:
-    """Whatever else was measured and where it was found, by key."""
-    stored = {key: (f"{files_of(place)[0]}, {key}", row) for key, row in _stored(place).items()}
-    both = stored | _loose_records(place)
-    yield from (both[key] for key in sorted(both))
-
-
 def rows(place: Path) -> dict[str, Row]:
     """All that a study or a folder holds, by key; of a run what all runs of the folder say of it counts first."""
     loose = {row["key"]: row for _, row in _loose_runs(place) if "key" in row}
     stored = {key: row for key, row in _stored(place).items() if key not in loose}
-    return loose | stored | {key: row for key, (_, row) in _loose_records(place).items() if key not in loose}
+    return loose | stored | {key: row for key, row in _loose_records(place).items() if key not in loose}
 
 
 def keep(folder: Path, new: Iterable[Row]) -> dict[str, Row]:
@@ -103,12 +96,12 @@ def _loose_runs(folder: Path) -> Iterator[tuple[str, Any]]:
         yield from _lines(path)
 
 
-def _loose_records(folder: Path) -> dict[str, tuple[str, Row]]:
+def _loose_records(folder: Path) -> dict[str, Row]:
     """By key, which is the file's name where the record has none."""
     found = {}
     for path in [*folder.glob("*.json"), *folder.glob("bench/*.json")]:
         row = {"key": path.relative_to(folder).as_posix().removesuffix(".json"), **read_json(path, "record")}
-        found[row["key"]] = str(path), row
+        found[row["key"]] = row
     return found
 
 
@@ -146,11 +139,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 def main(study: Path) -> None:
     """Put what lies in the folder of a study into the study."""
-    loose = [
-        row
-        for _, row in [*_loose_runs(study), *_loose_records(study).values()]
-        if {"schema", "environment"} & row.keys()
-    ]
+    found = [*(row for _, row in _loose_runs(study)), *_loose_records(study).values()]
+    loose = [row for row in found if {"schema", "environment"} & row.keys()]
     merge(study, reversed(loose))  # of two with one key the first
     print(f"{files_of(study)[0]}: {len(read(study))} rows")
 

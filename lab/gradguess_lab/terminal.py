@@ -22,7 +22,7 @@ from gradguess_lab import interrupts
 
 if TYPE_CHECKING:
     from gradguess_lab.config import TrainConfig
-    from gradguess_lab.jobs import Progress as RunsProgress
+    from gradguess_lab.jobs import Look
     from gradguess_lab.tables.table import Table
 
 RANK = int(os.environ.get("RANK", "0")) if "TORCHELASTIC_RUN_ID" in os.environ else 0  # that torchrun gave
@@ -107,7 +107,7 @@ def epoch_bar(config: TrainConfig) -> Iterator[Callable[[dict[str, Any]], None]]
 
 
 @contextlib.contextmanager
-def runs_bar() -> Iterator[Callable[[RunsProgress], None]]:
+def runs_bar() -> Iterator[Callable[[Look], None]]:
     """A bar over many runs: what runs now, how much is done, when it will end. The block calls it with each stage.
 
     The runs of a stage are asked twice a second how far they are.
@@ -115,15 +115,15 @@ def runs_bar() -> Iterator[Callable[[RunsProgress], None]]:
     columns = (BarColumn(), TextColumn("{task.percentage:.0f}%"), TimeElapsedColumn(), TimeRemainingColumn())
     bar = Progress(*columns, TextColumn("{task.description}"), speed_estimate_period=3600)
     task = bar.add_task("starting", total=1.0)
-    stages: list[RunsProgress] = []
+    stages: list[Look] = []
 
-    def show(runs: RunsProgress) -> None:
-        bar.reset(task, completed=runs.look()[0])  # type: ignore[arg-type]  # what was done before tells no speed
-        stages.append(runs)
+    def show(look: Look) -> None:
+        bar.reset(task, completed=look()[0])  # type: ignore[arg-type]  # what was done before tells no speed
+        stages.append(look)
 
     def looked() -> RenderableType:
         if stages:
-            done, words = stages[-1].look()
+            done, words = stages[-1]()
             bar.update(task, completed=done, description=words)
         return bar
 

@@ -23,7 +23,7 @@ from gradguess_lab import checkpoint, environment, interrupts
 from gradguess_lab.compiled_backprop import CompiledBackprop
 from gradguess_lab.config import TrainConfig, differences, misfit
 from gradguess_lab.data import Dataset, load
-from gradguess_lab.files import exclusive, explained, read_json, write_atomic, write_json
+from gradguess_lab.files import exclusive, read_json, write_atomic, write_json
 from gradguess_lab.inspection import inspect_epoch
 from gradguess_lab.loss import batch_accuracy, evaluate, smoothed_loss
 from gradguess_lab.methods import guess_for
@@ -241,9 +241,10 @@ class _Run:
         if self.directory is None:
             return
         checkpoint.save(self.directory, self.tensors(), {"rows": self.rows, "peak_mb": self.peak_mb})
-        log = self.directory / "metrics.jsonl"  # for those who look on; the checkpoint alone is read
-        with explained(log), log.open("a") as file:
-            file.write(json.dumps(self.rows[-1]) + "\n")
+        log = "".join(
+            json.dumps(row) + "\n" for row in self.rows
+        )  # for those who look on; the checkpoint alone is read
+        write_atomic(self.directory / "metrics.jsonl", log)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the next step depends on, as one flat dictionary."""
@@ -257,9 +258,6 @@ class _Run:
     def resume(self) -> None:
         """Continue from the last checkpoint, if the directory has one."""
         stored = self.ranks.from_first(lambda: checkpoint.load(self.directory) if self.directory else None)
-        if self.directory and (stored or (self.directory / "metrics.jsonl").exists()):
-            kept = stored[1]["rows"] if stored else []  # an epoch after them is run again
-            write_atomic(self.directory / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
         if stored is None:
             return
         tensors, state = stored

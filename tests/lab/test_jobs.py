@@ -20,7 +20,7 @@ import pytest
 from gradguess.errors import GradguessError
 from gradguess_lab import jobs, store
 from gradguess_lab.config import TrainConfig
-from gradguess_lab.jobs import Job, Progress, at_once, run_plans, tuned
+from gradguess_lab.jobs import Job, at_once, look, run_plans, tuned
 from gradguess_lab.streams.config import StreamConfig
 
 pytest.importorskip("mnist1d")
@@ -85,7 +85,7 @@ def test_what_is_missing_is_run_and_failures_are_named(tmp_path: Path):
     again, _ = run_plans([at_once([JOB])], tmp_path)
     assert again == rows
     assert path.stat().st_mtime_ns == stamp
-    done, words = Progress(tmp_path, [JOB]).look()
+    done, words = look(tmp_path, [JOB])
     assert (done, words.strip()) == (1.0, "1/1 runs")
 
 

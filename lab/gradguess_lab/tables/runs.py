@@ -219,8 +219,9 @@ def load_benchmarks(directory: Path) -> list[dict[str, Any]]:
     folders = sorted({path.parent for path in directory.rglob("bench/*.json")}) or [
         directory.resolve().parent / "bench"
     ]
+    every = [(f"{folder}, {key}", row) for folder in folders for key, row in sorted(store.rows(folder).items())]
     found = []
-    for where, record in (pair for folder in folders for pair in store.records(folder)):
+    for where, record in every:
         if record.get("kind") == "fast-paths":  # single switches, which the report leaves out
             continue
         missing = {"kind", "environment", "rows", "growth"} - record.keys()
