@@ -29,42 +29,24 @@ SHARED = -1  # the row of numbers that belong to no sample
 
 
 class _Key:
-    """The key of a step, drawn when it is first asked for; with a `seed` the generator is seeded before.
+    """The key of a step, drawn when it is first asked for."""
 
-    While a graph is recorded no generator can be seeded: whoever replays the graph does it.
-    """
-
-    def __init__(self, source: torch.Generator | torch.device, seed: int | None) -> None:
-        self.source, self.seed = source, seed
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
         self.before: Tensor | None = None  # the state of the generator
-
-    @cached_property
-    def generator(self) -> torch.Generator:
-        return self.source if isinstance(self.source, torch.Generator) else torch.Generator(self.source)
 
     @cached_property
     def value(self) -> Tensor:
         """A whole number of 64 bits, 0-dim, on the device of the generator."""
-        if self.seed is not None and not recording():
-            self.generator.manual_seed(self.seed)
         self.before = generator_state(self.generator)
         return torch.randint(-(2**63), 2**63 - 1, (), generator=self.generator, device=self.generator.device)
 
 
 class Noise:
-    """N(0, 1) numbers of one step. Its generator gives one number, the key, when the first of them is drawn.
+    """N(0, 1) numbers of one step. Its generator gives one number, the key, when the first of them is drawn."""
 
-    Args:
-        source: the generator, or a device on which one is made when it is needed.
-        seed: of what is done now and then, and must shift no other numbers.
-    """
-
-    def __init__(self, source: torch.Generator | torch.device, seed: int | None = None) -> None:
-        self._key = _Key(source, seed)
-
-    @property
-    def generator(self) -> torch.Generator:
-        return self._key.generator
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator, self._key = generator, _Key(generator)
 
     row, shared = 0, SHARED  # of the first sample, and of the numbers that belong to no sample
     column = 0  # words that were drawn of each row; a word makes two numbers
@@ -116,6 +98,26 @@ class Noise:
 
     def _key_of(self, row: int) -> Tensor:
         return self._key.value
+
+
+class SketchNoise(Noise):
+    """Noise with a seed of its own, for what is done now and then.
+
+    `source`, a generator or a device on which one is made, is seeded when it is first drawn from. While a graph is
+    recorded no generator can be seeded: whoever replays the graph does it.
+    """
+
+    def __init__(self, source: torch.Generator | torch.device, seed: int) -> None:
+        self.source, self.seed = source, seed
+
+    @cached_property
+    def generator(self) -> torch.Generator:  # type: ignore[override]
+        source = self.source if isinstance(self.source, torch.Generator) else torch.Generator(self.source)
+        return source if recording() else source.manual_seed(self.seed)
+
+    @cached_property
+    def _key(self) -> _Key:  # type: ignore[override]
+        return _Key(self.generator)
 
 
 def normal_numbers(key: Tensor, row: int, rows: int, column: int, columns: int, dtype: torch.dtype) -> Tensor:

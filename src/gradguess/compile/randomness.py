@@ -29,8 +29,7 @@ class KeyedNoise(Noise):
     """Noise whose keys, `Noise.keys`, are given."""
 
     def __init__(self, source: Noise, keys: Sequence[Tensor]) -> None:
-        super().__init__(source.generator)
-        self._given = keys
+        self.generator, self._given = source.generator, keys
 
     def _key_of(self, row: int) -> Tensor:
         if not self._given:

@@ -19,7 +19,7 @@ from gradguess.layers.elementwise import mask
 from gradguess.linalg import orthonormal_columns
 from gradguess.model.hooks import Visit
 from gradguess.model.site import LayoutChanged, Site, at_least_float32
-from gradguess.noise import Noise
+from gradguess.noise import SketchNoise
 from gradguess.passes import Carried
 from gradguess.step.base import Step
 from gradguess.step.parts import Pool
@@ -36,7 +36,7 @@ class Drawing:
 
     def __init__(self, step: Step, guess: Guess) -> None:
         self.step, self.guess = step, guess
-        self.noise = Noise(step.noise.generator.device, SEED + step.state.count)
+        self.noise = SketchNoise(step.noise.generator.device, SEED + step.state.count)
         self.graph: CutGraph | None = None
         if guess.reads == "frame" and any(site.linear is None for site in step.layout.guessed):
             self.graph = step.passes.cut()

@@ -17,7 +17,7 @@ from gradguess.jacobian import SKETCH, CutGraph, Jacobian
 from gradguess.layers.elementwise import mask
 from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import Task
-from gradguess.noise import Noise
+from gradguess.noise import SketchNoise
 from gradguess.passes import choose_pass
 from gradguess.step.base import Kept
 from gradguess.step.measure import SEED, jacobian_at
@@ -72,12 +72,12 @@ class Search:
             self.pool.agree(list(found[site.name].values()))
         return {**self.kept, **found}
 
-    def _noise(self) -> Noise:
+    def _noise(self) -> SketchNoise:
         """Noise with the seed of this search, from its beginning."""
-        return Noise(self.source, sketch_seed(self.count))
+        return SketchNoise(self.source, sketch_seed(self.count))
 
     def _view(
-        self, site: Site, s: Tensor, gate: Tensor | None, jacobian: Callable[[], Jacobian], noise: Noise
+        self, site: Site, s: Tensor, gate: Tensor | None, jacobian: Callable[[], Jacobian], noise: SketchNoise
     ) -> SiteView:
         """What a search sees of a site with outputs `s`, (samples, d)."""
         warm = still_fitting(self.kept.get(site.name, {}), s.shape[1], s.dtype) or {}
