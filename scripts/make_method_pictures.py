@@ -13,7 +13,7 @@ import torch
 from method_pictures.influence import of_rules
 from method_pictures.panels import bars_panel, legend, plane_panel
 from method_pictures.samples import K, Plane, along_a_student, corrected, guessed, perturbed
-from method_pictures.schematics import SCHEMATICS
+from method_pictures.schematics import schematics
 from method_pictures.svg import Picture, colour_of
 
 import gradguess as gg
@@ -95,7 +95,6 @@ PICTURES: dict[str, Callable[[], Picture]] = {
         {"Nothing learned: the guess alone": corrected(0), "After 3 lessons: around the prediction": corrected(3)},
         "Feedback, corrected: the cloud shrinks as the prediction learns",
     ),
-    **SCHEMATICS,
     "online-rules": of_rules,
 }
 
@@ -103,7 +102,8 @@ PICTURES: dict[str, Callable[[], Picture]] = {
 def pictures() -> dict[str, str]:
     """Every picture as text, by the name of its file."""
     with torch.random.fork_rng():  # layers draw weights when they are made, which are then replaced
-        return {name: make().svg() for name, make in PICTURES.items()}
+        made = {name: make() for name, make in PICTURES.items()} | schematics()
+    return {name: picture.svg() for name, picture in made.items()}
 
 
 def main() -> None:
