@@ -6,7 +6,9 @@ says how far a number was rounded: `Published("0.312").rounding` is half of 0.00
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 
 # What every run of the paper has in common; a run is held against the paper only if it agrees with all of it.
 SETTING: dict[str, object] = {
@@ -31,8 +33,6 @@ WIDTHS = (64, 128, 256, 512)
 # The paper counts layers from one; a site carries the name of its module in the `Sequential`.
 LAYER_SITES = {1: "0", 2: "2", 3: "4"}
 
-_SECONDS = {"h": 3600.0, "m": 60.0}
-
 
 @dataclass(frozen=True)
 class Published:
@@ -55,22 +55,20 @@ class Published:
 
     @property
     def value(self) -> float:
-        return float(self._digits) * self._unit
+        return float(self._number) * self._unit
 
     @property
     def rounding(self) -> float:
         """Half a unit of the last printed digit."""
-        mantissa, _, exponent = self._digits.partition("e")
-        decimals = len(mantissa.partition(".")[2])
-        return 0.5 * 10.0 ** (int(exponent or 0) - decimals) * self._unit
+        return 0.5 * 10.0 ** int(self._number.as_tuple().exponent) * self._unit
 
     @property
-    def _digits(self) -> str:
-        return self.printed.rstrip("hm")
+    def _number(self) -> Decimal:
+        return Decimal(self.printed.rstrip("hm"))
 
     @property
     def _unit(self) -> float:
-        return _SECONDS.get(self.printed[-1], 1.0)
+        return {"h": 3600.0, "m": 60.0}.get(self.printed[-1], 1.0)
 
 
 # Of each table, by its label in the paper's source: the quantities of its columns, with their layers, and its rows:
@@ -112,19 +110,18 @@ _TABLES: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-def _read(table: str) -> tuple[Published, ...]:
-    found, (columns, rows) = [], _TABLES[table]
+def _read(table: str) -> Iterator[Published]:
+    columns, rows = _TABLES[table]
     for row in rows.split("; "):
         where, _, numbers = row.partition(": ")
-        method, width, *k = where.split()
+        method, width, k, *_ = (*where.split(), None)
         for column, printed in zip(columns, numbers.split(), strict=True):
             quantity, _, layer = column.partition(" ")
-            size = int(k[0]) if k and k[0].isdecimal() else k[0] if k else None
-            found.append(Published(table, method, int(width), quantity, printed, size, int(layer) if layer else None))
-    return tuple(found)
+            size = int(k) if k and k.isdecimal() else k
+            yield Published(table, method, int(width), quantity, printed, size, int(layer) if layer else None)
 
 
-CHOICE_OF_K, RANKS, BIAS_VARIANCE, SCALING, NEWTON_SCHULZ, PRECONDITIONING = map(_read, _TABLES)
+CHOICE_OF_K, RANKS, BIAS_VARIANCE, SCALING, NEWTON_SCHULZ, PRECONDITIONING = (tuple(_read(table)) for table in _TABLES)
 ENTRIES = CHOICE_OF_K + RANKS + BIAS_VARIANCE + SCALING + NEWTON_SCHULZ + PRECONDITIONING
 
 # Numbers that the paper prints more than once (Wᵀ at width 128 stands in three tables) are one comparison.

@@ -6,16 +6,16 @@ import pytest
 
 from gradguess_lab.paper_numbers import WIDTHS
 from gradguess_lab.tables.bench import speed_claims_table
-from gradguess_lab.tables.checks import (
+from gradguess_lab.tables.claims import (
     ascending,
     at_least,
+    claims_table,
     flat,
     gap_grows,
     gap_near,
     outcome,
     slower_than_width,
 )
-from gradguess_lab.tables.claims import claims_table
 from gradguess_lab.tables.runs import Run
 from report.synthetic import diagnosed, paper_records, record, runs
 

@@ -48,92 +48,48 @@ class Entry:
 
 
 ENTRIES: tuple[Entry, ...] = (
-    Entry(
-        "beside-stored",
-        "This run beside the paper and our seeds",
-        "",
-        (stored.beside_stored_figure, stored.beside_stored_table),
-    ),
-    Entry(
-        "scaling",
-        "Scaling with the width",
-        "The paper prints some of these numbers twice, from two runs: Wᵀ at width 512 is 0.494 here and 0.486 in its "
-        "Newton–Schulz table, so a single run is good to about a point.",
-        (paper.scaling_figure, paper.scaling_matrix, partial(published, "scaling")),
-        of_the_paper=True,
-    ),
+    Entry("beside-stored", "This run beside the paper and our seeds", "",
+          (stored.beside_stored_figure, stored.beside_stored_table)),
+    Entry("scaling", "Scaling with the width",
+          "The paper prints some of these numbers twice, from two runs: Wᵀ at width 512 is 0.494 here and 0.486 in its "
+          "Newton–Schulz table, so a single run is good to about a point.",
+          (paper.scaling_figure, paper.scaling_matrix, partial(published, "scaling")), of_the_paper=True),
     Entry("claims", "What the paper concludes", "", (claims.claims_table,), of_the_paper=True),
-    Entry(
-        "variants",
-        "The paper, and the authors' scripts",
-        "The authors' scripts do some things that the paper does not say. Each was run alone, and all together.",
-        (tally.variants_table,),
-    ),
+    Entry("variants", "The paper, and the authors' scripts",
+          "What the authors' scripts do and the paper does not say, each run alone, and all together.",
+          (tally.variants_table,)),
     Entry("claims-cost", "What the paper says about cost", "", (bench.speed_claims_table,), source="benchmarks"),
-    Entry(
-        "choice-of-k",
-        "Choice of k",
-        "How many of the leading directions to guess in. Fewer mean less variance and more bias.",
-        (partial(published, "choice-of-k"),),
-        of_the_paper=True,
-    ),
+    Entry("choice-of-k", "Choice of k",
+          "How many of the leading directions to guess in. Fewer mean less variance and more bias.",
+          (partial(published, "choice-of-k"),), of_the_paper=True),
     Entry("overlap", "Where the gradient lies", "", (paper.overlap_figures, partial(published, "ranks")), True),
-    Entry(
-        "bias-variance",
-        "Variance, bias and covariance norm",
-        "What a guess costs: how far its mean lies from the gradient, and how far it scatters.",
-        (paper.over_training_figures, partial(published, "bias-variance"), paper.diagnostics_table),
-        of_the_paper=True,
-    ),
-    Entry(
-        "newton-schulz",
-        "Newton–Schulz",
-        "W⊥ by matrix products instead of a singular value decomposition.",
-        (partial(published, "newton-schulz"),),
-        of_the_paper=True,
-    ),
+    Entry("bias-variance", "Variance, bias and covariance norm",
+          "What a guess costs: how far its mean lies from the gradient, and how far it scatters.",
+          (paper.over_training_figures, partial(published, "bias-variance"), paper.diagnostics_table), True),
+    Entry("newton-schulz", "Newton–Schulz", "W⊥ by matrix products instead of a singular value decomposition.",
+          (partial(published, "newton-schulz"),), of_the_paper=True),
     Entry("projector", "How far from the definition", "", (beyond.projector_table,), source="benchmarks"),
-    Entry(
-        "preconditioning",
-        "Preconditioning",
-        "Wᴾ removes the bias and pays with variance.",
-        (partial(published, "preconditioning"),),
-        of_the_paper=True,
-    ),
-    Entry(
-        "exact-top",
-        "The exact top",
-        "Beyond the paper: after the forward pass the derivative of the loss with respect to the outputs is known. The "
-        'paper draws N(0, I) there; top="exact" takes what is known.',
-        (beyond.exact_top_table,),
-    ),
-    Entry(
-        "feedback",
-        "Learned feedback",
-        "Beyond the paper: directional derivatives teach a matrix per layer to predict the gradient from the output "
-        "error, instead of being spent as updates. Direct uses the prediction; chained pulls it through one layer by "
-        "the chain rule; corrected adds what was measured and not predicted. All three use the exact gradient at the "
-        "outputs. Where the method falls short of backpropagation is listed at the end.",
-        (feedback.feedback_tables,),
-    ),
-    Entry(
-        "real",
-        "Real networks, real data",
-        "Beyond the paper: convolutional, residual and attention networks on images and text. Sites are found by the "
-        "library itself: the modules that feed the additions of a residual network, every layer elsewhere.",
-        (beyond.real_table,),
-    ),
+    Entry("preconditioning", "Preconditioning", "Wᴾ removes the bias and pays with variance.",
+          (partial(published, "preconditioning"),), of_the_paper=True),
+    Entry("exact-top", "The exact top",
+          "Beyond the paper: after the forward pass the derivative of the loss with respect to the outputs is known. "
+          'The paper draws N(0, I) there; top="exact" takes what is known.', (beyond.exact_top_table,)),
+    Entry("feedback", "Learned feedback",
+          "Beyond the paper: directional derivatives teach a matrix per layer to predict the gradient from the output "
+          "error. Direct uses the prediction; chained pulls it through one layer by the chain rule; corrected adds "
+          "what was measured and not predicted. All three use the exact gradient at the outputs.",
+          (feedback.feedback_tables,)),
+    Entry("real", "Real networks, real data",
+          "Beyond the paper: convolutional, residual and attention networks on images and text. Sites are found by the "
+          "library itself: the modules that feed the additions of a residual network, every layer elsewhere.",
+          (beyond.real_table,)),
     Entry("training", "Training curves", "", (listing.training_figures,)),
     Entry("runs", "Every run", "", (listing.runs_table,)),
-    Entry(
-        "bench",
-        "What a step costs",
-        "Time and memory of a training step against backpropagation written as a plain loop, AdamW fused on both "
-        "sides. Loops take turns in one process; memory is measured in processes of their own.",
-        (bench.bench_figures, bench.bench_tables),
-        source="benchmarks",
-    ),
-)
+    Entry("bench", "What a step costs",
+          "Time and memory of a training step against backpropagation written as a plain loop, AdamW fused on both "
+          "sides. Loops take turns in one process; memory is measured in processes of their own.",
+          (bench.bench_figures, bench.bench_tables), source="benchmarks"),
+)  # fmt: skip
 
 
 def is_of_the_paper(runs: Sequence[Any]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gradguess_lab.methods import VARIANTS, method_label, style_name
@@ -23,52 +22,43 @@ _PAIRED = "median of paired rounds of four steps. Quiet ratio: from the fastest 
 _RARE = "Rare tangents: on a quarter of the batch at every fourth step. "
 
 
-@dataclass(frozen=True)
-class Kind:
-    """How a kind of benchmark is shown: its title, the key of a row for each column, and the caption."""
-
-    title: str
-    columns: Mapping[str, str]
-    caption: str
-
-
 _TASK = {"Task": "task", "Method": "method"}
 _CASE = {"Method": "method", **{name: name.lower() for name in SETTING}}
 _RATIOS = {"Ratio": "ratio", "Quiet ratio": "quiet_ratio", "Step, ms": "step_ms", "Refresh, ms": "refresh_ms"}
 _MEMORY = {"Memory, MB": "peak_mb"}
-KINDS = {
-    "time": Kind(
+_COMPILED = {"Mode": "mode", "Step, ms": "step_ms", "Refresh, ms": "refresh_ms", **_MEMORY, "First steps, s": "start_s"}
+# Of each kind of benchmark: its title, the key of a row for each column, and the caption.
+KINDS: dict[str, tuple[str, dict[str, str], str]] = {
+    "time": (
         "Time per step",
         {**_CASE, **_RATIOS, **_MEMORY, "Scaled from": "scaled_from"},
         f"Ratio: time of a training step over that of backpropagation, {_PAIRED}Refreshes are timed apart and spread "
         f"over the steps between them. Memory: peak above weights and optimiser, of a process of its own. {_RARE}"
         "Scaled from: the samples that were timed together.",
     ),
-    "memory": Kind(
+    "memory": (
         "Memory and time over the depth",
         {**_CASE, **_MEMORY, "of it gradients": "gradients_mb", "Step, ms": "step_ms"},
         "Peak above weights and optimiser, each in a process of its own; the gradients of the parameters are part of "
         "it for every method. Time ratio: to backpropagation at the same depth.",
     ),
-    "tasks": Kind(
+    "tasks": (
         "Real networks",
         {**_TASK, "Device": "device", **_RATIOS},
         f"Ratio: time of a training step over that of a plain loop with backpropagation, {_PAIRED}{_RARE}",
     ),
-    "compiled": Kind(
+    "compiled": (
         "Compiled steps",
-        {**_TASK, "Mode": "mode", "Step, ms": "step_ms", "Refresh, ms": "refresh_ms", **_MEMORY}
-        | {"First steps, s": "start_s"},
+        {**_TASK, **_COMPILED},
         "÷: the time of a step over that of backpropagation in this mode, in the same run; refreshes and lessons are "
         "counted as often as they come. Memory: peak above weights and optimiser. First steps: until every kind of "
-        "step is compiled and captured, while other tasks were compiled as well; a captured loop takes over what its "
-        "uncaptured twin compiled.",
+        "step is compiled and captured; a captured loop takes over what its uncaptured twin compiled.",
     ),
-    "starts": Kind(
+    "starts": (
         "Start of a compiled run",
         {**_TASK, "Device": "device", "First start, s": "first_s", "Second start, s": "second_s"},
-        "Seconds until every kind of step is compiled: in a process with an empty cache, and in a second process that "
-        "finds what the first one compiled.",
+        "Seconds until every kind of step is compiled: with an empty cache, and in a second process that finds what "
+        "the first one compiled.",
     ),
 }
 _GROWTH = "Exponent: a in time ~ axis^a, least squares over the quiet times. MB per layer: without the gradients."
@@ -78,20 +68,20 @@ def bench_tables(records: Sequence[Record]) -> Iterator[Table]:
     """For each benchmark the measurements, and how they grow where that was fitted."""
     for record in records:
         if record["kind"] in KINDS and record["rows"]:
-            kind, device, where = KINDS[record["kind"]], _device(record), record["environment"]
+            (title, columns, caption), device = KINDS[record["kind"]], _device(record)
+            where, slug, same = record["environment"], f"{record['kind']}-{device}", (*SETTING, "Scaled from", "Note")
             place = (
                 f" {where['device']}, {where['threads']} threads, PyTorch {where['torch']}, load "
                 f"{where['load_before']:.1f} before and {where['load_after']:.1f} after."
             )
-            slug, same = f"{record['kind']}-{device}", (*SETTING, "Scaled from", "Note")
-            rows = [_row(row, kind, record) for row in record["rows"]]
-            yield Table(f"bench-{slug}", f"{kind.title}, {device}", rows, kind.caption + place, same)
+            rows = [_row(row, columns, record) for row in record["rows"]]
+            yield Table(f"bench-{slug}", f"{title}, {device}", rows, caption + place, same)
             if record["growth"]:
-                yield Table(f"bench-growth-{slug}", f"Growth: {kind.title.lower()}", _growth(record), _GROWTH)
+                yield Table(f"bench-growth-{slug}", f"Growth: {title.lower()}", _growth(record), _GROWTH)
 
 
-def _row(row: Record, kind: Kind, record: Record) -> Row:
-    shown = {name: row.get(key) for name, key in kind.columns.items()} | {"Method": method_label(row["method"])}
+def _row(row: Record, columns: Mapping[str, str], record: Record) -> Row:
+    shown = {name: row.get(key) for name, key in columns.items()} | {"Method": method_label(row["method"])}
     if record["kind"] == "memory":
         base = _base(record, "depth").get(row["depth"])
         shown["Time ratio"] = row["step_ms"] / base if base else None

@@ -152,42 +152,20 @@ def results(runs: Sequence[Run], experiment: str, schedule: str = "") -> list[Re
 
 
 # Of each table: its slug, its title, its experiment and, where that has two, the schedule, and what it says.
-TABLES = (
-    (
-        "feedback-width",
-        "Learned feedback as the width grows",
-        ("feedback-width", "constant"),
-        "Three hidden layers, 300 epochs, learning rate 1e-4, one tangent per step unless said. " + RULE,
-    ),
-    (
-        "feedback-tuned",
-        "The same with a cosine schedule, three learning rates",
-        ("feedback-width", "cosine"),
-        "Every rate that was tried is shown: none was chosen by its test accuracy. All methods fit the training data, "
-        "so the test column is where they differ.",
-    ),
-    (
-        "feedback-depth",
-        "Learned feedback as the depth grows",
-        ("feedback-depth",),
-        "300 epochs, constant learning rate, no residual connections, no norm. A second sweep applies the chain rule "
-        "once more, which is one step further towards backpropagation.",
-    ),
-    (
-        "feedback-residual",
-        "Residual networks",
-        ("feedback-residual",),
-        "Pre-norm blocks of width 128, 20 epochs, batch 128. Lines with B = 0 show what the chain rule over one (two) "
-        "hops does by itself at equal sweeps: the gradient along the skip path is exact without learning.",
-    ),
-    (
-        "feedback-ablations",
-        "Ablations",
-        ("feedback-ablations",),
-        "Three hidden layers, 300 epochs, learning rate 1e-4. The lines without an addition are the methods as they "
-        "are used elsewhere.",
-    ),
-)
+TABLES: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
+    ("feedback-width", "Learned feedback as the width grows", ("feedback-width", "constant"),
+     "Three hidden layers, 300 epochs, learning rate 1e-4, one tangent per step unless said. " + RULE),
+    ("feedback-tuned", "The same with a cosine schedule, three learning rates", ("feedback-width", "cosine"),
+     "Every rate that was tried: none was chosen by its test accuracy. All methods fit the training data."),
+    ("feedback-depth", "Learned feedback as the depth grows", ("feedback-depth",),
+     "300 epochs, constant learning rate, no residual connections, no norm. A second sweep applies the chain rule once "
+     "more, which is one step further towards backpropagation."),
+    ("feedback-residual", "Residual networks", ("feedback-residual",),
+     "Pre-norm blocks of width 128, 20 epochs, batch 128. Lines with B = 0 show what the chain rule over one (two) "
+     "hops does by itself: the gradient along the skip path is exact without learning."),
+    ("feedback-ablations", "Ablations", ("feedback-ablations",),
+     "Three hidden layers, 300 epochs, learning rate 1e-4. Without an addition: the methods as used elsewhere."),
+)  # fmt: skip
 
 
 def feedback_tables(runs: Sequence[Run]) -> list[Table]:

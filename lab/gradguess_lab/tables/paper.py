@@ -41,10 +41,8 @@ KINDS = {
     "seconds": ("Training time", "duration"),
 }
 _MEASURED = (
-    "Bias, variance and norm: at layer 1, which the paper does not name, and the last diagnosed epoch. The paper does "
-    "not state the step or the batch at which it measured them: the figure over training shows ours at every diagnosed "
-    "epoch, with its values as lines. It takes the variance from one draw per sample, and ours is the exact "
-    "expectation: the noise of that draw is not in our intervals."
+    "Bias, variance and norm: at layer 1 and the last diagnosed epoch; the paper names neither the layer nor the step. "
+    "It takes the variance from one draw per sample, and ours is the exact expectation."
 )
 
 
@@ -125,27 +123,17 @@ def compare(entries: Iterable[Published], runs: Sequence[Run]) -> Iterator[Line]
 
 # Of each table of published numbers: its title, its entries, and what it says.
 PUBLISHED: dict[str, tuple[str, Sequence[Published], str]] = {
-    "choice-of-k": (
-        "Training accuracy by k",
-        CHOICE_OF_K,
-        "Width 128, 300 epochs; k = rank keeps the whole image of the Jacobian.",
-    ),
-    "ranks": (
-        "Ranks of the upstream Jacobian",
-        RANKS,
-        "The ranks in the legends of the overlap figure: of W M with M the ReLU mask, which counts active units, and "
-        "varies with the sample and the initial weights. Ours: mean over a batch, trained with W⊥, k = 10; the paper "
-        "does not say of what its one number is.",
-    ),
+    "choice-of-k": ("Training accuracy by k", CHOICE_OF_K,
+                    "Width 128, 300 epochs; k = rank keeps the whole image of the Jacobian."),
+    "ranks": ("Ranks of the upstream Jacobian", RANKS,
+              "The ranks in the legends of the overlap figure: of W M with M the ReLU mask. Ours: mean over a batch, "
+              "trained with W⊥, k = 10; the paper does not say of what its one number is."),
     "bias-variance": ("Three guesses at width 128", BIAS_VARIANCE, _MEASURED),
     "scaling": ("Entry by entry", SCALING, "Training accuracy after 300 epochs; three hidden layers of this width."),
-    "newton-schulz": (
-        "Time and accuracy",
-        NEWTON_SCHULZ,
-        "300 epochs. The paper's times are those of a laptop, with the SVD on its CPU.",
-    ),
+    "newton-schulz": ("Time and accuracy", NEWTON_SCHULZ,
+                      "300 epochs. The paper's times are those of a laptop, with the SVD on its CPU."),
     "preconditioning": ("Three guesses at width 256", PRECONDITIONING, f"Accuracy after 300 epochs. {_MEASURED}"),
-}
+}  # fmt: skip
 
 
 def published(slug: str, runs: Sequence[Run]) -> Table:

@@ -24,25 +24,18 @@ EPSILON = 2.0**-23  # of float32, in which the runs and the paper compute
 
 RULES = (
     "The paper gives one run per number. With n ≥ 2 seeds a number holds if the paper's lies in Student's prediction "
-    "interval of a single run: |ours − paper| ≤ t s √(1 + 1/n) + r. Here s is the standard deviation of our runs over "
-    "the seeds, t the 97.5 % quantile of Student's distribution with n − 1 degrees of freedom (2.26 for ten seeds), "
-    "and r half a unit of the paper's last digit. There is no other tolerance, for any quantity.",
-    "One number in twenty lies outside such an interval by chance. With one seed there is no standard deviation, and "
-    "nothing is judged.",
-    "A bias that is zero by construction (Wᴾ) is rounding, in the paper and here. It is called zero to rounding if "
-    "both are at most d ε ‖g‖/√B: an orthonormal d × d matrix in float32 is accurate to d ε (ε = 1.2e−7), and ‖g‖/√B "
-    "is the gradient of a sample in a batch of B.",
-    "Training times come from different machines: they are shown and not compared. Claims about speed and memory "
-    "compare our own benchmarks on one device.",
+    "interval of a single run: |ours − paper| ≤ t s √(1 + 1/n) + r. Here s is the standard deviation of our runs, t "
+    "the 97.5 % quantile with n − 1 degrees of freedom, and r half a unit of the paper's last digit. There is no other "
+    "tolerance. One number in twenty lies outside by chance. A single seed is not judged, nor are times of other "
+    "machines.",
+    "A bias that is zero by construction (Wᴾ) is zero to rounding if both are at most d ε ‖g‖/√B, as accurate as an "
+    "orthonormal d × d matrix is in float32 (ε = 1.2e−7).",
     "A claim that one side exceeds another holds if a one-sided Welch test at 5 % says so, differs if it says the "
-    "opposite, and is unclear otherwise. A claim of several comparisons is as strong as its weakest; since all have to "
-    "hold, its level stays at 5 %.",
+    "opposite, and is unclear otherwise. A claim of several comparisons is as strong as its weakest.",
     "A claim that two sides are the same differs if a two-sided Welch test at 5 % rejects it. It holds if that test "
-    "does not reject and the two are equivalent: two one-sided tests at 5 % (the 90 % interval of the difference) lie "
-    "within the margin that the claim names. Else it is unclear.",
-    "A claim of a gap holds if the paper's gap lies in the prediction interval of ours, with the seeds paired where "
-    "both sides have the same. A claim of growth holds if every step and the slope over log₂ of the width are larger "
-    "than zero by one-sided tests at 5 %.",
+    "does not reject and two one-sided tests at 5 % put the difference within the margin that the claim names.",
+    "A claim of a gap holds if the paper's gap lies in the prediction interval of ours, paired by seed. A claim of "
+    "growth holds if every step and the slope over log₂ of the width are larger than zero by one-sided tests at 5 %.",
 )
 
 
