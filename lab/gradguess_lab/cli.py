@@ -16,11 +16,10 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit(f"gradguess: the package {error.name} is missing: pip install gradguess-lab") from None
 
-from gradguess.errors import GradguessError, InputError
+from gradguess.errors import GradguessError, InputError, check_choice
 from gradguess_lab import interrupts
 from gradguess_lab.config import DTYPES, TrainConfig
 from gradguess_lab.methods import METHODS, VARIANTS, tried_by
-from gradguess_lab.names import lookup
 from gradguess_lab.streams.config import StreamConfig
 from gradguess_lab.tasks import TASKS, used_in
 
@@ -248,7 +247,7 @@ def bench(
     if task:
         sets = {"all": "real", "large": f"large-{device.partition(':')[0]}"}
         names = [name for given in task for name in (used_in(sets[given]) if given in sets else [given])]
-        cases = {name: replace(lookup(TASKS, name, "task").config, device=device) for name in names}
+        cases = {name: replace(TASKS[check_choice("task", name, TASKS)].config, device=device) for name in names}
     kind = "memory" if memory else "starts" if starts else "compiled" if compile else "tasks" if task else "time"
     measures = memory or (peaks and kind in ("time", "compiled"))
     with notes.status("measuring") as status:

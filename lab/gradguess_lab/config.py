@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from gradguess.errors import InputError
+from gradguess.errors import InputError, check_choice
 from gradguess_lab.datasets import DATASETS
 from gradguess_lab.methods import METHODS
-from gradguess_lab.names import unknown
 
 Solver = Literal["svd", "subspace", "shared"]
 Memory = Literal["store", "replay"]
@@ -43,8 +42,8 @@ class Settings:
             value, known, least = getattr(self, item.name), item.metadata["choices"], item.metadata["least"]
             if isinstance(item.default, float) and isinstance(value, int) and not isinstance(value, bool):
                 object.__setattr__(self, item.name, float(value))
-            elif known and value not in list(known):  # a list: the value may be anything, hashable or not
-                raise unknown(item.name, str(value), known)
+            elif known:
+                check_choice(item.name, value, known)
             elif type(value) is not type(item.default) and item.type != "int | str":
                 raise InputError(f"{item.name} must be {type(item.default).__name__}, found {value!r}.")
             elif isinstance(value, str) and not value.isprintable():  # it would be part of a directory's name
@@ -172,10 +171,8 @@ class TrainConfig(Settings):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
         """The record with these fields; fields that are not given keep their defaults."""
-        known = [item.name for item in dataclasses.fields(cls)]
         for name in values:
-            if name not in known:
-                raise unknown("option", name, known)
+            check_choice("option", name, [item.name for item in dataclasses.fields(cls)])
         return cls(**values)
 
 

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradguess.errors import GradguessError
+from gradguess.errors import GradguessError, check_choice
 from gradguess_lab.datasets import DATASETS, NAMES, Arrays, Kind, Source, places
 from gradguess_lab.files import write_atomic
-from gradguess_lab.names import lookup
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def _arrays(name: str, source: Source) -> Arrays:
 
 def load(name: str) -> Dataset:
     """The data set `name` of `DATASETS` as tensors."""
-    source = lookup(DATASETS, name, "data set")
+    source = DATASETS[check_choice("data set", name, DATASETS)]
     arrays = _arrays(name, source)
     x_train, x_test = (_inputs(arrays[name], source) for name in ("x_train", "x_test"))
     y_train, y_test = (torch.from_numpy(arrays[name].astype("int64")) for name in ("y_train", "y_test"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import gradguess as gg
-from gradguess_lab.names import lookup
+from gradguess.errors import check_choice
 
 if TYPE_CHECKING:
     from gradguess_lab.config import TrainConfig
@@ -192,7 +192,7 @@ ENTRIES: Mapping[str, MethodEntry] = ChainMap(VARIANTS, METHODS)  # methods come
 
 def entry_of(name: str) -> MethodEntry:
     """The entry of a method or of a variant."""
-    return lookup(ENTRIES, name, "method")
+    return ENTRIES[check_choice("method", name, ENTRIES)]
 
 
 def tried_by(experiment: str) -> list[str]:
@@ -207,7 +207,7 @@ def tried_by(experiment: str) -> list[str]:
 
 def guess_for(config: TrainConfig) -> Any:
     """The method that `config` names, with the options that `config` gives it."""
-    return lookup(METHODS, config.method, "method").make(config)
+    return METHODS[config.method].make(config)
 
 
 def settings_of(name: str) -> dict[str, Any]:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradguess.errors import InputError, check_count
+from gradguess.errors import InputError, check_choice, check_count
 from gradguess_lab.config import Solver, TrainConfig
 from gradguess_lab.files import read_json
 from gradguess_lab.jobs import Job, Plan, Settings, at_once, is_heavy, spread
 from gradguess_lab.methods import settings_of, tried_by, variant_of
-from gradguess_lab.names import lookup
 from gradguess_lab.streams import plan as streams
 from gradguess_lab.tasks import RATES, TASKS, used_in
 
@@ -168,7 +167,7 @@ def plans(
 
     `beyond` stands for all that goes beyond the paper on batches, `streams` for the preset's groups of streams.
     """
-    groups = GROUPS | {"streams": lookup(PRESETS, preset, "preset").streams}
+    groups = GROUPS | {"streams": PRESETS[check_choice("preset", preset, PRESETS)].streams}
     asked = _asked(only, groups, [*EXPERIMENTS, *streams.GROUPS], "experiment")
     batched = [name for name in asked if name in EXPERIMENTS]
     on_batches = jobs(preset, batched, seeds, solver, device) if batched or not asked else []
@@ -179,9 +178,7 @@ def plans(
 def _asked(only: Iterable[str], groups: Mapping[str, Sequence[str]], known: Sequence[str], kind: str) -> list[str]:
     """The names with those of a group in its place."""
     names = [name for item in only for name in groups.get(item, (item,))]
-    for name in names:
-        lookup(dict.fromkeys([*known, *groups]), name, kind)
-    return names
+    return [check_choice(kind, name, [*known, *groups]) for name in names]
 
 
 def jobs(
@@ -192,7 +189,7 @@ def jobs(
     device: str | None = None,
 ) -> list[Job]:
     """The jobs of the experiments on batches; a run that two experiments share is the same in both."""
-    chosen = lookup(PRESETS, preset, "preset")
+    chosen = PRESETS[check_choice("preset", preset, PRESETS)]
     asked = _asked(only, GROUPS, EXPERIMENTS, "experiment on batches")
     count = chosen.seeds if seeds is None else seeds
     check_count("seeds", count)

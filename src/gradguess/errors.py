@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 PACKAGE = __file__.removesuffix("errors.py")
@@ -33,11 +34,14 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
         raise InputError(f"{name}: expected a whole number of at least {least}, found {value!r}.")
 
 
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Refuse anything but one of `choices`."""
-    *others, last = map(repr, choices)
-    if value not in choices:
-        raise InputError(f"{name}: expected {', '.join(others)} or {last}, found {value!r}.")
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> Any:
+    """The value, which must be one of `choices`; an error suggests the nearest."""
+    *others, last = known = list(choices)
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, 1, 0.4)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"{name}: expected {', '.join(map(repr, others))} or {last!r}, found {value!r}.{hint}")
+    return value
 
 
 def reason_of(error: Exception) -> str:

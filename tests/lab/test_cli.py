@@ -45,7 +45,7 @@ def test_an_error_is_one_line_and_code_2():
     command = [sys.executable, "-m", "gradguess", "reproduce", "--only", "scalling"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 2
-    assert "unknown experiment 'scalling'. Did you mean 'scaling'?" in result.stderr
+    assert "found 'scalling'. Did you mean 'scaling'?" in result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
 

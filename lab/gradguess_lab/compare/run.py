@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gradguess.errors import GradguessError, check_count
+from gradguess.errors import GradguessError, check_choice, check_count
 from gradguess.model.find_sites import lay_out
 from gradguess.model.task import Task as Batch
 from gradguess_lab import checkpoint, store
@@ -26,7 +26,6 @@ from gradguess_lab.config import TrainConfig
 from gradguess_lab.jobs import Job, Plan, Row, run_plans, tuned
 from gradguess_lab.loss import per_sample_loss
 from gradguess_lab.methods import entry_of, tried_by
-from gradguess_lab.names import lookup
 from gradguess_lab.tasks import TASKS, Task, used_in
 from gradguess_lab.train import autocast
 
@@ -59,7 +58,7 @@ class Comparison:
 
     def job(self, task: str, method: str) -> Job:
         """A run of a method on a task, at no rate in particular."""
-        own = lookup(TASKS, task, "task")
+        own = TASKS[check_choice("task", task, TASKS)]
         changed = {key: getattr(self, key) for key in ("epochs", "width", "samples") if getattr(self, key)}
         changed |= {"device": self.device, **own.settings(method)}
         return Job("compare", task, method, dataclasses.replace(own.config, **changed))
