@@ -15,7 +15,7 @@ from gradguess.errors import GradguessError
 from gradguess_lab import environment
 from gradguess_lab.bench import run
 from gradguess_lab.bench.loops import ROUND, Times, make_loop
-from gradguess_lab.bench.run import EXACT, Case, bench, grid, growth, run_apart, slopes
+from gradguess_lab.bench.run import EXACT, Case, bench, grid, growth, run_apart
 from gradguess_lab.config import TrainConfig
 from gradguess_lab.datasets import DATASETS
 from gradguess_lab.methods import METHODS, VARIANTS
@@ -80,7 +80,7 @@ def test_memory_grows_with_depth_for_backprop_and_its_slope_is_fitted(tmp_path, 
     found = bench("memory", cases, ["backprop"], memory=True, out=tmp_path)
     shallow, deep = (row["peak_mb"] - row["gradients_mb"] for row in found["rows"])
     assert deep > shallow + 9  # 22 layers of 2 × 0.5 MB
-    assert found["growth"] == slopes(found["rows"])
+    assert found["growth"] == growth("memory", found["rows"])
     assert found["growth"][0]["mb_per_layer"] == pytest.approx((deep - shallow) / 22)
     assert json.loads((tmp_path / "memory-cpu.json").read_text()) == found
 
@@ -103,9 +103,10 @@ def test_exponents_are_fitted_over_one_axis_alone():
     rows = [
         {**case, "width": w, "depth": d, "quiet_ms": w**2 if d == 1 else 3.0 * w} for w in (3, 6, 12) for d in (1, 3)
     ]
-    assert growth(rows, "width") == [{"method": "wt", "axis": "width", "exponent": pytest.approx(2.0), "points": 3}]
-    assert growth(rows, "depth")[0]["exponent"] == pytest.approx(0.0)
-    assert growth(rows, "batch") == []
+    assert growth("time", rows) == [
+        {"method": "wt", "axis": "width", "exponent": pytest.approx(2.0), "points": 3},
+        {"method": "wt", "axis": "depth", "exponent": pytest.approx(0.0), "points": 2},
+    ]
 
 
 @pytest.mark.parametrize("method", ["backprop", "wperp", "wperp-leaf", "wperp-pieces", "feedback-chained-rare"])

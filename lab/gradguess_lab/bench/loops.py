@@ -58,6 +58,7 @@ class Loop:
         every: the number of steps after which the work repeats, apart from refreshes.
         refresh: the number of such rounds between two refreshes of what is cached; 0 if nothing is cached.
         forward: what estimates the gradients; None for backpropagation as anyone would write it.
+        turn: makes a step as it is timed.
         captures: whether steps are replayed from CUDA graphs.
         scale: by which times are multiplied, of a loop with a part of the batch.
     """
@@ -73,24 +74,21 @@ class Loop:
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True, capturable=self.x.is_cuda)
         self.every = config.every
         self.refresh = config.refresh if "refresh" in options_of(config.method) and config.refresh > 1 else 0
-        self.captures, self._replay = False, self.step
+        self.captures = False
+        self.turn: Callable[[], Any] = self.step
 
     def replayed(self) -> Loop:
         """The same loop, with steps that are replayed from CUDA graphs; it shares the network and what is compiled."""
         twin = copy.copy(self)
-        twin.captures, twin._replay = True, twin._captured
+        twin.captures, twin.turn = True, twin._captured
         return twin
-
-    def turn(self) -> Any:
-        """A step as it is timed."""
-        return self._replay()
 
     def _captured(self) -> Tensor:
         """A step, after which all are replayed from a CUDA graph."""
         if self.forward is not None:
             step = gg.CapturedStep(self.forward, self.optimiser, per_sample_loss)
-            self._replay = lambda: self._within(lambda: step(self.x, self.y))
-            return self._replay()
+            self.turn = lambda: self._within(lambda: step(self.x, self.y))
+            return self.turn()
         for _ in range(WARM_UP):
             on_side_stream(self.step)
         recording, batch = Recording(self.step), (self.x.clone(), self.y.clone())
@@ -100,7 +98,7 @@ class Loop:
                 there.copy_(new)
             return recording.replay()
 
-        self._replay = replay
+        self.turn = replay
         return replay()
 
     def step(self) -> Tensor:

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import itertools
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -114,7 +115,7 @@ def bench(
             continue
         say(f"measured {case.name}")
         rows = sorted([*record["rows"], *found], key=lambda row: order.get(row["task"], len(order)))
-        record |= {"rows": rows, "growth": FITS[kind](rows) if kind in FITS else []}
+        record |= {"rows": rows, "growth": growth(kind, rows) if kind in FITS else []}
         record["environment"]["load_after"] = os.getloadavg()[0]
         keep(record, out, name)
     if failures:
@@ -286,37 +287,30 @@ def in_turns(cases: Sequence[Case], together: int = 1) -> Iterator[tuple[Case, l
                 yield case, error
 
 
-def growth(rows: Sequence[Row], axis: str) -> list[Row]:
-    """The exponent `a` in `time ~ axis^a`, where nothing but the axis differs, from the quietest rounds."""
-    others = [name for name in SETTINGS if name != axis]
-    same = [row for row in rows if all(row[name] == rows[0][name] for name in others)]
-    return _slopes("exponent", axis, [(row["method"], *np.log([row[axis], row["quiet_ms"]])) for row in same])
-
-
-def slopes(rows: Sequence[Row]) -> list[Row]:
-    """Megabytes that one more layer costs, without the gradients of its parameters."""
-    return _slopes(
-        "mb_per_layer", "depth", [(row["method"], row["depth"], row["peak_mb"] - row["gradients_mb"]) for row in rows]
-    )
-
-
-FITS: dict[str, Callable[[Sequence[Row]], list[Row]]] = {
-    "time": lambda rows: [fit for axis in AXES for fit in growth(rows, axis)],
-    "memory": slopes,
+# by kind: what a slope is called, the settings over which it is fitted, and the point of a row
+FITS: dict[str, tuple[str, Sequence[str], Callable[[Row, str], tuple[float, float]]]] = {
+    "time": ("exponent", AXES, lambda row, axis: (math.log(row[axis]), math.log(row["quiet_ms"]))),
+    "memory": ("mb_per_layer", ["depth"], lambda row, axis: (row[axis], row["peak_mb"] - row["gradients_mb"])),
 }
 
 
-def _slopes(name: str, axis: str, points: Iterable[tuple[str, float, float]]) -> list[Row]:
-    """The slope over the axis of each method with more than one point, under this name."""
-    series: dict[str, dict[float, float]] = {}
-    for method, x, y in points:
-        series.setdefault(method, {})[x] = y
-    return [
-        {"method": method, "axis": axis, name: float(np.polyfit(list(line), list(line.values()), 1)[0]),
-         "points": len(line)}
-        for method, line in series.items()
-        if len(line) > 1
-    ]  # fmt: skip
+def growth(kind: str, rows: Sequence[Row]) -> list[Row]:
+    """Of each method, where nothing but an axis differs: the exponent `a` in `time ~ axis^a`, from the quietest rounds.
+
+    Or the megabytes that one more layer costs, without the gradients of its parameters.
+    """
+    found: list[Row] = []
+    name, axes, point = FITS[kind]
+    for axis in axes:
+        lines: dict[str, dict[float, float]] = {}
+        for row in rows:
+            if all(row[other] == rows[0][other] for other in SETTINGS if other != axis):
+                lines.setdefault(row["method"], {}).update([point(row, axis)])
+        for method, line in lines.items():
+            if len(line) > 1:
+                slope = float(np.polyfit(list(line), list(line.values()), 1)[0])
+                found.append({"method": method, "axis": axis, name: slope, "points": len(line)})
+    return found
 
 
 def make_record(kind: str, rows: Sequence[Row], device: str, load: float) -> Row:

@@ -63,24 +63,18 @@ class Comparison:
         changed |= {"device": self.device, **own.settings(method)}
         return Job("compare", task, method, dataclasses.replace(own.config, **changed))
 
-    def rates(self, task: str) -> Sequence[float]:
-        return self.grid or TASKS[task].rates
-
-    def short(self, task: str, method: str) -> int:
-        """The epochs of a run that chooses a rate."""
-        return max(1, self.job(task, method).settings.epochs // SHORT)
-
     def plan(self, task: str, method: str) -> Plan:
         """The runs of a method on a task."""
         check_count("seeds", self.seeds)
-        short = {"epochs": self.short(task, method), "seed": TUNING_SEED, "holdout": HOLDOUT}
-        seeds = [{"seed": seed} for seed in range(self.seeds)]
-        return tuned(self.job(task, method), self.rates(task), [short], seeds, partial(loss, TASKS[task].quantity))
+        job, seeds = self.job(task, method), [{"seed": seed} for seed in range(self.seeds)]
+        short = {"epochs": max(1, job.settings.epochs // SHORT), "seed": TUNING_SEED, "holdout": HOLDOUT}
+        return tuned(job, self.grid or TASKS[task].rates, [short], seeds, partial(loss, TASKS[task].quantity))
 
     def listed(self, task: str, method: str) -> str:
         """The same in words."""
-        config, rates = self.job(task, method).settings, self.rates(task)
-        tuning = f"{len(rates)} runs of {self.short(task, method)} epochs, then " if len(rates) > 1 else ""
+        config, first = self.job(task, method).settings, next(self.plan(task, method))
+        short = f"{len(first)} runs of {first[0].settings.epochs} epochs, then "
+        tuning = short if first[0].role == "tuning" else ""
         return f"{tuning}{self.seeds} of {config.epochs} epochs, sites {config.sites}, on {config.device}"
 
 
