@@ -14,7 +14,7 @@ from gradguess.errors import InputError, check_choice
 from gradguess_lab.datasets import DATASETS
 from gradguess_lab.methods import METHODS
 
-Solver = Literal["svd", "subspace", "shared"]
+Solver = Literal["svd", "subspace", "shared", "separable"]
 Memory = Literal["store", "replay"]
 Derivative = Literal["dual", "finite"]
 Top = Literal["guess", "exact"]

@@ -163,6 +163,8 @@ _VARIANTS = (
     _V("wperp-subspace", "W⊥, subspace solver", "wperp", {"solver": "subspace"}, style="wperp-ns", tried="time"),
     _V("wperp-svd", "W⊥, dense SVD", "wperp", {"solver": "svd"}, style="wperp-bottom", tried="time", slow=_SLOW),
     _V("wperp-leaf", "W⊥, every layer", "wperp", {"sites": "leaf"}, style="layer-1"),
+    _V("wperp-separable", "W⊥, separable, every layer", "wperp",
+       {"solver": "separable", "sites": "leaf", "top": "exact", "k": 12}, style="layer-3"),
     _V("wperp-pieces", "W⊥, 4 pieces", "wperp", {"sites": "4"}, style="layer-2"),
     _V("feedback-direct-rare", "Feedback, direct, rare tangents", "feedback-direct", _RARE, dashed=True, tried="time"),
     _V("feedback-chained-rare", "Feedback, chained, rare tangents", _CHAINED, _RARE, dashed=True,

@@ -269,6 +269,7 @@ GUESSES: dict[str, gg.Guess | gg.methods.Method] = {
     "svd": gg.WPerp(k=3, solver="svd"),
     "subspace": gg.WPerp(k=3, solver="subspace"),
     "shared": gg.WPerp(k=3, solver="shared"),
+    "separable": gg.WPerp(k=4, solver="separable"),
     "svd-bottom": gg.WPerp(k=3, solver="svd", end="bottom"),
     "shared-bottom": gg.WPerp(k=3, solver="shared", end="bottom"),
     "ns": gg.WPerpNS(k=3),

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gradguess.guesses.frames import Frame
 from gradguess.jacobian import Jacobian
+from gradguess.layers.positions import FULL, Pattern
 from gradguess.model.site import LayoutChanged
 from gradguess.noise import Noise
 
@@ -53,6 +54,7 @@ class SiteView:
         kept: what `search` found last.
         noise: for `search`; it does not shift the numbers that directions are drawn from.
         jacobian: a function that makes `W`.
+        pattern: where positions and features lie in a row of `output`.
     """
 
     name: str
@@ -62,6 +64,7 @@ class SiteView:
     kept: Mapping[str, Tensor]
     noise: Noise
     jacobian: Callable[[], Jacobian] = field(repr=False)
+    pattern: Pattern = FULL
 
     @property
     def W(self) -> Jacobian:
@@ -83,6 +86,7 @@ class Guess(ABC):
         searches: whether the guess implements `search`.
         multiplies: whether `search` asks `view.W` for products `W̃ v`. Where it does not, attention above needs no
             matrix of all pairs of positions.
+        rows: of the Jacobians by random vectors, so many as a search asks for where a basis has no closed form.
         refresh: steps between two searches.
         steady: whether every step does the same operations on the same shapes, whatever the numbers are. Such steps
             can be recorded once and replayed.
@@ -92,7 +96,12 @@ class Guess(ABC):
     searches: ClassVar[bool] = False
     multiplies: ClassVar[bool] = True
     steady: ClassVar[bool] = True
+    rows: ClassVar[int] = 256
     refresh: int = 1
+
+    def reads_gate(self, pattern: Pattern) -> bool:
+        """Whether `frame` looks at the gate of a site with these positions."""
+        return True
 
     @abstractmethod
     def frame(self, view: SiteView) -> Frame:

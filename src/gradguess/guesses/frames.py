@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradguess.jacobian import Dense, Jacobian
+from gradguess.layers.positions import Pattern
 from gradguess.linalg import gram_root, solve_columns
 
 
@@ -155,3 +156,33 @@ class GatedBasis(Frame):
         if self.gate is None:
             return v @ self.V
         return solve_columns(self.root, (v * self.gate).double() @ self.V.double()).to(v.dtype)
+
+
+class Separable(Frame):
+    """`y = P Z Vᵀ` at a site with positions: one basis `P` of positions and one `V` of features for the batch.
+
+    `A = P ⊗ V` has orthonormal columns, so `Cov(y) = P Pᵀ ⊗ V Vᵀ` is a projector of rank `a v`. A gate that follows
+    the site is left out: it would tie features to positions.
+
+    Args:
+        P: (positions, a), orthonormal columns; zero columns are allowed.
+        V: (features, v), the same.
+        pattern: where positions and features lie.
+        batch: the number of samples.
+    """
+
+    orthonormal = True
+
+    def __init__(self, P: Tensor, V: Tensor, pattern: Pattern, batch: int) -> None:
+        self.P, self.V, self.pattern = P, V, pattern
+        self.batch, self.latent, self.dtype = batch, P.shape[1] * V.shape[1], V.dtype
+
+    def features(self, z: Tensor) -> Tensor:
+        """`Z Vᵀ`, one row for each column of `P`: (..., batch, a v) -> (..., batch, a, features)."""
+        return z.unflatten(-1, (self.P.shape[1], -1)) @ self.V.t()
+
+    def apply(self, z: Tensor) -> Tensor:
+        return self.pattern.flat(self.P @ self.features(z))
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        return (self.P.t() @ self.pattern.tokens(v) @ self.V).flatten(-2)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._C._functorch import TransformType
 
 Gate = Callable[[Tensor], Tensor]  # from the input of an elementwise function to its derivative there
-GradientRule = Callable[[Any, Tensor, Tensor], dict[str, Tensor]]  # (module, x, g) -> {parameter: gradient}
+GradientRule = Callable[[Any, Tensor, Tensor], dict[str, Tensor]]  # (module, u, g) -> {parameter: gradient}
 TangentRule = Callable[..., Tensor | None]  # (function, *arguments) -> the dual output, or None: use PyTorch's formula
 
 
@@ -24,7 +24,10 @@ class Layer:
     Attributes:
         modules: the module types that it covers.
         functions: the functions of PyTorch that these modules call; keys of `tangent`.
-        gradient: `(module, x, g) -> {parameter: gradient}`, from the input and the cotangent of the output.
+        gradient: `(module, u, g) -> {parameter: gradient}`, from what is read of the input and the cotangent of the
+            output.
+        reads: `(module, x) -> u`, what is read of the input.
+        folds: the gradient is bilinear in rows of `u` and `g`, one row for each position, or the sum of `g`, "bias".
         holds_for: whether `gradient` holds for the settings of a module.
         tangent: the output with its tangent, for a dual input.
         always: whether `tangent` holds under autocast, and is the function's own where there is no tangent.
@@ -37,6 +40,8 @@ class Layer:
     modules: tuple[type[nn.Module], ...] = ()
     functions: tuple[Callable[..., Any], ...] = ()
     gradient: GradientRule | None = None
+    reads: Callable[[Any, Tensor], Tensor] = lambda module, x: x
+    folds: bool = False
     holds_for: Callable[[Any], bool] = lambda module: True
     tangent: TangentRule | None = None
     always: bool = False
@@ -44,6 +49,12 @@ class Layer:
     written_out: Callable[..., Any] | None = None
     channels_first: bool = False
     is_matrix: bool = False
+
+    def of(self, module: nn.Module, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+        """The gradients of the module's parameters."""
+        assert self.gradient is not None
+        x = x.detach().to(g.dtype) if x.is_floating_point() else x
+        return self.gradient(module, self.reads(module, x), g)
 
 
 def unpack(x: Any) -> tuple[Tensor, Tensor | None]:

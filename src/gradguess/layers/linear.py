@@ -107,6 +107,7 @@ LINEAR = Layer(
     modules=(nn.Linear,),
     functions=(F.linear,),
     gradient=linear_gradient,
+    folds=True,
     tangent=linear_tangent,
     always=True,
     is_matrix=True,

@@ -20,27 +20,27 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 # --- parameter gradients -------------------------------------------------------------------------------------
 
 
-def layer_norm_gradient(layer: nn.LayerNorm, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-    return _scale_and_shift(layer, F.layer_norm(x, layer.normalized_shape, None, None, layer.eps), g)
+def layer_normal(layer: nn.LayerNorm, x: Tensor) -> Tensor:
+    return F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
 
 
-def rms_norm_gradient(layer: nn.RMSNorm, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-    return _scale_and_shift(layer, F.rms_norm(x, list(layer.normalized_shape), None, layer.eps), g)
+def rms_normal(layer: nn.RMSNorm, x: Tensor) -> Tensor:
+    return F.rms_norm(x, list(layer.normalized_shape), None, layer.eps)
 
 
-def group_norm_gradient(layer: nn.GroupNorm, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-    return _scale_and_shift(layer, F.group_norm(x, layer.num_groups, None, None, layer.eps), g, channels=True)
+def group_normal(layer: nn.GroupNorm, x: Tensor) -> Tensor:
+    return F.group_norm(x, layer.num_groups, None, None, layer.eps)
 
 
-def batch_norm_gradient(layer: BatchNorm, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+def batch_normal(layer: BatchNorm, x: Tensor) -> Tensor:
     of_batch = layer.training or layer.running_mean is None
     mean, var = (None, None) if of_batch else (layer.running_mean, layer.running_var)
-    normal = F.batch_norm(x, mean, var, training=of_batch, eps=layer.eps)
-    return _scale_and_shift(layer, normal, g, channels=True)
+    return F.batch_norm(x, mean, var, training=of_batch, eps=layer.eps)
 
 
-def _scale_and_shift(layer: Any, normal: Tensor, g: Tensor, *, channels: bool = False) -> dict[str, Tensor]:
+def norm_gradient(layer: Any, normal: Tensor, g: Tensor) -> dict[str, Tensor]:
     """The gradients of weight and bias: one number for each channel, or for each entry of the last dimensions."""
+    channels = not isinstance(layer, nn.LayerNorm | nn.RMSNorm)
     grads = {}
     for name, terms in (("weight", g * normal), ("bias", g)):
         values = getattr(layer, name, None)
@@ -155,12 +155,21 @@ def _of_channels(values: Tensor, like: Tensor) -> Tensor:
 
 
 LAYERS = (
-    Layer((nn.LayerNorm,), (F.layer_norm,), gradient=layer_norm_gradient, tangent=layer_norm_tangent, tracked=True),
-    Layer((nn.RMSNorm,), (F.rms_norm,), gradient=rms_norm_gradient, tangent=rms_norm_tangent),
+    Layer(
+        (nn.LayerNorm,),
+        (F.layer_norm,),
+        gradient=norm_gradient,
+        reads=layer_normal,
+        folds=True,
+        tangent=layer_norm_tangent,
+        tracked=True,
+    ),
+    Layer((nn.RMSNorm,), (F.rms_norm,), gradient=norm_gradient, reads=rms_normal, folds=True, tangent=rms_norm_tangent),
     Layer(
         (nn.GroupNorm,),
         (F.group_norm,),
-        gradient=group_norm_gradient,
+        gradient=norm_gradient,
+        reads=group_normal,
         tangent=group_norm_tangent,
         tracked=True,
         channels_first=True,
@@ -168,7 +177,8 @@ LAYERS = (
     Layer(
         (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
         (F.batch_norm,),
-        gradient=batch_norm_gradient,
+        gradient=norm_gradient,
+        reads=batch_normal,
         tangent=batch_norm_tangent,
         tracked=True,
         channels_first=True,

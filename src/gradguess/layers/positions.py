@@ -25,7 +25,13 @@ WORDS = 256  # larger alphabets are projected to that many numbers
 
 @dataclass(frozen=True)
 class Pattern:
-    """How `B` of a site is shared. `fold` and `unfold` are each other's adjoint."""
+    """The positions of a site, and how `B` is shared over them. `fold` and `unfold` are each other's adjoint.
+
+    Attributes:
+        kind: which part of the output error `B` sees.
+        features: numbers at one position; 0 where the site has no positions.
+        channels_first: the features lie before the positions.
+    """
 
     kind: Kind = "full"
     features: int = 0
@@ -35,7 +41,7 @@ class Pattern:
         """(batch, d) -> (rows, width of B): what multiplies `B` from the left."""
         if self.kind == "full":
             return v
-        tokens = self._tokens(v)
+        tokens = self.tokens(v)
         return tokens.sum(1) if self.kind == "shared" else tokens.flatten(0, 1)
 
     def unfold(self, h: Tensor, batch: int, d: int) -> Tensor:
@@ -44,7 +50,7 @@ class Pattern:
             return h
         positions = d // self.features
         tokens = h[:, None].expand(batch, positions, -1) if self.kind == "shared" else h.view(batch, positions, -1)
-        return (tokens.mT if self.channels_first else tokens).reshape(batch, d)
+        return self.flat(tokens)
 
     def rows(self, e: Tensor, d: int) -> Tensor:
         """The output error, or the outputs' tangents, (batch, C), as `B` sees it: (rows, columns of B)."""
@@ -53,11 +59,15 @@ class Pattern:
     def width(self, d: int) -> int:
         return d if self.kind == "full" else self.features
 
-    def _tokens(self, v: Tensor) -> Tensor:
-        """(batch, positions, features)."""
+    def tokens(self, v: Tensor) -> Tensor:
+        """(..., d) -> (..., positions, features)."""
         if self.channels_first:
-            return v.view(len(v), self.features, -1).mT
-        return v.view(len(v), -1, self.features)
+            return v.unflatten(-1, (self.features, -1)).mT
+        return v.unflatten(-1, (-1, self.features))
+
+    def flat(self, tokens: Tensor) -> Tensor:
+        """The inverse of `tokens`."""
+        return (tokens.mT if self.channels_first else tokens).flatten(-2)
 
 
 FULL = Pattern()
@@ -77,7 +87,7 @@ def pattern_of(module: nn.Module, s: Tensor, batch_dim: int | None, outputs: lis
     size = moved[0].numel() * sum(out[0].numel() if out.dim() else 1 for out in outputs)
     if size > LARGEST or not (channels_first or isinstance(module, nn.RNNBase)):
         return Pattern("shared", features, channels_first)
-    return FULL
+    return Pattern("full", features, channels_first)
 
 
 def project_words(output: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import InputError
 from gradguess.layers import attention, cross_entropy, elementwise, linear, norms, recurrence
-from gradguess.layers.entry import GradientRule, Layer, TangentRule, is_opaque, recorded, transforms
+from gradguess.layers.entry import Layer, TangentRule, is_opaque, recorded, transforms
 
 LAYERS: tuple[Layer, ...] = (
     *linear.LAYERS,
@@ -64,10 +64,10 @@ def is_matrix(module: nn.Module) -> bool:
     return layer is not None and layer.is_matrix
 
 
-def gradient_of(module: nn.Module) -> GradientRule | None:
-    """The closed form of a module's parameter gradient, if there is one. Exact types only: a subclass may differ."""
+def closed_form(module: nn.Module) -> Layer | None:
+    """The line of a module whose parameter gradient has a closed form. Exact types only: a subclass may differ."""
     layer = _BY_MODULE.get(type(module))
-    return layer.gradient if layer is not None and layer.holds_for(module) else None
+    return layer if layer is not None and layer.gradient is not None and layer.holds_for(module) else None
 
 
 class TangentRules(TorchFunctionMode):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradguess.errors import InputError
 from gradguess.guesses.base import Guess
+from gradguess.guesses.factored import Factored, dense
 from gradguess.methods.base import Draws, Estimate, Method
 from gradguess.model.site import Layout, Site
 from gradguess.step.base import Options, State, Step
@@ -45,7 +46,7 @@ def estimate_from(drawing: Drawing) -> Estimate:
     share = 1 / len(seen.losses)  # of a sample in the mean loss
     exact = OutputError(step.task, seen.outputs).parts if known else []  # one: the site is all that the model returns
 
-    def cotangent(site: Site, s: Tensor | None) -> Tensor:
+    def cotangent(site: Site, s: Tensor | None) -> Tensor | Factored:
         if site.name in known:
             return exact[0] * share
         record = seen.records.get(site.name)
@@ -73,7 +74,7 @@ def estimate_from(drawing: Drawing) -> Estimate:
             assert record.y is not None
             assert injected is not None
             result.directions[site.name] = injected
-            result.site_grads[site.name] = seen.weigh(step, site, record.y)
+            result.site_grads[site.name] = dense(seen.weigh(step, site, record.y))
     return result
 
 

@@ -26,7 +26,7 @@ from gradguess.noise import Noise
 from gradguess.passes import choose_pass
 from gradguess.step.base import NotFiniteError, Options, State, Step, Sums
 from gradguess.step.parts import ALONE, Part, Pool, add_up, first_rows, first_samples, samples, split
-from gradguess.step.refresh import SKETCH_ROWS, Search
+from gradguess.step.refresh import Search
 
 Runner = Callable[[Method, Step], tuple[Estimate, State]]
 
@@ -213,7 +213,7 @@ def refreshed(
         layout,
         state.kept,
         parts=[first_rows(part, drawn.fraction) for part in parts],
-        probe=lambda: first_samples(task, layout, plan.pool, SKETCH_ROWS),
+        probe=lambda: first_samples(task, layout, plan.pool, drawn.guess.rows),
         mixes=plan.options.coupling == "batch",
         source=plan.sketching or device,
         pool=plan.pool,

@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from gradguess.errors import InputError
 from gradguess.layers.elementwise import gate_of
-from gradguess.layers.entry import Gate, GradientRule
+from gradguess.layers.entry import Gate, Layer
 from gradguess.layers.positions import pattern_of
-from gradguess.layers.table import gradient_of, is_matrix
+from gradguess.layers.table import closed_form, is_matrix
 from gradguess.model.cut_pass import (
     CallKey,
     Cut,
@@ -254,9 +254,9 @@ def _linear_above(above: Sequence[Cut], end: Any, graph: _Graph, altered: set[nn
     return module if plain and x.grad_fn is end else None  # type: ignore[return-value]
 
 
-def _rules(used: Sequence[Cut], graph: _Graph, altered: set[nn.Module]) -> dict[nn.Module, GradientRule]:
+def _rules(used: Sequence[Cut], graph: _Graph, altered: set[nn.Module]) -> dict[nn.Module, Layer]:
     """The closed forms of the layers whose parameters nothing else uses than calls of such layers."""
-    closed = [(one.module, rule) for one in used if (rule := gradient_of(one.module)) and one.module not in altered]
+    closed = [(one.module, rule) for one in used if (rule := closed_form(one.module)) and one.module not in altered]
     uses = Counter(id(p) for module, _ in closed for p in module.parameters(recurse=False))
     return {
         module: rule

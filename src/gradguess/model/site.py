@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradguess.layers.entry import Gate, GradientRule
+from gradguess.layers.entry import Gate, Layer
 from gradguess.layers.positions import FULL, Pattern
 from gradguess.model.task import Task
 
@@ -40,7 +40,7 @@ class Site:
     is_output: bool  # its output is the model's output, unchanged
     linear: nn.Linear | None  # set where the whole path above is elementwise -> this linear layer
     parameters: tuple[str, ...]  # parameters on the paths that end here and cross no other site
-    gradient: GradientRule | None = None  # closed form of the gradients of all `parameters`
+    gradient: Layer | None = None  # what is known of the layer, where all `parameters` have gradients in closed form
     pattern: Pattern = FULL  # its positions, and how feedback is shared over them
     shape: tuple[int, ...] = ()  # of one sample's output, as it was when the site was found
 

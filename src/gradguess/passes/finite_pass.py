@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_map
 
 from gradguess.backends.policy import resolution
 from gradguess.errors import InputError
+from gradguess.guesses.factored import dense
 from gradguess.model.hooks import Visit
 from gradguess.model.site import Layout, LayoutChanged, Site, at_least_float32
 from gradguess.model.task import Task, tensors
@@ -116,11 +117,11 @@ class FinitePass(Pass):
     def _draw(self, draw: Draw, scale: Scale | None) -> tuple[_Start, dict[str, Tensor | None]]:
         """A plain pass, and the direction of every site."""
         if self._kept is not None:
-            return self._kept, {site.name: draw(site, None, None) for site in self.layout.sites}  # type: ignore[arg-type]
+            return self._kept, {site.name: dense(draw(site, None, None)) for site in self.layout.sites}  # type: ignore[arg-type]
         start, ys = _Start(), {}
 
         def visit(site: Site, x: Any, s: Tensor) -> Tensor:
-            ys[site.name] = draw(site, x, s)
+            ys[site.name] = dense(draw(site, x, s))
             start.sizes[site.name] = _size(site, x, s)
             start.rounding = max(start.rounding, self._rounding(s))
             if scale is not None:

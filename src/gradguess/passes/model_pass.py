@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from gradguess.backends.cuda_graphs import recording
 from gradguess.errors import InputError
+from gradguess.guesses.factored import Factored, dense
 from gradguess.jacobian import CutGraph
 from gradguess.layers.table import TangentRules
 from gradguess.model.cut_pass import leaves_below
@@ -30,7 +31,7 @@ from gradguess.passes.forward_mode import (
 )
 
 Observe = Callable[[Site, Any, Tensor], Any]  # (site, input x, output s)
-Draw = Callable[[Site, Any, Tensor], Tensor | None]  # (site, input x, output s) -> direction y, or None
+Draw = Callable[[Site, Any, Tensor], Tensor | Factored | None]  # (site, input x, output s) -> direction y, or None
 Scale = Callable[[Site, Tensor, Tensor | None], Tensor]  # (site, y, tangent that arrives from below) -> what is added
 LOSS = "the loss"  # where a tangent must arrive, besides the sites
 
@@ -102,7 +103,9 @@ class Pass:
             if y is None:
                 return None
             if scale is not None:
-                y = scale(site, y, tangent)
+                y = scale(site, dense(y), tangent)
+            if isinstance(y, Factored):
+                return y.dense() if tangent is None else y.added_to(tangent)
             # the dual number owns its tangent: an in-place activation writes to it, and y may be kept
             return y.clone() if tangent is None else y + tangent
 

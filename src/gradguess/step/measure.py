@@ -13,7 +13,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gradguess.backends.policy import full_precision
 from gradguess.guesses.base import Guess, SiteView, StaleBasis, still_fitting
-from gradguess.guesses.frames import Frame, Identity
+from gradguess.guesses.factored import Factored, dense
+from gradguess.guesses.frames import Frame, Identity, Separable
 from gradguess.jacobian import CutGraph, GatedLinear, Jacobian
 from gradguess.layers.elementwise import mask
 from gradguess.linalg import orthonormal_columns
@@ -41,6 +42,10 @@ class Drawing:
         if guess.reads == "frame" and any(site.linear is None for site in step.layout.guessed):
             self.graph = step.passes.cut()
 
+    def reads_gate(self, site: Site) -> bool:
+        """Whether `directions` looks at the site's gate."""
+        return self.guess.reads_gate(site.pattern)
+
     def frame(self, site: Site, s: Tensor, gate: Tensor | None) -> Frame:
         """The guess's map from white noise to directions at this site; `gate` is `site.gate_at(s)`."""
         flat = at_least_float32(site.flat(s))
@@ -52,9 +57,10 @@ class Drawing:
         if site.linear is not None and site.linear.in_features != flat.shape[1]:  # inputs with another dimension
             raise LayoutChanged
         jacobian = partial(jacobian_at, site, flat, gate, self.graph)
-        return self.guess.frame(SiteView(site.name, flat, gate, site.gate is mask, kept, self.noise, jacobian))
+        view = SiteView(site.name, flat, gate, site.gate is mask, kept, self.noise, jacobian, site.pattern)
+        return self.guess.frame(view)
 
-    def directions(self, site: Site, s: Tensor, gate: Tensor | None) -> Tensor:
+    def directions(self, site: Site, s: Tensor, gate: Tensor | None) -> Tensor | Factored:
         """All directions of this step at a site, `y = A z` with white noise `z`: (tangents, *s.shape)."""
         count, noise = self.step.options.tangents, self.step.noise
         with full_precision(s.device):
@@ -63,7 +69,10 @@ class Drawing:
                 z = noise.normal((count, 1, frame.latent), frame.dtype, s.device)
             else:
                 z = noise.batched(count, frame.batch, frame.latent, frame.dtype, s.device)
-            y = frame.apply(spread(z) if count > 1 and frame.orthonormal else z)
+            z = spread(z) if count > 1 and frame.orthonormal else z
+            if isinstance(frame, Separable):
+                return Factored(site, frame, z, s)
+            y = frame.apply(z)
             if site.batch_dim == 0:
                 return (y if s.dim() == 2 else y.reshape(-1, *s.shape)).to(s.dtype)
             return torch.stack([site.unflat(part, s) for part in y])
@@ -96,7 +105,7 @@ class Record:
     x: Any  # the input of the layer, where its parameter gradient has a closed form
     version: int  # of x, to notice that it was changed in place
     gate: Tensor | None  # where the method asked for it; computed at once, since an in-place activation changes s
-    y: Tensor | None  # (tangents, *s.shape)
+    y: Tensor | Factored | None  # (tangents, *s.shape)
     piece: GradientEdge | None  # the graph of s, where it was recorded and the closed form is missing
 
 
@@ -133,27 +142,29 @@ class Measurement:
         c = self.jvp if len(rows) == len(self.passes) else torch.stack([self.jvp[row] for row in rows])
         return c / torch.stack(self.scales[site.name])[:, None] if site.name in self.scales else c
 
-    def weigh(self, step: Step, site: Site, y: Tensor, share: float = 1.0) -> Tensor:
+    def weigh(self, step: Step, site: Site, y: Tensor | Factored, share: float = 1.0) -> Tensor | Factored:
         """`ĝ = c y`, averaged over tangents: the estimate of each sample's own gradient at the site, times `share`.
 
         Where the batch shares the site's output, or samples mix, `c` is the sum over the batch. Where nobody asked for
         details, `y`, (tangents, *shape of the output), is not needed any more and is overwritten.
         """
-        c = self.of(site).to(y.dtype)
-        shape = [1] * (y.dim() - 1)
+        c = self.of(site)
         if site.batch_dim is None:
-            c = c.sum(1)
-        else:
-            shape[site.batch_dim] = c.shape[1]
-            if step.options.coupling == "batch":
-                c = step.pool.sum(c.sum(1, keepdim=True)).expand_as(c)
-        c = (c if share == 1 else c * share).reshape(-1, *shape)  # after the sum: processes may differ in their shares
+            c = c.sum(1, keepdim=True)
+        elif step.options.coupling == "batch":
+            c = step.pool.sum(c.sum(1, keepdim=True)).expand_as(c)
+        c = c if share == 1 else c * share  # after the sum: processes may differ in their shares
+        if isinstance(y, Factored):
+            return y.weighed(c)
+        shape = [1] * (y.dim() - 1)
+        shape[site.batch_dim or 0] = c.shape[1]
+        c = c.to(y.dtype).reshape(-1, *shape)
         g = c * y if step.detail else y.mul_(c)
         return g[0] if g.shape[0] == 1 else g.mean(0)
 
     def injected(self, site: Site) -> Tensor | None:
         """The directions as they were carried, `σ y`: (tangents, *s.shape)."""
-        y = self.records[site.name].y
+        y = dense(self.records[site.name].y)
         if y is None or site.name not in self.scales:
             return y
         return y * torch.stack(self.scales[site.name]).reshape(-1, *[1] * (y.dim() - 1)).to(y.dtype)
@@ -191,7 +202,7 @@ def measure(
         edge = get_gradient_edge(s) if s.requires_grad and site.gradient is None else None
         return s.detach()
 
-    def draw(tangent: int, chosen: str | None, site: Site, x: Any, s: Tensor) -> Tensor | None:
+    def draw(tangent: int, chosen: str | None, site: Site, x: Any, s: Tensor) -> Tensor | Factored | None:
         """The direction that this pass carries; all directions of a site are drawn when it is first met."""
         nonlocal latest
         known = records.get(site.name)
@@ -199,10 +210,13 @@ def measure(
             y, latest = known.y, known.gate
         else:
             wanted = only(site)
-            latest = gate = site.gate_at(s) if site.gate is not None and (wanted or keep_gates) else None
+            reads = keep_gates or (wanted and drawing.reads_gate(site))
+            latest = gate = site.gate_at(s) if reads else None
             y = drawing.directions(site, s, gate) if wanted else None
             if keeps:
                 x = x if keep_inputs and site.gradient is not None else None
+                if isinstance(y, Factored) and y.folds and x is not None:
+                    y.inputs, x = y.fold(x), None
                 version = x._version if isinstance(x, Tensor) else 0
                 records[site.name] = Record(x, version, gate if keep_gates else None, y, edge)
         return None if y is None or chosen not in (None, site.name) else y[tangent]

@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_map_only
 
 from gradguess.errors import InputError
+from gradguess.guesses.factored import Factored, dense
 from gradguess.layers.positions import project_words
 from gradguess.model.site import Site, at_least_float32
 from gradguess.model.task import Task, check_differentiable, tensors
@@ -20,7 +21,7 @@ from gradguess.step.base import Step, Sums
 from gradguess.step.measure import Record, Records
 
 HeldGradient = list[Tensor]  # one gradient, until somebody takes it out, so that it is freed there
-Cotangent = Callable[[Site, Tensor | None], Tensor]  # (site, output s if no direction was kept) -> estimate there
+Cotangent = Callable[[Site, Tensor | None], Tensor | Factored]  # (site, s if no direction was kept) -> estimate there
 
 
 def pull_back(step: Step, cotangent: Cotangent, records: Records, tail: Tensor | None = None) -> dict[str, Tensor]:
@@ -81,16 +82,16 @@ class Gradients:
         grad = grad.to(self.parameters[name].dtype)
         self._sums.add(name, grad if self._share == 1 else grad * self._share)
 
-    def add_site(self, site: Site, x: Any, s: Tensor | GradientEdge | None, g: Tensor) -> None:
+    def add_site(self, site: Site, x: Any, s: Tensor | GradientEdge | None, g: Tensor | Factored) -> None:
         """By the closed form of the site's layer, from its input `x` and the cotangent `g` of its output; where it has
         none, by a vjp of the graph below `s`.
         """
         if site.gradient is not None:
-            x = x.detach().to(g.dtype) if x.is_floating_point() else x
-            for name, grad in site.gradient(site.module, x, g).items():
+            grads = g.gradients(x) if isinstance(g, Factored) else site.gradient.of(site.module, x, g)
+            for name, grad in grads.items():
                 self.add(self.name_of[id(getattr(site.module, name))], grad)
         elif s is not None:
-            self.add_vjp(site.parameters, s, g)
+            self.add_vjp(site.parameters, s, dense(g))
 
     def add_vjp(self, names: tuple[str, ...], s: Tensor | GradientEdge, g: Tensor) -> None:
         """By a vjp of the graph below `s`."""

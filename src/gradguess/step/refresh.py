@@ -23,8 +23,7 @@ from gradguess.step.base import Kept
 from gradguess.step.measure import SEED, jacobian_at
 from gradguess.step.parts import Pool
 
-PROBE_ROWS = 32  # samples that a search sees
-SKETCH_ROWS = SKETCH * PROBE_ROWS  # at most so many where a basis has no closed form and is sketched
+PROBE_ROWS = 32  # samples that a search sees; at most `guess.rows` where a basis has no closed form and is sketched
 FEW = 2**18  # numbers at a site: as long as there are no more, a sketch sees more than 32 samples
 MANY = 2**22  # where 32 samples would have more, it sees fewer
 Found = dict[str, dict[str, Tensor]]  # site name -> name -> tensor
@@ -81,7 +80,7 @@ class Search:
     ) -> SiteView:
         """What a search sees of a site with outputs `s`, (samples, d)."""
         warm = still_fitting(self.kept.get(site.name, {}), s.shape[1], s.dtype) or {}
-        return SiteView(site.name, s, gate, site.gate is mask, warm, noise, jacobian)
+        return SiteView(site.name, s, gate, site.gate is mask, warm, noise, jacobian, site.pattern)
 
     def _found(self, views: Sequence[SiteView]) -> Found:
         with ExitStack() as stack:
@@ -142,7 +141,7 @@ class Search:
             return {}
         task, vectors, noise, found = self.probe(), SKETCH, self._noise(), Found()
         if self.layout.sliceable and not self.mixes:
-            rows, vectors = sketched_samples(task.batch, self.layout.largest(task))
+            rows, vectors = sketched_samples(task.batch, self.layout.largest(task), self.guess.rows)
             task = task.part(slice(rows), task.batch)
 
         def settle(graph: CutGraph, met: list[Site]) -> None:
@@ -158,8 +157,10 @@ class Search:
         return found
 
 
-def sketched_samples(batch: int, size: int) -> tuple[int, int]:
+def sketched_samples(batch: int, size: int, wanted: int = 256) -> tuple[int, int]:
     """On how many samples with `size` numbers at a site a basis is sketched, and by how many random vectors each.
+
+    There are `wanted` rows, fewer where the batch is small.
 
     Where samples are small it is many samples by few vectors, which are fewer passes; where they are large, few by
     many, which is less memory.
@@ -170,5 +171,5 @@ def sketched_samples(batch: int, size: int) -> tuple[int, int]:
     (83, 4)
     """
     most = max(FEW // max(1, size), min(PROBE_ROWS, MANY // max(1, size)), 1)
-    rows = min(batch, SKETCH_ROWS, most)
-    return rows, -(-SKETCH * min(PROBE_ROWS, batch) // rows)
+    rows = min(batch, wanted, most)
+    return rows, -(-wanted * min(PROBE_ROWS, batch) // (PROBE_ROWS * rows))

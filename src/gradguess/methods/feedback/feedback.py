@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradguess.errors import InputError, check_choice, check_count
 from gradguess.guesses.base import Guess
+from gradguess.guesses.factored import dense
 from gradguess.jacobian import CutGraph
 from gradguess.methods.base import Draws, Estimate, Method
 from gradguess.methods.feedback.lesson import WEIGHTED, LearningRule, Lesson, Predictor, Scattered
@@ -151,7 +152,7 @@ class _Step:
             grads, site_grads = walk.gradients.by_name, walk.site_grads
         result = Estimate(losses.mean(), grads, jvp, site_grads=site_grads, losses=losses)
         if step.detail and seen is not None:
-            result.directions = {name: one.y for name, one in seen.records.items() if one.y is not None}
+            result.directions = {name: dense(one.y) for name, one in seen.records.items() if one.y is not None}
         return result
 
     def _lesson(self, step: Step, cut: Visit | None = None) -> Lesson:
@@ -174,7 +175,7 @@ class _Step:
             for site in self.layout.guessed if part.keeps else ():
                 seen = lesson.seen.records[site.name]
                 assert seen.y is not None
-                lesson.learn(site, seen.y, seen.gate)
+                lesson.learn(site, dense(seen.y), seen.gate)
             if not part.keeps:
                 part.noise.rewind()
                 part.passes.plain(learn)

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gradguess.guesses.factored import dense
 from gradguess.guesses.frames import Frame
 from gradguess.layers.positions import Pattern, project_words
 from gradguess.model.hooks import Visit
@@ -107,12 +108,12 @@ class Lesson:
             for name, kept in self.seen.records.items():
                 if kept.y is not None and chosen in (None, name):
                     site = drawing.step.layout[name]
-                    self._observe(p, site, kept.y[tangent], kept.gate, self.seen.scales[name][tangent])
+                    self._observe(p, site, dense(kept.y[tangent]), kept.gate, self.seen.scales[name][tangent])
 
     def directions(self, site: Site, s: Tensor, gate: Tensor | None) -> Tensor:
         """Those of a site, as they were kept or drawn again: (tangents, *shape of the output)."""
         seen = self.seen.records.get(site.name)
-        return self.drawing.directions(site, s, gate) if seen is None or seen.y is None else seen.y
+        return dense(self.drawing.directions(site, s, gate) if seen is None or seen.y is None else seen.y)
 
     def _observe(self, p: int, site: Site, y: Tensor, gate: Tensor | None, scale: Tensor) -> None:
         """`y` was carried by pass `p`, scaled by σ."""

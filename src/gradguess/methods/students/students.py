@@ -167,6 +167,9 @@ class _LocalDrawing(Drawing):
     def __init__(self, step: Step, bank: Bank) -> None:
         self.step, self.bank, self.met = step, bank, set[str]()
 
+    def reads_gate(self, site: Site) -> bool:
+        return False
+
     def frame(self, site: Site, s: Tensor, gate: Tensor | None) -> Frame:
         return _Ray(at_least_float32(site.flat(self._gradient(site, s))))
 
