@@ -192,28 +192,3 @@ def test_a_step_that_raises_leaves_everything_as_it_was(method, name, memory):
         assert call > 1, "no call of the loss failed"
         break  # fewer calls than that
     assert forward.skipped == 0
-
-
-@pytest.mark.parametrize(
-    ("method", "name", "nonfinite"), pairwise(METHODS, ["gelu-bias", "residual", "batch-norm"], ["skip", "raise"])
-)
-@pytest.mark.filterwarnings("ignore:Samples mix")
-def test_a_step_on_nan_leaves_the_state_as_it_was_and_counts(method, name, nonfinite):
-    case = make(name)
-    forward = forward_of(case, method, nonfinite=nonfinite)
-    bad = case.inputs.clone()
-    bad[1] = float("nan")
-    buffers = [b.clone() for b in case.model.buffers()]
-    assert forward.layout is not None
-    frozen, before = Frozen(task_of(case), forward.layout, forward.state), forward.state
-    if nonfinite == "skip":
-        assert not forward(case.loss_fn, bad, case.targets).isfinite()
-    else:
-        with pytest.raises(gg.NonFiniteError, match=f"at step {SEARCH} "):
-            forward(case.loss_fn, bad, case.targets)
-    frozen.assert_unchanged()
-    assert_same(dict(forward.state.kept), dict(before.kept))
-    assert_same(dict(forward.state.learned), dict(before.learned))
-    assert forward.steps == SEARCH + 1
-    assert forward.skipped == (nonfinite == "skip")
-    assert all(torch.equal(a, b) for a, b in zip(buffers, case.model.buffers(), strict=True))
