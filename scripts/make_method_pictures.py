@@ -22,8 +22,23 @@ from gradguess.guesses import Guess
 FOLDER = Path(__file__).parents[1] / "docs" / "figures" / "methods"
 
 
-def of_guess(name: str, guess: Callable[[int], Guess], words: str) -> Picture:
+GUESSES: dict[str, tuple[Callable[[int], Guess], str]] = {  # by their k
+    "activation": (lambda k: gg.ActivationPerturbation(), "Activation perturbation guesses all directions alike"),
+    "wt": (lambda k: gg.WTranspose(), "Wᵀ guesses directions as strongly as W̃ passes them, squared"),
+    "wperp": (lambda k: gg.WPerp(k, solver="svd"), "W⊥ guesses the k strongest directions alike"),
+    "wperp-bottom": (lambda k: gg.WPerp(k, end="bottom"), "W⊥-bottom guesses where no gradient lies"),
+    "wperp-ns": (lambda k: gg.WPerpNS(k), "W⊥-NS guesses almost as W⊥ does"),
+    "wp": (lambda k: gg.WPreconditioned(), "Wᴾ guesses all directions alike where W̃ is square"),
+}
+WEIGHTS: dict[str, tuple[gg.WeightPerturbation | gg.baselines.MeZO, str]] = {
+    "weight": (gg.WeightPerturbation(), "Weight perturbation"),
+    "mezo": (gg.baselines.MeZO(), "MeZO"),
+}
+
+
+def of_guess(name: str) -> Picture:
     """The plane of a site with two units, and the directions of one with eight."""
+    guess, words = GUESSES[name]
     picture, colour = Picture(720, 330, words), colour_of(name)
     plane_panel(picture, guessed(guess(1)), colour, 0, "A site with 2 units")
     bars_panel(picture, guess(K), colour, 380, "8 units, 3 of them off: what is guessed")
@@ -31,11 +46,12 @@ def of_guess(name: str, guess: Callable[[int], Guess], words: str) -> Picture:
     return picture
 
 
-def of_weights(name: str, method: gg.WeightPerturbation | gg.baselines.MeZO, words: str) -> Picture:
-    picture, colour = Picture(720, 330, words), colour_of(name)
+def of_weights(name: str) -> Picture:
+    method, words = WEIGHTS[name]
+    picture = Picture(720, 330, f"{words}: the cloud around the gradient grows with the parameters")
     for left, count, title in ((0, 2, "A model with 2 parameters"), (380, 10, "2 of a model's 10 parameters")):
-        plane_panel(picture, perturbed(method, count), colour, left, title, (0.42, 0.55), 38)
-    legend(picture, colour)
+        plane_panel(picture, perturbed(method, count), colour_of(name), left, title, (0.42, 0.55), 38)
+    legend(picture, colour_of(name))
     return picture
 
 
@@ -57,53 +73,28 @@ def of_solvers() -> Picture:
     return picture
 
 
-PICTURES: dict[str, Callable[[], Picture]] = {
-    "weight": lambda: of_weights(
-        "weight",
-        gg.WeightPerturbation(),
-        "Weight perturbation: the cloud around the gradient grows with the parameters",
-    ),
-    "mezo": lambda: of_weights(
-        "mezo", gg.baselines.MeZO(), "MeZO: the cloud around the gradient grows with the parameters"
-    ),
-    "activation": lambda: of_guess(
-        "activation", lambda k: gg.ActivationPerturbation(), "Activation perturbation guesses all directions alike"
-    ),
-    "wt": lambda: of_guess(
-        "wt", lambda k: gg.WTranspose(), "Wᵀ guesses directions as strongly as W̃ passes them, squared"
-    ),
-    "wperp": lambda: of_guess(
-        "wperp", lambda k: gg.WPerp(k, solver="svd"), "W⊥ guesses the k strongest directions alike"
-    ),
-    "wperp-bottom": lambda: of_guess(
-        "wperp-bottom", lambda k: gg.WPerp(k, end="bottom"), "W⊥-bottom guesses where no gradient lies"
-    ),
-    "wperp-ns": lambda: of_guess("wperp-ns", lambda k: gg.WPerpNS(k), "W⊥-NS guesses almost as W⊥ does"),
-    "wp": lambda: of_guess("wp", lambda k: gg.WPreconditioned(), "Wᴾ guesses all directions alike where W̃ is square"),
-    "wperp-solvers": of_solvers,
-    "local-guess": lambda: of_planes(
-        "local-guess",
-        {
-            "A student that points near the gradient": along_a_student(0.35),
-            "A student that points elsewhere": along_a_student(1.2),
-        },
-        "A local guess: the estimate is the projection of the gradient on what a student says",
-        dot=10,
-    ),
-    "feedback-corrected": lambda: of_planes(
-        "feedback-corrected",
-        {"Nothing learned: the guess alone": corrected(0), "After 3 lessons: around the prediction": corrected(3)},
-        "Feedback, corrected: the cloud shrinks as the prediction learns",
-    ),
-    "online-rules": of_rules,
-}
+def made() -> dict[str, Picture]:
+    """Every picture, by the name of its file."""
+    near, far = "A student that points near the gradient", "A student that points elsewhere"
+    students = {near: along_a_student(0.35), far: along_a_student(1.2)}
+    lessons = {"Nothing learned: the guess alone": corrected(0), "After 3 lessons: around the prediction": corrected(3)}
+    local = "A local guess: the estimate is the projection of the gradient on what a student says"
+    shrinks = "Feedback, corrected: the cloud shrinks as the prediction learns"
+    return {
+        **{name: of_weights(name) for name in WEIGHTS},
+        **{name: of_guess(name) for name in GUESSES},
+        "wperp-solvers": of_solvers(),
+        "local-guess": of_planes("local-guess", students, local, dot=10),
+        "feedback-corrected": of_planes("feedback-corrected", lessons, shrinks),
+        **schematics(),
+        "online-rules": of_rules(),
+    }
 
 
 def pictures() -> dict[str, str]:
     """Every picture as text, by the name of its file."""
     with torch.random.fork_rng():  # layers draw weights when they are made, which are then replaced
-        made = {name: make() for name, make in PICTURES.items()} | schematics()
-    return {name: picture.svg() for name, picture in made.items()}
+        return {name: picture.svg() for name, picture in made().items()}
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from gradguess_lab.compare.run import read_record
 from gradguess_lab.compare.tables import compared
@@ -18,7 +17,7 @@ from gradguess_lab.tables.figure import colours, draw
 from gradguess_lab.tables.listing import environments_table
 from gradguess_lab.tables.runs import Run, load_benchmarks, load_runs
 from gradguess_lab.tables.stored import beside_stored, judged
-from gradguess_lab.tables.table import Table, slugify
+from gradguess_lab.tables.table import slugify
 from gradguess_lab.tables.tally import tally
 from gradguess_lab.tables.verdicts import DIFFERS, HOLDS, NOT_COMPARED, NOT_RUN, RULES, SINGLE, UNCLEAR, ZERO
 
@@ -57,35 +56,16 @@ def write_comparison(directory: Path) -> Path:
     return write_page(directory / "report" / "compare.html", "Methods compared", runs, sections, guide=COMPARED)
 
 
-def write_page(page: Path, title: str, runs: Sequence[Run], sections: Sequence[Section], **said: Any) -> Path:
-    """Every table and every figure as files, and the page of all."""
-    environments, drawings = environments_table(runs), {}
-    for name in ("tables", "figures"):
-        with explained(page.parent / name):
-            (page.parent / name).mkdir(parents=True, exist_ok=True)
-    for table in [environments, *(table for section in sections for table in section.tables)]:
-        write_atomic(page.parent / "tables" / f"{table.slug}.csv", table.csv())
-        write_atomic(page.parent / "tables" / f"{table.slug}.tex", table.latex())
-    for figure in (figure for section in sections for figure in section.figures):
-        drawing = draw(figure)
-        write_atomic(page.parent / "figures" / f"{figure.slug}.png", drawing.png)
-        write_atomic(page.parent / "figures" / f"{figure.slug}.svg", drawing.svg)
-        drawings[figure.slug] = drawing.inline
-    write_atomic(page, render(title, runs, sections, environments, drawings, **said))
-    return page
-
-
-def render(
+def write_page(
+    page: Path,
     title: str,
     runs: Sequence[Run],
     sections: Sequence[Section],
-    environments: Table,
-    drawings: Mapping[str, str],
     guide: str = "",
     tiles: Mapping[str, Mapping[str, int]] | None = None,
     rules: Sequence[str] = (),
-) -> str:
-    """A page as one string; without a guide it is that of the paper. `drawings` are by the slugs of the figures."""
+) -> Path:
+    """Every table and every figure as files, and the page of all; without a guide it is that of the paper."""
     import jinja2
     from markupsafe import Markup, escape
 
@@ -96,23 +76,36 @@ def render(
             escaped = escaped.replace(plain, raised)
         return Markup(escaped)
 
+    environments, drawings, script = environments_table(runs), {}, _asset("page.js")
+    for name in ("tables", "figures"):
+        with explained(page.parent / name):
+            (page.parent / name).mkdir(parents=True, exist_ok=True)
+    for table in [environments, *(table for section in sections for table in section.tables)]:
+        write_atomic(page.parent / "tables" / f"{table.slug}.csv", table.csv())
+        write_atomic(page.parent / "tables" / f"{table.slug}.tex", table.latex())
+    for figure in (figure for section in sections for figure in section.figures):
+        drawing = draw(figure)
+        write_atomic(page.parent / "figures" / f"{figure.slug}.png", drawing.png)
+        write_atomic(page.parent / "figures" / f"{figure.slug}.svg", drawing.svg)
+        drawings[figure.slug] = Markup(drawing.inline)
     env = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     env.filters |= {"math": math, "css": slugify, "uri": _data_uri}
-    script = _asset("page.js")
-    return env.from_string(_asset("page.html.j2")).render(
+    shown = env.from_string(_asset("page.html.j2")).render(
         title=title,
         lead=lead(runs),
         guide=guide,
         tiles=tiles or {},
         rules=rules,
         sections=sections,
-        drawings={slug: Markup(svg) for slug, svg in drawings.items()},
+        drawings=drawings,
         environments=environments,
         marks=MARKS,
         css=Markup(_asset("page.css") + _colour_variables()),
         script=Markup(script),
         script_hash=Markup("sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
     )
+    write_atomic(page, shown)
+    return page
 
 
 def tiles(runs: Sequence[Run], sections: Sequence[Section]) -> dict[str, dict[str, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -79,17 +79,15 @@ def _row(entry: StreamConfig, found: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def figures(out: Path, name: str, group: Group) -> list[Figure]:
+def figures(out: Path, name: str, group: Group) -> Iterator[Figure]:
     """Error over time and memory over time of the first seed of each entry, other bases of W⊥ left out."""
     entries = [entry for entry in group.entries if entry.basis == StreamConfig.basis]
     first = [(entry, rows[0]) for entry in entries if (rows := reported(out, group, entry))]
-    made = []
-    for what, label in (("error", "error"), ("process_mb", "memory of the process, MB")):
+    for what, label, scale in (("error", "error", "log"), ("process_mb", "memory of the process, MB", "linear")):
         curves = []
         for entry, record in first:
-            points = [(point["step"], point[what]) for point in record["curve"] if point[what] is not None]
-            style = STYLES.get(entry.rule, entry.rule)
-            curves.append(Curve(named(entry), style, [x for x, _ in points], [y for _, y in points]))
-        title, scale = f"{TITLES[name]}: {label}", "log" if what == "error" else "linear"
-        made.append(Figure(slugify(f"streams {name} {what}"), title, "step", label, curves, y_scale=scale))
-    return [figure for figure in made if figure.curves]
+            points = {point["step"]: point[what] for point in record["curve"] if point[what] is not None}
+            curves.append(Curve(named(entry), STYLES.get(entry.rule, entry.rule), list(points), list(points.values())))
+        words = (slugify(f"streams {name} {what}"), f"{TITLES[name]}: {label}", "step", label)
+        if curves:
+            yield Figure(*words, curves, y_scale=scale)

@@ -1,5 +1,5 @@
 """Results in, tables and figures out: pure functions that read no files and draw nothing.
 
-To add a table or a figure to the report, write a function from runs to a `Table` (or a `Figure`) in a file of its own
-here, and name it in `gradguess_lab.report.sections`.
+A table is a function from results to rows, under `@table(slug, title, caption)`; a figure is a function to a `Figure`.
+`gradguess_lab.report.sections` names those that the report shows.
 """
