@@ -74,8 +74,7 @@ def runs(place: Path) -> Iterator[tuple[str, Any]]:
 def rows(place: Path) -> dict[str, Row]:
     """All that a study or a folder holds, by key; of a run what all runs of the folder say of it counts first."""
     loose = {row["key"]: row for _, row in _loose_runs(place) if "key" in row}
-    stored = {key: row for key, row in _stored(place).items() if key not in loose}
-    return loose | stored | {key: row for key, row in _loose_records(place).items() if key not in loose}
+    return _stored(place) | _loose_records(place) | loose
 
 
 def keep(folder: Path, new: Iterable[Row]) -> dict[str, Row]:
@@ -106,14 +105,13 @@ def _loose_records(folder: Path) -> dict[str, Row]:
 
 
 def _stored(study: Path) -> dict[str, Row]:
-    rows, curves = ((path, path.stat().st_mtime_ns) if path.exists() else None for path in files_of(study))
-    return _by_key(rows, curves) if rows else {}
+    return _by_key(*((path, path.stat().st_mtime_ns) if path.exists() else None for path in files_of(study)))
 
 
 @lru_cache(maxsize=16)
-def _by_key(rows: tuple[Path, int], curves: tuple[Path, int] | None) -> dict[str, Row]:
-    drawn = {one["key"]: one for one in _unpacked(curves[0])} if curves else {}
-    return {row["key"]: row | drawn.get(row["key"], {}) for row in _unpacked(rows[0])}
+def _by_key(*files: tuple[Path, int] | None) -> dict[str, Row]:
+    rows, curves = ({row["key"]: row for row in _unpacked(file[0])} if file else {} for file in files)
+    return {key: row | curves.get(key, {}) for key, row in rows.items()}
 
 
 def _unpacked(path: Path) -> list[Row]:

@@ -260,25 +260,18 @@ class _Run:
         stored = self.ranks.from_first(lambda: checkpoint.load(self.directory) if self.directory else None)
         if stored is None:
             return
-        tensors, state = stored
+        parts, state = checkpoint.by_part(stored[0]), stored[1]
         try:
-            self.restore(tensors)
+            slots = {int(number): values for number, values in checkpoint.by_part(parts.get("optimiser", {})).items()}
+            self.model.load_state_dict(parts["model"])
+            self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": slots})
+            as_weights(self.optimiser)
+            self.forward.load_state_dict(parts.get("forward", {}))
+            self.shuffle.set_state(parts["generator"]["shuffle"])
         except Exception as error:
             why = f"{error!r:.160}"
             raise GradguessError(f"the checkpoint in {self.directory} does not fit this run: {why}") from error
         self.rows[:], self.peak_mb = state["rows"], state["peak_mb"]
-
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Take up the state that `tensors` returned."""
-        parts = checkpoint.by_part(tensors)
-        if unknown := parts.keys() - {"model", "optimiser", "forward", "generator"}:
-            raise KeyError(f"it holds tensors of {sorted(unknown)[0]!r}, which no run has")
-        slots = {int(number): values for number, values in checkpoint.by_part(parts.get("optimiser", {})).items()}
-        self.model.load_state_dict(parts["model"])
-        self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": slots})
-        as_weights(self.optimiser)
-        self.forward.load_state_dict(parts.get("forward", {}))
-        self.shuffle.set_state(parts["generator"]["shuffle"])
 
 
 def first_losses(config: TrainConfig) -> list[float]:
