@@ -142,7 +142,7 @@ class Pieces:
     Args:
         asked: the sites that have a signal.
         through: sites at which the graph is not cut.
-        lag: above 0, the sites must follow one another in a line.
+        lag: above 0, the sites must follow one another in a line, unless signals wait.
         finished: it sees each piece with the gradient that the piece was differentiated with.
         delivered: it sees each piece with the gradient that the piece above brings to its upper end, in a line.
         waits: signals are asked for when the pass has ended.
@@ -166,7 +166,7 @@ class Pieces:
     ) -> None:
         self.step, self.asked, self.signal, self.through = step, set(asked), signal, set(through)
         self.lag, self.finished, self.delivered, self.waits = lag, finished, delivered, waits
-        self.linked = lag > 0 or delivered is not None  # gradients go down over a cut
+        self.linked = (lag > 0 and step.layout.in_a_line) or delivered is not None  # gradients go down over a cut
         self.gradients = Gradients(step)
         self.site_grads: dict[str, Tensor] = {}
         self._kept: list[Piece] = []  # their signals are not asked for yet
@@ -199,6 +199,8 @@ class Pieces:
 
     def settle(self, losses: Tensor) -> None:
         """The pass has ended: its pieces get what they wait for."""
+        if self.lag and not self.step.layout.in_a_line:
+            self._sweep(losses)
         for piece in self._kept:
             if piece.site in self.asked:
                 self._ask(piece)
@@ -208,6 +210,19 @@ class Pieces:
         for piece, held in zip(ends, found, strict=True):
             if self._awaited(piece, held):
                 self._finish(piece, held, len(losses))
+
+    def _sweep(self, losses: Tensor) -> None:
+        """Over branches all signals are pulled back at once, as often as they lag."""
+        pieces, self._kept, self._ends = self._kept, [], []
+        leaves = [piece.leaf for piece in pieces]
+        g = pull([losses], leaves, retain_graph=True)
+        for number, one in enumerate(pieces):
+            if one.site in self.asked and (h := self.signal(one)) is not None:
+                g[number] = h
+        for _ in range(self.lag):
+            g = pull([*(one.s for one in pieces), losses], leaves, [*g, torch.ones_like(losses)], retain_graph=True)
+        for piece, value in zip(pieces, g, strict=True):
+            self._finish(piece, [value], len(losses))
 
     def _ask(self, piece: Piece) -> None:
         h = self.signal(piece)

@@ -12,7 +12,6 @@ from torch import Tensor
 from gradguess.errors import InputError, check_choice, check_count
 from gradguess.guesses.base import Guess
 from gradguess.guesses.factored import dense
-from gradguess.jacobian import CutGraph
 from gradguess.methods.base import Draws, Estimate, Method
 from gradguess.methods.feedback.lesson import WEIGHTED, LearningRule, Lesson, Predictor, Scattered
 from gradguess.model.hooks import Visit
@@ -20,7 +19,7 @@ from gradguess.model.site import Site
 from gradguess.model.task import with_tensors
 from gradguess.step.base import State, Step
 from gradguess.step.parts import first_rows
-from gradguess.step.pull_back import OutputError, Piece, Pieces, pull
+from gradguess.step.pull_back import OutputError, Piece, Pieces
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,7 @@ class _Step:
     """One step: the lesson of a tangent pass, then the gradient, from predictions that have learned.
 
     The tangent pass, or a plain one where no tangent is carried, records the pieces between the sites, which are
-    differentiated one by one when the error is known. With `memory="replay"` another pass is run for that. Where the
-    chain rule is applied to sites that reach several others, the graph is kept whole.
+    differentiated one by one when the error is known. With `memory="replay"` another pass is run for that.
     """
 
     def __init__(self, method: Feedback, step: Step) -> None:
@@ -118,11 +116,8 @@ class _Step:
 
     def estimate(self) -> Estimate:
         method, step, tail = self.method, self.step, None
-        walk: CutGraph | Pieces = CutGraph(self.layout)
-        if not self.sweeps or self.layout.in_a_line:
-            finished = lambda piece, g: self._draw_to(piece.site, piece.gate, g)  # noqa: E731
-            options: Any = {"lag": self.sweeps, "finished": finished, "waits": step.keeps}
-            walk = Pieces(step, self.layout.guessed, self._signal, **options)
+        options: Any = {"lag": self.sweeps, "finished": self._draw_to, "waits": step.keeps}
+        walk = Pieces(step, self.layout.guessed, self._signal, **options)
         teaches = method.draws(step.state.count) is not None
         if teaches and method.fraction == 1:
             self.lesson = self._lesson(step, walk.visit if step.keeps and step.passes.records_graphs else None)
@@ -145,12 +140,8 @@ class _Step:
             if not step.keeps and seen is not None:
                 step.noise.rewind()
             tail = step.passes.graph(walk.visit)[1]
-        if isinstance(walk, CutGraph):
-            grads, site_grads = self._by_graph(walk.end(outputs, tail))
-        else:
-            walk.settle(tail)
-            grads, site_grads = walk.gradients.by_name, walk.site_grads
-        result = Estimate(losses.mean(), grads, jvp, site_grads=site_grads, losses=losses)
+        walk.settle(tail)
+        result = Estimate(losses.mean(), walk.gradients.by_name, jvp, site_grads=walk.site_grads, losses=losses)
         if step.detail and seen is not None:
             result.directions = {name: dense(one.y) for name, one in seen.records.items() if one.y is not None}
         return result
@@ -180,10 +171,12 @@ class _Step:
                 part.noise.rewind()
                 part.passes.plain(learn)
 
-    def _prediction(self, site: Site, s: Tensor, gate: Tensor | None) -> Tensor:
+    @torch.no_grad()
+    def _signal(self, piece: Piece) -> Tensor:
         """`h` at a site, which learns first. A correction is to what was predicted before."""
-        d, lesson = site.flat(s).shape[1], self.lesson
-        predict = partial(self.predictor.predict, site, gate, d, self.error)
+        site, s, lesson = piece.site, piece.leaf.detach(), self.lesson
+        piece.gate = gate = site.gate_at(s)
+        predict = partial(self.predictor.predict, site, gate, site.flat(s).shape[1], self.error)
         if lesson is None:
             h = predict()
         else:
@@ -193,34 +186,8 @@ class _Step:
             h = predict() if before is None else before
         return h if site.batch_dim == 0 and s.dim() == 2 else site.unflat(h, s)
 
-    def _draw_to(self, site: Site, gate: Tensor | None, g: Tensor) -> None:
-        """Draws the matrix of a site to the chained estimate there, with `bootstrap`."""
-        if self.sweeps and self.method.bootstrap and site.guessed:
-            with torch.no_grad():
-                self.predictor.regress(site, gate, self.error, site.flat(g), self.method.bootstrap)
-
     @torch.no_grad()
-    def _signal(self, piece: Piece) -> Tensor:
-        piece.gate = piece.site.gate_at(piece.leaf)
-        return self._prediction(piece.site, piece.leaf.detach(), piece.gate)
-
-    def _by_graph(self, cut: CutGraph) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Gradients of the parameters and at the sites, from a whole graph, wherever sites reach each other."""
-        sites, batch, ones = self.layout.sites, len(cut.losses), torch.ones_like(cut.losses)
-        ends, leaves = [*cut.below.values(), cut.losses], list(cut.above.values())
-        exact = pull([cut.losses], leaves, retain_graph=True)
-        with torch.no_grad():
-            gates = [site.gate_at(leaf) if site.guessed else None for site, leaf in zip(sites, leaves, strict=True)]
-            g = [
-                self._prediction(site, leaf.detach(), gate) if site.guessed else known
-                for site, leaf, gate, known in zip(sites, leaves, gates, exact, strict=True)
-            ]
-        for _ in range(self.sweeps):
-            g = pull(ends, leaves, [*g, ones], retain_graph=True)
-        for site, gate, value in zip(sites, gates, g, strict=True):
-            self._draw_to(site, gate, value)
-        own = {name: p for name, p in self.layout.members.parameters.items() if p.requires_grad}
-        seeds = [(value / batch).to(end.dtype) for value, end in zip([*g, ones], ends, strict=True)]
-        grads = torch.autograd.grad(ends, [*own.values()], seeds, allow_unused=True)
-        by_name = {name: grad for name, grad in zip(own, grads, strict=True) if grad is not None}
-        return by_name, {site.name: value for site, value in zip(sites, g, strict=True)}
+    def _draw_to(self, piece: Piece, g: Tensor) -> None:
+        """Draws the matrix of a site to the chained estimate there, with `bootstrap`."""
+        if self.sweeps and self.method.bootstrap and piece.site.guessed:
+            self.predictor.regress(piece.site, piece.gate, self.error, piece.site.flat(g), self.method.bootstrap)
