@@ -14,8 +14,7 @@ from gradguess_lab.jobs import run_plans
 from gradguess_lab.streams import plan
 from gradguess_lab.streams.config import RULES, StreamConfig
 from gradguess_lab.streams.run import run
-from gradguess_lab.streams.tasks import TASKS
-from gradguess_lab.streams.tmaze import Corridors
+from gradguess_lab.streams.tasks import TASKS, Corridors
 
 SMALL = StreamConfig(delay=2, k=3, width=6, streams=3, steps=12, truncation=3, refresh=5)
 
