@@ -65,6 +65,7 @@ RECORDED = {  # what of a run is recorded: nothing where it would not be the sam
     "a sketch": (lambda: make("transformer"), gg.WPerp(k=2, refresh=2), {}, KINDS),
     "feedback": (lambda: make("relu-bias"), gg.Feedback(gg.WPerp(k=3, refresh=2)), {}, None),
     "students": (lambda: make("relu-bias"), gg.Students(signal="error", form="chained", lr=1e-2), {}, None),
+    "each sample's own": (lambda: make("relu-bias"), gg.WPerp(k=2, refresh=2, solver="subspace"), {}, {"step"}),
     "iterations": (lambda: make("relu-bias"), gg.WPerpNS(k=3, refresh=2), {}, set()),
     "dropout": (lambda: network(nn.ReLU(), nn.Dropout(0.5)), gg.WPerp(k=3), {}, set()),
     "batch norm": (lambda: network(nn.BatchNorm1d(8), nn.ReLU()), gg.WPerp(k=3), {"coupling": "batch"}, set()),

@@ -24,6 +24,7 @@ METHODS = {
     "weight": gg.WeightPerturbation(),
     "activation": gg.ActivationPerturbation(),
     "wt": gg.WTranspose(),
+    "subspace": gg.WPerp(k=2, solver="subspace", refresh=3),
     "wperp": gg.WPerp(k=3),
     "wp": gg.WPreconditioned(),
     "backprop": gg.Backprop(),

@@ -54,9 +54,9 @@ def test_float32_on_the_chain(method: str):
 
 
 def test_the_bias_of_the_subspace_solver():
-    """Its stated accuracy: a projector error below 1e-2 for nine samples in ten."""
+    """In float32, to a projector error of 1e-5."""
     model, (x, t) = make("chain"), batch(48)
     exact = gg.diagnose(model, gg.WPerp(solver="svd"), loss_fn, x, t, curve=False)
     found = gg.diagnose(model, gg.WPerp(solver="subspace"), loss_fn, x, t, curve=False)
     for site in exact:
-        assert found[site].bias == pytest.approx(exact[site].bias, rel=2e-2, abs=1e-6)
+        assert found[site].bias == pytest.approx(exact[site].bias, rel=1e-4, abs=1e-6)

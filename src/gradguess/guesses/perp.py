@@ -13,20 +13,18 @@ from torch import Tensor
 from gradguess.errors import InputError, check_choice, check_count
 from gradguess.guesses.base import Guess, SiteView, StaleBasis
 from gradguess.guesses.frames import Columns, Frame, GatedBasis, OpenGate, Separable
-from gradguess.jacobian import GatedLinear, Jacobian
+from gradguess.jacobian import Dense, GatedLinear
 from gradguess.layers.positions import Pattern
 from gradguess.linalg import (
     batched_top_subspace,
     followed_bases,
     is_full,
     orthonormal_columns,
-    sure_eigh,
-    top_right_singular_vectors,
 )
 
 Solver = Literal["svd", "subspace", "shared", "separable"]
 CHUNK = 1 << 26  # numbers in a dense batch of Jacobians that are decomposed at once
-OVERSAMPLE = 6  # extra columns that make the subspace iteration converge faster
+OVERSAMPLE = 10  # as many vectors beyond k as k, or so many: the more, the sooner the others converge
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,8 @@ class WPerp(Guess):
         k: dimension of the guessing space.
         solver: how `V_k` is found.
             "svd", the paper's definition and the reference: a dense SVD for every sample.
-            "subspace": every sample's own `V_k`, to a projector error of a few 1e-3, by products with the layer above,
-            which all samples share.
+            "subspace": every sample's own `V_k`, to a projector error of 1e-5, by products with the layer above that
+            all samples share.
             "shared", the default: one basis `V` for the batch, found every `refresh` steps, then multiplied by each
             sample's gate and made orthonormal: `D V C^{-½} z` with `C = Vᵀ D² V`. Its covariance is an exact rank-k
             projector inside the image of the gate. It is not the sample's own top-k subspace, which the paper uses.
@@ -96,17 +94,18 @@ class WPerp(Guess):
 
     @property
     def steady(self) -> bool:  # type: ignore[override]
-        return self._shares and self.end == "top"
+        return self.solver != "svd" and self.end == "top"
 
     def search(self, view: SiteView) -> dict[str, Tensor]:
         if self.solver == "svd":
             return {}
         if self.end == "bottom":
             return {"basis": _weakest(view, self.k)}
-        return self.search_all([view])[0] if self._shares else _krylov_start(view, self.k)
+        return self.search_all([view])[0] if self._shares else _start(view, self.k)
 
     def search_all(self, views: Sequence[SiteView]) -> list[dict[str, Tensor]]:
-        if not self.steady or type(self).search is not WPerp.search:  # a subclass may have its own
+        own = type(self).search is not WPerp.search  # of a subclass
+        if own or not self._shares or self.end == "bottom":
             return super().search_all(views)
         shared = iter(_shared_bases([view for view in views if not self._separates(view.pattern)], self.k))
         separable = iter(_separable_bases([view for view in views if self._separates(view.pattern)], self.k))
@@ -208,57 +207,22 @@ def _closed(gate: Tensor | None) -> Tensor | None:
     return (gate == 0).to(gate.dtype) if gate is not None and bool((gate == 0).any()) else None
 
 
-# --- "subspace": every sample's own, by products of the layer above with the columns of all samples at once ------
+# --- "subspace": every sample's own, by products of the layer above with a block of vectors of each sample ----------
 
 
-def _krylov_start(view: SiteView, k: int) -> dict[str, Tensor]:
-    """The batch's basis, with random columns where its rank is low, and two combinations of its columns."""
-    W, (k, width) = view.W, _sizes(view, k)
-    if _without_iteration(view, W, k, width) is not None:
-        return {}
-    V = W.shared_basis(width, view.noise)
-    V = torch.where(V.any(0), V, view.noise.normal(V.shape, V.dtype, V.device))
-    if min(W.m, W.d) <= width:
-        return {"start": V}
-    mix = view.noise.normal((width, 2), V.dtype, V.device)
-    return {"start": V, "mix": view.kept.get("mix", mix)}
+def _start(view: SiteView, k: int) -> dict[str, Tensor]:
+    """The batch's basis with a tenth of noise, so that no direction is missed, and what chooses among bases."""
+    d, noise = view.output.shape[1], view.noise
+    V = view.W.shared_basis(min(d, k + max(k, OVERSAMPLE)), noise)
+    start = V + noise.normal(V.shape, V.dtype, V.device) / (10 * d**0.5)
+    return {"start": start, "blend": noise.normal((d, min(k, d)), V.dtype, V.device)}
 
 
 def _each_subspace(view: SiteView, k: int) -> Frame:
-    W, (k, width), (batch, d) = view.W, _sizes(view, k), view.output.shape
-    small = _without_iteration(view, W, k, width)
-    if small is not None:
-        return small
-    basis = view.found("start")
-    start = (basis if view.gate is None else view.gate[:, :, None] * basis).expand(batch, d, -1)
-    if min(W.m, d) <= width:  # one product with the block spans the whole row space
-        return Columns(batched_top_subspace(W.gram_columns, start, k, 2)[0])
-    return Columns(batched_top_subspace(W.gram_columns, start @ view.found("mix"), k, _krylov_steps(d, k))[0])
-
-
-def _sizes(view: SiteView, k: int) -> tuple[int, int]:
-    """How many directions are wanted, and of how many columns the first block is."""
-    d = view.output.shape[1]
-    return min(k, d), min(d, k + OVERSAMPLE)
-
-
-def _without_iteration(view: SiteView, W: Jacobian, k: int, width: int) -> Frame | None:
-    """The frame below a linear layer so small that a decomposition of its own size is enough."""
-    if not isinstance(W, GatedLinear):
-        return None
-    if min(W.m, W.d) <= k:  # the whole row space, which all samples share but for the gate
-        few = W.m < W.d
-        return _gated(orthonormal_columns(W.weight.t()) if few else top_right_singular_vectors(W.weight, k), view)
-    if W.m > width or W.m >= W.d:
-        return None
-    # `V_k = W̃ᵀ U_k S_k⁻¹` from the eigenvectors of `W̃W̃ᵀ = U S² Uᵀ`; zero beyond the rank
-    rows = W.matrix()
-    values, U = sure_eigh(rows @ rows.mT)
-    values, U = values.flip(-1)[:, None, :k], U.flip(-1)[..., :k]
-    real = values > values[..., :1] * 10 * torch.finfo(rows.dtype).eps  # of squares
-    return Columns(orthonormal_columns(rows.mT @ U * real).expand(len(view.output), -1, -1))
-
-
-def _krylov_steps(d: int, k: int) -> int:
-    """Blocks of two columns for a projector error below 1e-2 where the spectrum has no gap (measured, k = 10)."""
-    return min(-(-d // 2), max(k, round(5.6 * d ** (1 / 3) * max(1.0, k / 10))))
+    W, s = view.W, view.output
+    if isinstance(W, GatedLinear) and min(W.m, W.d) <= k:  # the whole row space, shared but for the gate
+        return _gated(followed_bases([W.weight], [min(W.m, W.d)], [None])[0], view)
+    if not isinstance(W, GatedLinear) and s.numel() * W.m <= CHUNK:
+        W = Dense(W.matrix())  # a product with a graph is a pass for each vector
+    start = view.found("start").t()[:, None] * (torch.ones_like(s) if view.gate is None else view.gate)
+    return Columns(batched_top_subspace(W.gram, start, view.found("blend"), min(W.m, W.d)))

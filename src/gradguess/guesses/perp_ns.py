@@ -13,12 +13,12 @@ from gradguess.errors import check_choice, check_count
 from gradguess.guesses.base import Guess, SiteView
 from gradguess.guesses.frames import Frame
 from gradguess.jacobian import Dense, GatedLinear
-from gradguess.linalg import batched_top_subspace
+from gradguess.linalg import largest_eigenvalue, top_eigenvalues
 from gradguess.linalg.step_polynomials import nearest, placed, polynomial
 
 PROBE = 16  # samples whose singular values set the scale and the threshold
+OVERSAMPLE = 10  # vectors beyond k with which these are found
 LANCZOS = 8  # steps for the largest singular value of every sample
-OVERSAMPLE, KRYLOV = 6, 12  # columns beyond k, and products, with which the probe's are found: to 1e-4 at width 1024
 MARGIN = 1.02  # other samples may have a slightly larger norm than those of the probe
 
 
@@ -79,15 +79,15 @@ class WPerpNS(Guess):
     def _singular_values(self, view: SiteView) -> Tensor:
         """σ_1, …, σ_k and σ_{k+1} of each of the first samples, (samples, k + 1); zero beyond the rank."""
         W, s = _jacobian(view, PROBE), view.output[:PROBE]
-        k = min(self.k, W.m, W.d)
-        start = view.noise.normal((len(s), W.d, k + OVERSAMPLE), s.dtype, s.device)
-        return batched_top_subspace(W.gram_columns, start, k + 1, KRYLOV)[1].sqrt()
+        wanted, rank = min(self.k, W.m, W.d) + 1, min(W.m, W.d)
+        start = view.noise.normal((min(W.d, wanted + max(wanted, OVERSAMPLE)), *s.shape), s.dtype, s.device)
+        return top_eigenvalues(W.gram, start, wanted, rank).sqrt()
 
     def frame(self, view: SiteView) -> Frame:
         W, s = _jacobian(view), view.output
         fixed = torch.Generator(s.device).manual_seed(0)  # the same in a replay
-        start = torch.randn(*s.shape, 1, generator=fixed, dtype=s.dtype, device=s.device)
-        own = batched_top_subspace(W.gram_columns, start, 1, LANCZOS)[1][:, 0].sqrt() * MARGIN
+        start = torch.randn(*s.shape, generator=fixed, dtype=s.dtype, device=s.device)
+        own = largest_eigenvalue(W.gram, start, LANCZOS).clamp_min(0).sqrt() * MARGIN
         scale = view.found("scale")
         if self.threshold == "placed":
             ratio = (_sizes(W) / view.found("size")).clamp_min(0.1)  # a sample may have no open unit

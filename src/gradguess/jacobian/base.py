@@ -36,10 +36,6 @@ class Jacobian(ABC):
         """`W̃ᵀ W̃ X` for every sample: (p, batch, d) -> (p, batch, d)."""
         return self.vjp(self.jvp(X))
 
-    def gram_columns(self, X: Tensor) -> Tensor:
-        """The same for columns: (batch, d, p) -> (batch, d, p)."""
-        return self.gram(X.permute(2, 0, 1)).permute(1, 2, 0)
-
     @abstractmethod
     def of_batch(self, k: int, noise: Noise) -> Tensor:
         """One matrix for the batch as a whole, (rows, d), that has its top-k right singular vectors."""

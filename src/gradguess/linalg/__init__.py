@@ -16,6 +16,8 @@ from gradguess.linalg.subspaces import (
     batched_top_subspace,
     followed_bases,
     is_full,
+    largest_eigenvalue,
+    top_eigenvalues,
     top_right_singular_vectors,
 )
 
@@ -24,8 +26,10 @@ __all__ = [
     "followed_bases",
     "gram_root",
     "is_full",
+    "largest_eigenvalue",
     "orthonormal_columns",
     "solve_columns",
     "sure_eigh",
+    "top_eigenvalues",
     "top_right_singular_vectors",
 ]
