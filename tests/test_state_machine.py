@@ -156,8 +156,8 @@ class Training(RuleBasedStateMachine):
                 rest = {}  # part of a batch has other statistics
             self.method = gg.Feedback(self.method, form=form, **rest)
         self.coupling = "batch" if kind == "batch norm" else "sample"
-        if kind in ("dropout", "batch norm") or guess in ("ns", "bottom", "subspace"):
-            chunk = None  # these see each piece as a batch, or iterate with other roundings
+        if kind in ("dropout", "batch norm") or guess in ("ns", "bottom"):
+            chunk = None  # these see each piece as a batch
         if isinstance(self.method, gg.Feedback):
             chunk = None  # each piece is a lesson
         self.options = {"tangents": tangents, "memory": memory, "coupling": self.coupling}

@@ -135,6 +135,13 @@ def test_among_equal_directions_some_are_taken_and_none_of_the_strong_ones_misse
     assert torch.linalg.matrix_norm(beyond).amax() < 1e-5
 
 
+@pytest.mark.parametrize(("d", "k"), [(3, 1), (5, 2), (12, 5), (24, 4)])
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_where_all_directions_are_equal_any_will_do(d: int, k: int, dtype: torch.dtype) -> None:
+    for v in subspace(torch.eye(d, dtype=dtype).expand(100, d, d), k, min(d, k + 10)):
+        assert_orthonormal_or_zero(v, k, 1e-5)
+
+
 @pytest.mark.parametrize(("dtype", "atol"), [(F64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize(("d", "rank", "p"), [(48, 36, 48), (24, 14, 20), (12, 3, 4), (12, 1, 12)])
 def test_subspace_stays_orthonormal_when_the_space_ends(

@@ -191,10 +191,10 @@ def _top_block(gram_product: Callable[[Tensor], Tensor], start: Tensor, rank: in
             Y = gram_product(X.transpose(0, 1)).transpose(0, 1)
             quotients = (X * Y).sum(-1) / positive(X.square().sum(-1))  # (B, p)
             half = positive(torch.maximum(quotients.amin(1), _least(X) * quotients.amax(1)) / 2)[:, None, None]
-            X, before = (Y / half).sub_(X), X
+            X, before, twice = (Y / half).sub_(X), X, 2 / half
             for j in range(1, degree):
                 Y = gram_product(X.transpose(0, 1)).transpose(0, 1)
-                X, before = (Y * (2 / half)).sub_(X, alpha=2).sub_(before), X
+                X, before = (Y * twice).sub_(X, alpha=2).sub_(before), X
                 if j % 2 or j == degree - 1:
                     X, before = _conditioned(X, before)
     rows = orthonormal_rows(X.double())[0]
@@ -234,7 +234,7 @@ def _projector(H: Tensor, k: int, least: float) -> Tensor:
     and a ten-thousandth of the others chooses among equals.
     Reference: Niklasson 2002, *Expansion algorithm for the density matrix*.
     """
-    P = H / positive(H.abs().sum(-1).amax(-1))[:, None, None]
+    P = 0.99 * H / positive(H.abs().sum(-1).amax(-1))[:, None, None]  # squares of what rounding leaves above one grow
     eye = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
     root = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(P + least * eye)[0], eye, upper=False)
     seen = eye - least * (root.mT @ root)
