@@ -426,34 +426,16 @@ class Training(RuleBasedStateMachine):
             self.check_kept(before, sites, cut, inputs, guess, count, feedback)
         else:
             assert_same(_plain(self.forward.kept), _plain(before.kept))
-        if feedback is None:
-            g = twin.true_gradients(self.model, *inputs, sites)
-            c = est.jvp.double()
-            torch.testing.assert_close(c.sum(1), twin.derivative(est.directions, g, sites), rtol=1e-7, atol=1e-8)
-            if self.coupling == "sample" and all(site.batch_dim == 0 for site in sites):
-                by_sample = sum((est.directions[s.name] * g[s.name]).flatten(2).sum(2) for s in sites)
-                torch.testing.assert_close(c, by_sample, rtol=1e-7, atol=1e-8)
-            guesses = twin.estimates(est.directions, c, sites, coupled=self.coupling == "batch")
-            self.same_grads(grads, cut.to_parameters(self.model, guesses))
+        if feedback is not None:  # `test_feedback.py` and random networks have its definition
             return
-        e, correction = twin.output_error(self.model, *inputs), None
-        learned = self.forward.learned
-        if teaches and feedback.fraction == 1:
-            lesson = twin.teach(self.model, inputs, sites, est.directions, e, before.learned, feedback.rate)
-            for name, values in lesson.learned.items():
-                for key, value in values.items():
-                    torch.testing.assert_close(learned[name][key].double(), value.double(), rtol=1e-6, atol=1e-8)
-            correction = lesson.correction if feedback.form == "corrected" else None
-            learned = before.learned if feedback.form == "corrected" else learned
-        elif teaches and feedback.form == "corrected":
-            pass  # a lesson from part of the batch corrects nothing
-        elif not teaches:
-            for name, entries in before.learned.items():
-                for key, value in entries.items():
-                    same = learned[name][key]
-                    assert same.shape != value.shape or torch.equal(same, value.to(same.dtype))
-        g_hat = twin.combine(cut, e, learned, feedback.form, correction)
-        self.same_grads(grads, cut.to_parameters(self.model, g_hat))
+        g = twin.true_gradients(self.model, *inputs, sites)
+        c = est.jvp.double()
+        torch.testing.assert_close(c.sum(1), twin.derivative(est.directions, g, sites), rtol=1e-7, atol=1e-8)
+        if self.coupling == "sample" and all(site.batch_dim == 0 for site in sites):
+            by_sample = sum((est.directions[s.name] * g[s.name]).flatten(2).sum(2) for s in sites)
+            torch.testing.assert_close(c, by_sample, rtol=1e-7, atol=1e-8)
+        guesses = twin.estimates(est.directions, c, sites, coupled=self.coupling == "batch")
+        self.same_grads(grads, cut.to_parameters(self.model, guesses))
 
     def same_grads(self, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert found.keys() == expected.keys()

@@ -246,9 +246,6 @@ def test_a_tangent_that_is_lost_in_the_loss():
     assert_near(*both(case, other, gg.ActivationPerturbation()), 1e-6)
 
 
-# --- how the model is run ------------------------------------------------------------------------------------
-
-
 # --- what is refused -----------------------------------------------------------------------------------------
 
 

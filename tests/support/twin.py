@@ -12,16 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gradguess as gg
 from gradguess.model.site import Site
 from references import visited
-
-Entries = Mapping[str, Mapping[str, Tensor]]
-TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass
@@ -69,17 +64,6 @@ class Cut:
             self.losses = loss_fn(self.outputs, t)
         world.restore()
         self.batch = len(self.losses)
-
-    def pull(self, names: Sequence[str], seeds: Mapping[str, Tensor], e: Tensor | None) -> dict[str, Tensor]:
-        """`Σ_j W̃_ijᵀ seed_j` at the named sites, with `e` at the outputs."""
-        ends, weights = [self.below[name] for name in seeds], list(seeds.values())
-        if e is not None:
-            ends, weights = [*ends, self.outputs], [*weights, e]
-        pairs = [(end, weight.reshape(end.shape)) for end, weight in zip(ends, weights, strict=True)]
-        pairs = [(end, weight) for end, weight in pairs if end.requires_grad]
-        leaves = [self.above[name] for name in names]
-        grads = torch.autograd.grad(*_pair(pairs, leaves), retain_graph=True, allow_unused=True)
-        return {n: torch.zeros_like(a) if g is None else g for n, a, g in zip(names, leaves, grads, strict=True)}
 
     def to_parameters(self, model: nn.Module, estimates: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gradients of the mean loss: each estimate through the graph below its site, and what lies above all."""
@@ -150,123 +134,6 @@ def expected_basis(site: Site, k: int, moment: Tensor | None, old: Tensor | None
     _, S, Vh = torch.linalg.svd(W, full_matrices=False)
     after = S[k] if k < len(S) else S.new_zeros(())
     return Vh[:k].mT @ Vh[:k], bool(S[k - 1] - after > 1e-5 * S[0]) and bool(S[0] > 0)
-
-
-# --- feedback, from its formulas -------------------------------------------------------------------------------
-
-
-@dataclass
-class Lesson:
-    """What one measurement teaches, written out."""
-
-    learned: dict[str, dict[str, Tensor]]
-    correction: dict[str, Tensor]
-
-
-def teach(
-    model: nn.Module,
-    inputs: tuple[Any, Any, Any],
-    sites: Sequence[Site],
-    ys: Mapping[str, Tensor],
-    e: Tensor,
-    before: Entries,
-    rate: float,
-) -> Lesson:
-    """The learned matrices after a lesson with the directions `ys`, (tangents, batch, ...) each."""
-    x = inputs[1]
-    guessed = [site for site in sites if site.guessed]
-    count = len(next(iter(ys.values())))
-    learned = {name: dict(values) for name, values in before.items()}
-    residuals, sizes, scales, phis = [], [], [], []
-    power = e.square().sum(1)
-    worth = power.sum().square() / power.square().sum()
-    for t in range(count):
-        scale: dict[str, Tensor] = {}
-        phi: dict[str, Tensor] = {}
-        world = World(model)
-
-        def inject(site: Site, s: Tensor, t: int = t, scale: Any = scale, phi: Any = phi) -> Tensor:
-            if not site.guessed:
-                return s
-            value, arriving = fwAD.unpack_dual(s)
-            y = ys[site.name][t]
-            gate = site.gate_at(value)
-            phi[site.name] = site.pattern.fold(flat(site, y) if gate is None else flat(site, y) * gate)
-            sigma = value.new_ones(())
-            if arriving is not None and scale and y.norm() > 0 and arriving.norm() > 0:
-                sigma = arriving.norm() / y.norm() / len(scale) ** 0.5
-            scale[site.name] = sigma
-            return fwAD.make_dual(value, sigma * y if arriving is None else sigma * y + arriving)
-
-        torch.backends.mha.set_fastpath_enabled(False)  # it has no forward mode
-        with torch.no_grad(), fwAD.dual_level(), watched(sites, inject), sdpa_kernel(SDPBackend.MATH):
-            u = fwAD.unpack_dual(model(x)).tangent
-            u = torch.zeros_like(e) if u is None else u.clone()
-        torch.backends.mha.set_fastpath_enabled(True)
-        world.restore()
-        trace, largest = sum(p.square().sum() / len(p) for p in phi.values()), torch.zeros(())
-        for site in guessed:
-            p, entries = phi[site.name], learned.setdefault(site.name, {})
-            B = before.get(site.name, {}).get("B")
-            if B is not None and B.shape[0] == p.shape[1]:
-                u = u - scale[site.name] * p @ B.to(p.dtype)
-            v = entries.get("v")
-            v = p.abs().sum(0) + 1e-6 if v is None or len(v) != p.shape[1] else v.to(p.dtype)
-            for _ in range(2):
-                v = v / v.norm().clamp_min(TINY)
-                v = p.mT @ (p @ v) / len(p)
-            entries["v"] = v
-            largest = torch.maximum(largest.to(v.dtype), v.norm())
-        residuals.append(u)
-        sizes.append(rate / (largest + trace / (worth * count)).clamp_min(TINY) / count)
-        scales.append(scale)
-        phis.append(phi)
-    correction = {}
-    for site in guessed:
-        terms = []
-        for t in range(count):
-            p, sigma = phis[t][site.name], scales[t][site.name]
-            B = learned[site.name].get("B")
-            if B is None or B.shape != (p.shape[1], e.shape[1]):
-                B = e.new_zeros(p.shape[1], e.shape[1])
-            wrong = residuals[t] * power[:, None]
-            learned[site.name]["B"] = B.to(e.dtype) + sizes[t] / sigma / power.sum() * p.mT @ wrong
-            terms.append((residuals[t] * e).sum(1, keepdim=True) / sigma * flat(site, ys[site.name][t]))
-        correction[site.name] = torch.stack(terms).mean(0)
-    return Lesson(learned, correction)
-
-
-def combine(
-    cut: Cut, e: Tensor, learned: Entries, form: str, correction: Mapping[str, Tensor] | None
-) -> dict[str, Tensor]:
-    """`ĝ` at every site from the matrices and, in the corrected form, the residual's part."""
-    h = {}
-    for site in cut.sites:
-        if not site.guessed:
-            continue
-        s = cut.above[site.name].detach()
-        d, gate = flat(site, s).shape[1], site.gate_at(s)
-        width = site.pattern.width(d)
-        B = learned.get(site.name, {}).get("B")
-        B = e.new_zeros(width, e.shape[1]) if B is None or B.shape != (width, e.shape[1]) else B.to(e.dtype)
-        value = site.pattern.unfold(e @ B.mT, len(e), d)
-        value = value if gate is None else value * gate
-        if correction is not None:
-            value = value + correction[site.name]
-        h[site.name] = value.reshape(s.shape)
-    others = [site.name for site in cut.sites if not site.guessed]
-    exact = cut.pull(others, {}, e) if others else {}
-    if form == "chained":
-        return cut.pull([site.name for site in cut.sites], {**h, **exact}, e)
-    return {**h, **exact}
-
-
-def output_error(model: nn.Module, loss_fn: Any, x: Any, t: Any) -> Tensor:
-    world = World(model)
-    out = model(x).detach().requires_grad_()
-    world.restore()
-    (e,) = torch.autograd.grad(loss_fn(out, t).sum(), out)
-    return e
 
 
 def method_parts(method: Any) -> tuple[Any, gg.Feedback | None]:
