@@ -54,6 +54,18 @@ class Moving(Attention):
         return super().forward(x)
 
 
+class Biased(Attention):
+    """The mask is learned, and shared by the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(4, T, T))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.options = {"attn_mask": self.bias}
+        return super().forward(x)
+
+
 class Picked(nn.Module):
     """A layer in another call."""
 
@@ -79,6 +91,7 @@ MAKE = {
     "attention, key padding": partial(Attention, attn_mask=~PADDED[:, None, None]),
     "attention, additive mask, scale": partial(Attention, attn_mask=noise(T, T), scale=0.3),
     "attention, shared heads (GQA)": partial(Attention, 2, enable_gqa=True, is_causal=True),
+    "attention, a learned mask": Biased,
     "attention, a mask with a tangent": Moving,
     "MultiheadAttention": lambda: Picked(
         nn.MultiheadAttention(8, 2, batch_first=True), partial(itself, need_weights=False)
@@ -364,6 +377,23 @@ def test_constant_tangents_keep_nothing(way):
     assert beside < 1.1 * plain
     with sdpa_kernel(SDPBackend.MATH):
         assert kept(lambda: by_jvp(model)) > 2.5 * plain
+
+
+def test_gradients_of_tangents_hold_no_matrix_of_all_pairs():
+    model = made("attention, causal")
+    with gg.forward_mode():
+        ours = kept(lambda: by_jvp(model))
+    with sdpa_kernel(SDPBackend.MATH):
+        assert ours < 0.4 * kept(lambda: by_jvp(model))
+
+
+def test_second_gradients_of_a_tangent_are_refused():
+    model = made("attention, causal")
+    with gg.forward_mode():
+        _, tangent = by_jvp(model)
+    (first,) = torch.autograd.grad(tangent.square().sum(), model.q.weight, create_graph=True)
+    with pytest.raises(gg.ForwardModeError, match="PyTorch's own formulas alone"):
+        first.square().sum().backward()
 
 
 def test_shapes_and_numbers_stay_what_they_are():

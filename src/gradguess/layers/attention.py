@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradguess.backends import kernels
 from gradguess.backends.policy import full_precision
+from gradguess.errors import ForwardModeError
 from gradguess.layers.entry import Layer, is_constant, is_differentiated, recorded, rewired, unpack
 
 BLOCK = 128  # queries at a time: as fast on a CPU as 64 and 256; all 2048 at once take up to three times as long
@@ -62,7 +63,7 @@ def tangent(
         out, dout = None, None
         if any(t is not None for _, t in duals):
             if tracked and torch.is_grad_enabled():
-                dout = _in_a_graph(*given)
+                dout = _tracked(*given)
             else:
                 with torch.no_grad():
                     out, dout = attention_tangent(*given)
@@ -165,14 +166,6 @@ def attention_tangent(
     return None, torch.ops.gradguess.attention_tangent(*rest)
 
 
-def _in_a_graph(
-    q: Tensor, k: Tensor, v: Tensor, tangents: Sequence[Tensor | None], mask: Tensor | None, causal: bool, scale: Any
-) -> Tensor:
-    """`attention_tangent` in plain operations, whose graph holds all pairs of positions."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return torch.cat([moved for _, moved in _rows(q, k, v, tangents, mask, causal, scale)], -2).to(q.dtype)
-
-
 _GIVEN = "(Tensor q, Tensor k, Tensor v, Tensor?[] tangents, Tensor? mask, bool causal, float scale)"
 
 
@@ -211,16 +204,110 @@ def _rows(
     sides += [] if dk is None else [(q, dk)]
     moving, along = (torch.cat(side, -1) for side in zip(*sides, strict=True)) if sides else (q, k)
     for rows, keys, shown in _blocks(q, k, mask, causal):
-        S = q[..., rows, :] @ k[..., keys, :].mT
-        if shown is not None:
-            S = S.masked_fill_(~shown, -math.inf) if shown.dtype == torch.bool else S.add_(shown)
-        P = torch.softmax(S, -1) if shown is None else torch.ops.aten._safe_softmax(S, -1)
+        P = _weights(q[..., rows, :] @ k[..., keys, :].mT, shown)
         moved: Any = 0 if dv is None else P @ dv[..., keys, :]
         if sides:
             W = (moving[..., rows, :] @ along[..., keys, :].mT).mul_(P)  # P ∘ dS, which is one product
             W -= P * W.sum(-1, keepdim=True)  # what moves all scores of a query alike cancels here, before rounding
             moved = moved + W @ v[..., keys, :]
         yield rows, moved
+
+
+def _weights(S: Tensor, shown: Tensor | None) -> Tensor:
+    """`P`, from scores without their mask, which it may overwrite."""
+    if shown is None:
+        return torch.softmax(S, -1)
+    S = S.masked_fill_(~shown, -math.inf) if shown.dtype == torch.bool else S.add_(shown)
+    P: Tensor = torch.ops.aten._safe_softmax(S, -1)
+    return P
+
+
+def _tracked(
+    q: Tensor, k: Tensor, v: Tensor, tangents: Sequence[Tensor | None], mask: Tensor | None, causal: bool, scale: Any
+) -> Tensor:
+    """`attention_tangent`, through which gradients pass. They hold a block of queries at a time as well."""
+    moved = [torch.zeros_like(p) if t is None else t for p, t in zip((q, k, v), tangents, strict=True)]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    found: Tensor = torch.ops.gradguess.tracked_tangent(q, k, v, *moved, mask, causal, scale)
+    return found
+
+
+def _gradients(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    mask: Tensor | None, causal: bool, scale: float,
+) -> list[Tensor]:  # fmt: skip
+    """What the cotangent `g` of `dO` gives those of `q`, `k`, `v`, of their tangents, and of a mask of numbers.
+
+    With `W = P ∘ dS - P rowsum(P ∘ dS)`, the tangent of `P`, it is the reverse of `dO = P dV + W V`.
+    """
+    wide = torch.float32 if q.dtype in kernels.HALF else q.dtype
+    Q, dQ, G = (t.to(wide) for t in (q, dq, g))
+    K, V, dK, dV = (_for_each_head(t.to(wide), q) for t in (k, v, dk, dv))
+    bias = torch.zeros_like(mask, dtype=wide) if mask is not None and mask.is_floating_point() else Q.new_empty(0)
+    found = [torch.zeros_like(t) for t in (Q, K, V, dQ, dK, dV)]
+    for rows, keys, shown in _blocks(q, k, mask, causal):
+        at, dat, out = (t[..., rows, :] for t in (Q, dQ, G))
+        to, value, dto, dvalue = (t[..., keys, :] for t in (K, V, dK, dV))
+        P = _weights(scale * at @ to.mT, shown)
+        dS = scale * (dat @ to.mT + at @ dto.mT)
+        mean = (P * dS).sum(-1, keepdim=True)
+        of_W = out @ value.mT
+        of_PdS = of_W - (of_W * P).sum(-1, keepdim=True)
+        of_P, of_dS = out @ dvalue.mT - of_W * mean + of_PdS * dS, of_PdS * P
+        of_S = P * (of_P - (of_P * P).sum(-1, keepdim=True))
+        if bias.numel():
+            assert shown is not None
+            (bias if shown.shape == bias.shape else bias[..., rows, :]).add_(of_S.sum_to_size(shown.shape))
+        of_S, of_dS = scale * of_S, scale * of_dS
+        found[0][..., rows, :] = of_S @ to + of_dS @ dto
+        found[3][..., rows, :] = of_dS @ to
+        found[1][..., keys, :] += of_S.mT @ at + of_dS.mT @ dat
+        found[2][..., keys, :] += (P * (dS - mean)).mT @ out
+        found[4][..., keys, :] += of_dS.mT @ at
+        found[5][..., keys, :] += P.mT @ out
+    for i, t in ((1, k), (2, v), (4, dk), (5, dv)):  # heads of queries that share one
+        found[i] = found[i] if found[i].shape == t.shape else found[i].unflatten(-3, (t.shape[-3], -1)).sum(-3)
+    return [*(t.to(q.dtype) for t in found), bias if mask is None else bias.to(mask.dtype)]
+
+
+def _like_all(g: Tensor, *given: Any) -> list[Tensor]:
+    mask = given[6]
+    found = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in given[:6]]
+    return [*found, torch.empty_like(mask) if mask is not None and mask.is_floating_point() else g.new_empty(0)]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:7])
+    ctx.rest = inputs[7:]
+
+
+def _pull(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+    *found, bias = torch.ops.gradguess.tracked_gradients(g, *ctx.saved_tensors, *ctx.rest)
+    return (*found, bias if bias.numel() else None, None, None)
+
+
+def _refuse(ctx: Any, *gs: Any) -> Any:
+    raise ForwardModeError(
+        "Second derivatives of the tangent of attention are taken by PyTorch's own formulas alone: call "
+        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) in the place of gg.forward_mode()."
+    )
+
+
+_EACH = "Tensor q, Tensor k, Tensor v, Tensor dq, Tensor dk, Tensor dv, Tensor? mask, bool causal, float scale"
+for _name, _schema, _work, _fake, _backward in (
+    (
+        "tracked_tangent", f"({_EACH}) -> Tensor",
+        lambda q, k, v, dq, dk, dv, *rest: attention_tangent(q, k, v, (dq, dk, dv), *rest)[1],
+        lambda q, k, v, *rest: kernels.like_queries(q, v), _pull,
+    ),
+    ("tracked_gradients", f"(Tensor g, {_EACH}) -> Tensor[]", _gradients, _like_all, _refuse),
+):  # fmt: skip
+    torch.library.define(f"gradguess::{_name}", _schema)
+    torch.library.impl(f"gradguess::{_name}", "CompositeExplicitAutograd")(_work)
+    torch.library.register_fake(f"gradguess::{_name}")(_fake)
+    torch.library.register_autograd(
+        f"gradguess::{_name}", _backward, setup_context=_keep if _backward is _pull else None
+    )
 
 
 def _for_each_head(t: Tensor, q: Tensor) -> Tensor:

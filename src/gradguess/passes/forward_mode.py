@@ -26,8 +26,8 @@ def forward_mode(*, track_tangent_grad: bool = True) -> TangentRules:
 
     `torch.func.jvp`, `torch.func.linearize`, `torch.func.jacfwd` and `torch.autograd.forward_ad` work inside, also in a
     function that `torch.compile` compiles. Values are the model's own. Attention holds no matrix of all pairs of
-    positions, but where gradients pass through its tangent, where other transforms are open around `jvp`, and for what
-    its rule does not cover: dropout, masks with tangents. A module outside of the context is not changed.
+    positions, but where other transforms are open around `jvp`, and for what its rule does not cover: dropout, masks
+    with tangents. A module outside of the context is not changed.
 
     Args:
         track_tangent_grad: whether gradients pass through tangents as well. Without it tangents are constants, as in
