@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 import gradguess as gg
-from gradguess_lab.streams.tmaze import TMaze
+from gradguess_lab.streams.tasks import Corridors
 
 fast = bool(os.environ.get("GRADGUESS_FAST"))
 torch.manual_seed(0)
 generator = torch.Generator().manual_seed(0)
-maze = TMaze(streams=16, length=5, generator=generator)  # the side of the reward is shown at the start alone
+maze = Corridors(streams=16, length=5, generator=generator)  # the side of the reward is shown at the start alone
 model = gg.online.Recurrent(gg.online.LRU(4, 16), nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)))
 optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
 online = gg.online.Online(model, gg.online.RTRL())  # exact and cheap for an element-wise recurrence
