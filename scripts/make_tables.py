@@ -190,7 +190,7 @@ def titled(made: Table, *columns: str) -> str:
 
 def deep() -> str:
     tables = [made for slug, made in deep_networks().items() if slug in DEEP]
-    return "\n\n".join(titled(made, "Method", "Pieces", "Rate", "Test", "Best epoch", "Seeds") for made in tables)
+    return "\n\n".join(map(titled, tables))
 
 
 def streams() -> str:

@@ -17,13 +17,13 @@ from gradguess_lab.tables.verdicts import (
     Estimate,
     Summary,
     difference,
-    mean_of,
     rounding_floor,
     slope,
     verdict,
 )
 
 ACCURACY = Published("t", "wt", 128, "train_accuracy", "0.312")
+KNOWN = Summary(0.0, 0.0, 2)  # a number without spread
 A = [0.30, 0.31, 0.335, 0.29, 0.305]
 B = [0.33, 0.32, 0.35, 0.325]
 
@@ -82,14 +82,17 @@ def test_no_spread_is_taken_at_its_word():
     same = difference(Summary(1.0, 0.0, 3), Summary(1.0, 0.0, 3))
     assert (same.exceeds(), same.is_zero(0.1)) == (UNCLEAR, HOLDS)
     assert difference(Summary(1.0, 0.0, 3), Summary(1.1, 0.0, 3)).exceeds() == HOLDS
-    assert mean_of(Summary(1.0, 0.0, 3)).exceeds(0.999) == HOLDS
+    assert difference(Summary(0.999, 0.0, 2), Summary(1.0, 0.0, 3)).exceeds() == HOLDS
     assert slope([(x, 0.5) for x in (1, 1, 2, 2)]).exceeds(0.5) == DIFFERS
 
 
 def test_a_single_run_is_not_judged_and_a_diverged_one_differs():
     one, several, diverged = Summary.of([1.0]), Summary(1.0, 0.1, 3), Summary.of([0.3, math.nan])
-    assert verdict(ACCURACY, one) == difference(one, several).exceeds() == mean_of(one).exceeds() == SINGLE
+    assert verdict(ACCURACY, one) == difference(one, several).exceeds() == difference(KNOWN, one).exceeds() == SINGLE
     assert difference(several, one).is_zero(9.0) == SINGLE
     assert (
-        verdict(ACCURACY, diverged) == difference(diverged, several).exceeds() == mean_of(diverged).exceeds() == DIFFERS
+        verdict(ACCURACY, diverged)
+        == difference(diverged, several).exceeds()
+        == difference(KNOWN, diverged).exceeds()
+        == DIFFERS
     )

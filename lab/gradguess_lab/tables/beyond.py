@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -21,32 +21,24 @@ def deep_tables(runs: Sequence[Run]) -> Iterator[Table]:
         tasks.setdefault(tuple(group[name] for name in ("model", "data", "width", "depth", "epochs")), []).append(group)
     for task in sorted(tasks, key=lambda task: (*map(str, task[:2]), -task[3], -task[4])):
         model, data, width, depth, epochs = task
-        less = data == "shakespeare"
-        quantity, what = ("bits", "Bits per character (less is better)") if less else ("accuracy", "Accuracy")
-        found = [(group, ours) for group in tasks[task] if (ours := group.summary(f"test_{quantity}"))]
-        found.sort(key=lambda pair: (pair[0]["method"] != "backprop", pair[1].mean * (1 if less else -1)))
-        base = found[0][1] if found and found[0][0]["method"] == "backprop" else None
-        caption = (
-            f"{what}, mean ± standard deviation over seeds. Each rate that was run has a line; not all methods were "
-            "run with several. Difference: of the last epoch's test result to that of backpropagation's best line."
-        )
+        quantity, sign = ("test_bits", 1) if data == "shakespeare" else ("test_accuracy", -1)  # of bits less is better
+        found = [(group, ours) for group in tasks[task] if (ours := group.summary(quantity))]
+        found.sort(key=lambda pair: (pair[0]["method"] != "backprop", sign * pair[1].mean))
         title = f"{model} on {data}: depth {depth}, width {width}, {epochs} epochs"
-        rows = [_deep_row(group, ours, base, quantity) for group, ours in found]
-        yield Table(f"deep-{model}-{data}-{depth}-{epochs}", title, rows, caption, forms={"Difference": "+.4f"})
+        rows = [_deep_row(group, ours, quantity, min if sign > 0 else max) for group, ours in found]
+        yield Table(f"deep-{model}-{data}-{depth}-{epochs}", title, rows)
 
 
-def _deep_row(group: Group, ours: Summary, base: Summary | None, quantity: str) -> Row:
-    rate, best = group["student_lr"], min if quantity == "bits" else max
+def _deep_row(group: Group, ours: Summary, quantity: str, best: Callable[[list[float]], float]) -> Row:
+    rate = group["student_lr"]
     unusual = "student_lr" in options_of(group["method"]) and rate != DEFAULTS["student_lr"]
-    seen = [[row[f"test_{quantity}"] for row in run["history"] if f"test_{quantity}" in row] for run in group.runs]
+    seen = [[row[quantity] for row in run["history"] if quantity in row] for run in group.runs]
     return {
         "Method": method_label(variant_of(group.first, group.first)) + (f", their rate {rate:g}" if unusual else ""),
         "Pieces": group["sites"] if group["sites"].isdecimal() else "–",
         "Rate": group["lr"],
-        "Train": group.summary(f"train_{quantity}"),
         "Test": ours,
         "Best epoch": Summary.of([best(values) for values in seen if values]),
-        "Difference": None if base is None or ours is base else ours.mean - base.mean,
         "Seeds": len(group.runs),
     }
 

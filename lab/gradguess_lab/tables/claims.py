@@ -26,7 +26,6 @@ from gradguess_lab.tables.verdicts import (
     Estimate,
     Summary,
     difference,
-    mean_of,
     slope,
     within,
 )
@@ -161,7 +160,7 @@ def at_least(runs: Runs, layers: Sequence[int], width: int, share: float, k: int
     group = _diagnosed(runs, width, layers)
     means = {layer: summed(curve[k - 1] for curve in group.overlaps(layer)) for layer in layers}
     shown = ", ".join(f"layer {layer}: {show(mean)}" for layer, mean in means.items())
-    verdicts = [mean_of(mean).exceeds(share) for mean in means.values()]
+    verdicts = [difference(Summary(share, 0.0, 2), mean).exceeds() for mean in means.values()]
     return Outcome(weakest(verdicts), shown, min(mean.n for mean in means.values()))
 
 

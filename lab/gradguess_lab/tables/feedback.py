@@ -74,7 +74,7 @@ class Result:
         kind, cosine = "residual, " * (one["model"] == "residual"), ", cosine" * (one["schedule"] == "cosine")
         return f"{kind}depth {one['depth']}, width {one['width']}, learning rate {one['lr']:g}{cosine}"
 
-    def against(self, quantity: str) -> tuple[float, str] | None:
+    def against(self, quantity: str) -> Cell | None:
         """The difference to backpropagation and what `RULE` calls it; None where either was not run."""
         ours = self.group.summary(quantity)
         theirs = self.reference.summary(quantity) if self.reference else None
@@ -82,10 +82,9 @@ class Result:
             return None
         gap = difference(theirs, ours)
         low, high = gap.interval()
-        if math.isnan(gap.error):
-            return gap.value, "one seed"
         same = low <= 0 <= high or abs(gap.value) <= ROUNDING
-        return gap.value, "within" if same else "above" if gap.value > 0 else "below"
+        word = "one seed" if math.isnan(gap.error) else "within" if same else "above" if gap.value > 0 else "below"
+        return Cell(f"{number(gap.value, '+.3f')} {word}", gap.value)
 
     @property
     def row(self) -> dict[str, Any]:
@@ -94,24 +93,23 @@ class Result:
         row |= {name: one[name.lower()] for name in ("Model", "Width", "Depth")}
         row |= {"Learning rate": one["lr"], "Schedule": one["schedule"]}
         row |= {f"{name} accuracy": accuracy(one, quantity) for quantity, name in QUANTITIES.items()}
-        for quantity, name in QUANTITIES.items():
-            found = self.against(quantity)
-            row[f"{name} against backprop"] = found and Cell(f"{number(found[0], '+.3f')} {found[1]}", found[0])
+        row |= {f"{name} against backprop": self.against(quantity) for quantity, name in QUANTITIES.items()}
         return row | {"Seeds": len(one.by_seed("train_accuracy"))}
 
     @property
     def shortfalls(self) -> Iterator[dict[str, Any]]:
         """Where it stays below backpropagation; controls (B = 0) do not count."""
+        row = self.row
         for quantity, name in QUANTITIES.items():
-            gap, word = self.against(quantity) or (0.0, "")
-            if word == "below" and self.group["learn"] != "never" and self.reference:
+            gap = row[f"{name} against backprop"]
+            if gap and gap.text.endswith("below") and self.group["learn"] != "never" and self.reference:
                 yield {
-                    "Method": label(self.group),
+                    "Method": row["Method"],
                     "Setting": self.setting,
                     "Split": name,
                     "Backpropagation": accuracy(self.reference, quantity),
-                    "Ours": accuracy(self.group, quantity),
-                    "Difference": gap,
+                    "Ours": row[f"{name} accuracy"],
+                    "Difference": gap.value,
                 }
 
 

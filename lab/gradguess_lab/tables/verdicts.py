@@ -149,11 +149,6 @@ def difference(a: Summary, b: Summary) -> Estimate:
     return Estimate(b.mean - a.mean, math.sqrt(sum(parts)), sum(parts) ** 2 / spread if spread else math.inf)
 
 
-def mean_of(a: Summary) -> Estimate:
-    """The mean itself."""
-    return Estimate(a.mean, math.nan if a.sd is None else a.sd / math.sqrt(a.n), max(a.n - 1, 1))
-
-
 def slope(points: Sequence[tuple[float, float]]) -> Estimate:
     """Least squares of y over x, from three points or more."""
     fit = stats.linregress(*zip(*points, strict=True))
