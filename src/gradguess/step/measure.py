@@ -227,7 +227,7 @@ def measure(
         scale = _match(y, t, below, step.pool)
         scales.setdefault(site.name, []).append(scale)
         if watch is not None:
-            watch(number, site, y, latest, scale)
+            watch(number, site, y, records[site.name].gate if keeps else latest, scale)
         return y * scale.to(y.dtype)
 
     names: list[str | None] = [site.name for site in step.layout.sites if only(site)]

@@ -101,14 +101,8 @@ class Lesson:
         self.sizes: dict[int, Tensor] = {}  # per pass: the step size μ
         self.rows: dict[str, int] = {}  # per site: samples, or positions where each has its own error
         self.fewest = self.own = 0  # the fewest of them: of all processes, and of this one
-        keeps, every = drawing.step.keeps, lambda site: site.guessed
-        watch = None if keeps else self._observe
-        self.seen = measure(drawing, every, balance=True, keep_gates=True, cut=cut, watch=watch)
-        for p, (tangent, chosen) in enumerate(self.seen.passes if keeps else ()):
-            for name, kept in self.seen.records.items():
-                if kept.y is not None and chosen in (None, name):
-                    site = drawing.step.layout[name]
-                    self._observe(p, site, dense(kept.y[tangent]), kept.gate, self.seen.scales[name][tangent])
+        every = lambda site: site.guessed  # noqa: E731
+        self.seen = measure(drawing, every, balance=True, keep_gates=True, cut=cut, watch=self._observe)
 
     def directions(self, site: Site, s: Tensor, gate: Tensor | None) -> Tensor:
         """Those of a site, as they were kept or drawn again: (tangents, *shape of the output)."""
