@@ -78,9 +78,10 @@ class TangentRules(TorchFunctionMode):
         finish: whether each tangent gets the dtype of its primal and leaves the reverse graph. It must under autocast,
             where PyTorch's formulas mix dtypes, and beside a graph, which would hold all that tangents are made of.
         tracked: by those rules alone that let other derivatives pass through tangents. These then stay in the graph.
+            None: no transform of `torch.func` is open.
     """
 
-    def __init__(self, *, always: bool = False, finish: bool = False, tracked: bool = False) -> None:
+    def __init__(self, *, always: bool = False, finish: bool = False, tracked: bool | None = None) -> None:
         super().__init__()
         self.rules = _TRACKED if tracked else _ALWAYS if always else TANGENTS
         self.finish, self.tracked, self.paused = finish, tracked, False
@@ -91,7 +92,7 @@ class TangentRules(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
-        if is_opaque():
+        if self.tracked is not None and is_opaque():
             with sdpa_kernel(SDPBackend.MATH):  # through it pass all derivatives
                 return func(*args, **kwargs)
         if func is Tensor.unflatten:  # `torch.compile` cannot follow its Python code from here
