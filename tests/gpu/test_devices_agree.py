@@ -59,4 +59,4 @@ def test_the_bias_of_the_subspace_solver():
     exact = gg.diagnose(model, gg.WPerp(solver="svd"), loss_fn, x, t, curve=False)
     found = gg.diagnose(model, gg.WPerp(solver="subspace"), loss_fn, x, t, curve=False)
     for site in exact:
-        assert found[site].bias == pytest.approx(exact[site].bias, rel=1e-4, abs=1e-6)
+        assert found[site].bias == pytest.approx(exact[site].bias, rel=1e-3, abs=1e-6)

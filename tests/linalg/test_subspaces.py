@@ -135,6 +135,14 @@ def test_among_equal_directions_some_are_taken_and_none_of_the_strong_ones_misse
     assert torch.linalg.matrix_norm(beyond).amax() < 1e-5
 
 
+@pytest.mark.parametrize("k", [4, 6])
+def test_a_direction_close_to_nothing_is_told_from_nothing(k: int) -> None:
+    """Squared, the last of four singular values is 1e-12 of the first; the other eight are zero."""
+    U, V = (torch.linalg.qr(noise(100, 12, 4, seed=seed))[0] for seed in (1, 2))
+    A = U * torch.tensor([1.0, 0.4, 3e-3, 1e-6], dtype=F64) @ V.mT
+    torch.testing.assert_close(projector(subspace(A, k, 12)), projector(V), rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize(("d", "k"), [(3, 1), (5, 2), (12, 5), (24, 4)])
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 def test_where_all_directions_are_equal_any_will_do(d: int, k: int, dtype: torch.dtype) -> None:
