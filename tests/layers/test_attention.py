@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 import gradguess as gg
 from gradguess.layers import attention
 from gradguess.layers.table import TangentRules
-from gradguess.passes.forward_mode import dual_pass
 from models import Net
 
 ATTENTION = torch.ops.gradguess.attention_tangent.default
@@ -147,17 +146,6 @@ def test_half_precision_is_summed_in_float32(dtype):
         assert (ours.double() - truth).abs().max() < 0.51 * torch.finfo(dtype).eps * truth.abs().max()
 
 
-def test_autocast():
-    a = [t.float() for t in sets(LONG, LONG, LONG)]
-    truth = dual(F.scaled_dot_product_attention, a[:3], a[3:])
-    with torch.autocast("cpu", torch.bfloat16), TangentRules(always=True), watched() as tangent:
-        found = dual(F.scaled_dot_product_attention, a[:3], a[3:])
-    assert tangent.called
-    for ours, exact in zip(found, truth, strict=True):
-        assert ours.dtype == torch.bfloat16
-        torch.testing.assert_close(ours.float(), exact, rtol=0, atol=5e-2)
-
-
 @pytest.mark.parametrize("size", [0.0, 30.0])
 def test_what_moves_all_scores_alike_cancels(size):
     """A part of the keys' tangent that all keys share changes no weight."""
@@ -192,33 +180,6 @@ def test_where_no_kernel_is_fused_no_pass_holds_all_pairs(name):
         dual(attend, a[:3], a[3:])
     heads = a[0][..., 0, 0].numel()  # of all samples
     assert made.largest <= heads * 128 * v[-2]  # queries of a block, and keys
-
-
-LAYERS = {
-    "self-attention": (nn.MultiheadAttention(8, 2), lambda layer, x: layer(x, x, x, need_weights=False)[0]),
-    "batch first, padding": (
-        nn.MultiheadAttention(8, 2, batch_first=True, bias=False),
-        lambda layer, x: layer(x, x, x, torch.tensor([[False] * 9 + [True]] * 3), need_weights=False)[0],
-    ),
-    "encoder": (nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), lambda layer, x: layer(x)),
-    "encoder, evaluation": (nn.TransformerEncoderLayer(8, 2, 16, 0.1).eval(), lambda layer, x: layer(x)),
-    "decoder": (nn.TransformerDecoderLayer(8, 2, 16, 0.0), lambda layer, x: layer(x, 2 * x)),
-}
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_attention_inside_other_layers(name):
-    """`F.multi_head_attention_forward` hides what it calls from a mode of functions."""
-    layer, run = LAYERS[name]
-    layer.double()
-    x, t = noise(3, 10, 8), noise(3, 10, 8, seed=1)
-    with watched() as tangent, dual_pass(layer):
-        found = fwAD.unpack_dual(run(layer, fwAD.make_dual(x, t)))
-    assert tangent.called
-    with sdpa_kernel(SDPBackend.MATH):
-        wanted = torch.autograd.functional.jvp(lambda x: run(layer, x), x, t)
-    for ours, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs)
 
 
 T = 400  # tokens
