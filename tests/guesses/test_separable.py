@@ -58,6 +58,26 @@ def test_gradients_from_factors_are_the_dense_ones(options, top):
             torch.testing.assert_close(est.site_grads[name], mean, rtol=1e-10, atol=1e-14)
 
 
+def test_norms_over_positions_have_the_dense_gradients_as_well():
+    """Two positions, and two columns in `P`: rows of the factors have the shape of the weight, and are not its rows."""
+    torch.manual_seed(0)
+    layers = [nn.LayerNorm((2, 6)), nn.Linear(6, 6), nn.Tanh(), nn.RMSNorm((2, 6)), nn.Flatten(), nn.Linear(12, 4)]
+    case = Case(nn.Sequential(*layers).double(), torch.randn(5, 2, 6).double(), torch.randint(4, (5,)))
+    est = gg.estimate(case.model, WPERP, *case.args, generator=generator(1))
+    for name, g in dense_gradients(case, est.site_grads).items():
+        torch.testing.assert_close(est.grads[name], g, rtol=1e-10, atol=1e-14)
+
+
+def test_sequences_may_have_another_length_when_the_next_search_is_due():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 6), nn.AdaptiveAvgPool2d((1, 6)), nn.Flatten())
+    forward = gg.ForwardGradient(model.double(), gg.WPerp(k=4, solver="separable", refresh=1), seed=3)
+    for positions in (6, 9, 4):
+        forward(nn.CrossEntropyLoss(reduction="none"), torch.randn(4, positions, 3).double(), torch.randint(6, (4,)))
+        assert forward.kept["0"]["positions"].shape == (positions, 2)
+        assert_projector(forward.kept["0"]["features"] @ forward.kept["0"]["features"].T, 2)
+
+
 @pytest.mark.parametrize("options", [{"memory": "replay"}, {"chunk": 2}, {"compile": True}, {"derivative": "finite"}])
 def test_every_way_to_run_a_step_gives_the_same(options):
     case, found = sequences(), []

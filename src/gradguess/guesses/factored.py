@@ -31,8 +31,10 @@ class Factored:
     @property
     def folds(self) -> bool:
         """Whether the gradients of the site's parameters follow from folded inputs."""
-        layer, pattern = self.site.gradient, self.frame.pattern
-        return layer is not None and layer.folds and not pattern.channels_first and self.like.dim() == 3
+        layer = self.site.gradient
+        if layer is None or self.frame.pattern.channels_first or self.like.dim() != 3:
+            return False
+        return layer.folds(self.site.module)
 
     def _with(self, z: Tensor) -> Factored:
         one = copy.copy(self)

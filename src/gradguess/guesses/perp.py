@@ -121,8 +121,8 @@ class WPerp(Guess):
         if self.solver == "svd":
             return Columns(_by_svd(view, self.k, _top_of if self.end == "top" else _bottom_of))
         if self._separates(view.pattern):
-            P, V = view.found("positions"), view.found("features")
-            if (len(P), len(V)) != view.pattern.tokens(view.output).shape[1:]:
+            P, V = _factors(view)
+            if P is None or V is None:
                 raise StaleBasis
             return Separable(P, V, view.pattern, len(view.output))
         if self.end == "bottom":
@@ -177,13 +177,20 @@ def _separable_bases(views: Sequence[SiteView], k: int) -> list[dict[str, Tensor
     rows = [view.pattern.tokens(W.of_batch(min(k, W.d, W.m), view.noise)) for view in views for W in [view.W]]
     a = [min(math.isqrt(k), R.shape[1]) for R in rows]
     v = [min(k // size, R.shape[2]) for size, R in zip(a, rows, strict=True)]
-    warm: list[list[Any]] = [[view.kept.get(name) for view in views] for name in ("positions", "features")]
-    P, V = warm
+    P, V = ([_factors(view)[i] for view in views] for i in (0, 1))
     for _ in range(1 if all(basis is not None for basis in V) else 2):  # those of an earlier search are near
         inside = [R.mT if basis is None else (R @ basis).mT for R, basis in zip(rows, V, strict=True)]
         P = followed_bases([part.flatten(0, 1) for part in inside], a, P)
         V = followed_bases([(basis.t() @ R).flatten(0, 1) for R, basis in zip(rows, P, strict=True)], v, V)
     return [{"positions": p, "features": f} for p, f in zip(P, V, strict=True)]
+
+
+def _factors(view: SiteView) -> tuple[Any, Any]:
+    """`P` and `V` as they were kept. None in the place of one that is missing, or of another size than the site now."""
+    kept = view.kept.get("positions"), view.kept.get("features")
+    sizes = view.pattern.tokens(view.output).shape[1:]
+    P, V = (B if B is not None and len(B) == n else None for B, n in zip(kept, sizes, strict=True))
+    return P, V
 
 
 # --- end="bottom": k directions that `W̃` does not see -----------------------------------------------------------

@@ -27,7 +27,8 @@ class Layer:
         gradient: `(module, u, g) -> {parameter: gradient}`, from what is read of the input and the cotangent of the
             output.
         reads: `(module, x) -> u`, what is read of the input.
-        folds: the gradient is bilinear in rows of `u` and `g`, one row for each position, or the sum of `g`, "bias".
+        folds: whether, with a module's settings, the gradient is bilinear in rows of `u` and `g`, one row for each
+            position, or the sum of `g`, "bias".
         holds_for: whether `gradient` holds for the settings of a module.
         tangent: the output with its tangent, for a dual input.
         always: whether `tangent` holds under autocast, and is the function's own where there is no tangent.
@@ -41,7 +42,7 @@ class Layer:
     functions: tuple[Callable[..., Any], ...] = ()
     gradient: GradientRule | None = None
     reads: Callable[[Any, Tensor], Tensor] = lambda module, x: x
-    folds: bool = False
+    folds: Callable[[Any], bool] = lambda module: False
     holds_for: Callable[[Any], bool] = lambda module: True
     tangent: TangentRule | None = None
     always: bool = False

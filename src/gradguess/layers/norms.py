@@ -38,6 +38,11 @@ def batch_normal(layer: BatchNorm, x: Tensor) -> Tensor:
     return F.batch_norm(x, mean, var, training=of_batch, eps=layer.eps)
 
 
+def of_positions(layer: nn.LayerNorm | nn.RMSNorm) -> bool:
+    """Whether it normalises each position by itself."""
+    return len(layer.normalized_shape) == 1
+
+
 def norm_gradient(layer: Any, normal: Tensor, g: Tensor) -> dict[str, Tensor]:
     """The gradients of weight and bias: one number for each channel, or for each entry of the last dimensions."""
     channels = not isinstance(layer, nn.LayerNorm | nn.RMSNorm)
@@ -160,11 +165,18 @@ LAYERS = (
         (F.layer_norm,),
         gradient=norm_gradient,
         reads=layer_normal,
-        folds=True,
+        folds=of_positions,
         tangent=layer_norm_tangent,
         tracked=True,
     ),
-    Layer((nn.RMSNorm,), (F.rms_norm,), gradient=norm_gradient, reads=rms_normal, folds=True, tangent=rms_norm_tangent),
+    Layer(
+        (nn.RMSNorm,),
+        (F.rms_norm,),
+        gradient=norm_gradient,
+        reads=rms_normal,
+        folds=of_positions,
+        tangent=rms_norm_tangent,
+    ),
     Layer(
         (nn.GroupNorm,),
         (F.group_norm,),
