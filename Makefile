@@ -47,7 +47,7 @@ test: $(ALL) $(SITE)  # lint, types and the site beside the tests
 	$(MAKE) --no-print-directory -j 3 lint docs tests
 
 tests: $(ALL)
-	$(PYTEST) -m "not slow and not sweep and not compiled"
+	$(PYTEST) -m "not slow and not sweep"
 
 test-slow: $(ALL)  # what takes long, every module of PyTorch's list, and families of Hugging Face's models
 	$(PYTEST) -m "slow or sweep"

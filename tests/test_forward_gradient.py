@@ -217,6 +217,19 @@ def test_weight_perturbation_never_records(name):
         gg.ForwardGradient(case.model, gg.WeightPerturbation())(*case.args)
 
 
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.filterwarnings("ignore:Samples mix")
+def test_a_stored_step_calls_the_model_once(name):
+    """Values with a reverse graph, cut at the sites, and their tangents are of one pass."""
+    case, calls = make(name), []
+    case.model.register_forward_pre_hook(lambda module, args: calls.append(1))
+    forward = gg.ForwardGradient(case.model, gg.ActivationPerturbation())  # it reads no Jacobian
+    forward(*case.args)
+    calls.clear()
+    forward(*case.args)
+    assert len(calls) == 1
+
+
 # --- other calls, other shapes -------------------------------------------------------------------------------
 
 

@@ -1,13 +1,11 @@
 """Every module of PyTorch's own list, `module_db`, between two linear layers, on every sample that has a batch.
 
-By default some modules on one sample each. `make test-slow` runs all of them. Compiled steps against plain ones are run
-by hand, at ten seconds a module: `pytest -m compiled tests/sweeps`.
+By default some modules on one sample each. `make test-slow` runs all of them.
 """
 
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from torch import nn
 import gradguess as gg
 from models import Case
 from module_samples import cases, module_infos
-from outside_checks import CHECKS, check_steps
+from outside_checks import CHECKS
 
 SOME = (
     "AdaptiveAvgPool2d", "AvgPool1d", "BatchNorm1d", "BatchNorm2d", "Bilinear", "CTCLoss", "CircularPad1d", "Conv1d",
@@ -94,12 +92,3 @@ def test_every_sample(name: str, check: str):
         except Exception as error:
             error.add_note(f"on sample {label}")
             raise
-
-
-@pytest.mark.compiled
-@pytest.mark.parametrize("name", NAMES)
-def test_compiled_steps(name: str):
-    """A step that cannot be compiled runs as it is, with a warning."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="compile=True has no effect")
-        check_steps(broad(name), compile=True)
