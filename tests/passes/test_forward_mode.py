@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from weakref import WeakSet
 
 import pytest
@@ -121,7 +120,6 @@ GAPS = {
         "gradients, forward_ad",
     ): "PyTorch's softmax writes to what its gradient needs",
 }
-COLUMNS = "jvp", "linearize", "forward_ad", "compiled jvp", "gradients, jvp", "gradients, forward_ad"
 RECURRENT = ("GRU", "LSTM")  # `torch.compile` refuses them, if it is not allowed them
 
 
@@ -201,13 +199,6 @@ def test_compiled(name, track):
     torch.testing.assert_close(value, model(X))
     torch.testing.assert_close(tangent, central(model), rtol=1e-6, atol=1e-8)
     assert_gradients(model, value, tangent, track)
-
-
-def test_the_page_says_what_these_tests_hold():
-    page = (Path(__file__).parents[2] / "docs" / "forward-mode.md").read_text(encoding="utf-8")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
-    assert rows[0] == ["", *COLUMNS]
-    assert rows[2:] == [[name, *("no" if (name, c) in GAPS else "yes" for c in COLUMNS)] for name in MAKE]
 
 
 @pytest.mark.slow
