@@ -75,7 +75,11 @@ class Comparison:
     def by_frames(self, guess: Guess) -> dict[str, SiteReport]:
         """Moments from each site's frame."""
         drawing, known, reports = Drawing(self.step, guess), not_guessed(self.layout, self.options), {}
-        frames = {site.name: self._frame(drawing, site) for site in self.layout.sites if site.name not in known}
+        frames: dict[str, Frame] = {}
+        for site in self.layout.sites:
+            if site.name not in known:
+                s = self.s[site.name]
+                frames[site.name] = explicit(drawing.frame(site, s, site.gate_at(s)), self._flat(site))
         expected = {name: covariance_times(frame, self.g[name]) for name, frame in frames.items()}
         energy = self._energies({name: (self.g[name] * expected[name]).sum(-1) for name in frames})
         for name, estimate in self._at_sites(self.estimate).items():
@@ -94,10 +98,6 @@ class Comparison:
 
     def _flat(self, site: Site) -> Tensor:
         return at_least_float32(site.flat(self.s[site.name]))
-
-    def _frame(self, drawing: Drawing, site: Site) -> Frame:
-        s = self.s[site.name]
-        return explicit(drawing.frame(site, s, site.gate_at(s)), self._flat(site))
 
     def _energies(self, own: Values) -> Values:
         """`E c²` for the `c` that weighs each site's directions, from each site's own `gᵀ Cov(y) g`."""

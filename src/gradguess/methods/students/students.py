@@ -64,8 +64,7 @@ class Students(Method):
         check_students("Students", self.make, self.lr)
         check_choice("Students(signal)", self.signal, tuple(DEFAULTS))
         check_choice("Students(form)", self.form, ("direct", "chained"))
-        learn = self.learn if self.learn is None or isinstance(self.learn, tuple) else (self.learn,)
-        if learn is not None and (any(rule not in list(RULES) for rule in learn) or len(set(learn)) != len(learn)):
+        if any(rule not in list(RULES) for rule in self.rules) or len(set(self.rules)) != len(self.rules):
             raise InputError(
                 f"Students(learn): expected one of {', '.join(map(repr, RULES))}, a tuple of several, or None, "
                 f"found {self.learn!r}."
