@@ -232,6 +232,11 @@ def _tracked(
     return found
 
 
+def _tangent_alone(q: Tensor, k: Tensor, v: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, *rest: Any) -> Tensor:
+    given = (q, k, v, (dq, dk, dv), *rest)
+    return kernels.attention(*given)[1] if kernels.attends(q, k, v, rest[-1]) else in_blocks(*given)
+
+
 def _gradients(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
     mask: Tensor | None, causal: bool, scale: float,
@@ -244,7 +249,7 @@ def _gradients(
     Q, dQ, G = (t.to(wide) for t in (q, dq, g))
     K, V, dK, dV = (_for_each_head(t.to(wide), q) for t in (k, v, dk, dv))
     bias = torch.zeros_like(mask, dtype=wide) if mask is not None and mask.is_floating_point() else Q.new_empty(0)
-    found = [torch.zeros_like(t) for t in (Q, K, V, dQ, dK, dV)]
+    found = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (Q, K, V, dQ, dK, dV)]
     for rows, keys, shown in _blocks(q, k, mask, causal):
         at, dat, out = (t[..., rows, :] for t in (Q, dQ, G))
         to, value, dto, dvalue = (t[..., keys, :] for t in (K, V, dK, dV))
@@ -297,7 +302,7 @@ _EACH = "Tensor q, Tensor k, Tensor v, Tensor dq, Tensor dk, Tensor dv, Tensor? 
 for _name, _schema, _work, _fake, _backward in (
     (
         "tracked_tangent", f"({_EACH}) -> Tensor",
-        lambda q, k, v, dq, dk, dv, *rest: attention_tangent(q, k, v, (dq, dk, dv), *rest)[1],
+        _tangent_alone,
         lambda q, k, v, *rest: kernels.like_queries(q, v), _pull,
     ),
     ("tracked_gradients", f"(Tensor g, {_EACH}) -> Tensor[]", _gradients, _like_all, _refuse),
