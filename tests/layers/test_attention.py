@@ -205,3 +205,14 @@ def test_no_pass_of_a_step_holds_all_pairs():
     made = take(2)
     assert made.operations.count(ATTENTION) == 1
     assert made.largest < T * T
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+@pytest.mark.parametrize("mask", [None, torch.randn(6, 6).double()], ids=["unmasked", "masked"])
+def test_results_lie_in_memory_as_traces_are_told(heads, mask):
+    """Few queries, positions before heads in memory, as nn.MultiheadAttention has them in a trace."""
+    q, dq, k, v, dk, dv = (torch.randn(2, 6, n, 5).double().transpose(1, 2) for n in (4, 4, *[heads] * 4))
+    given = (q, k, v, dq, dk, dv, mask, False, 0.4)
+    for operation, args in (("tracked_tangent", given), ("tracked_gradients", (torch.ones_like(q), *given))):
+        named = getattr(torch.ops.gradguess, operation).default
+        torch.library.opcheck(named, args, test_utils="test_faketensor")
