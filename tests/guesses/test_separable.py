@@ -131,6 +131,12 @@ def _view(rows: Tensor, kept: dict[str, Tensor]) -> SiteView:
     return SiteView("site", flat, None, False, kept, None, lambda: Dense(flat[None]), Pattern("full", rows.shape[2]))
 
 
+@pytest.mark.parametrize(("shape", "sizes"), [((9, 2), (3, 2)), ((2, 9), (2, 3)), ((9, 9), (2, 3)), ((1, 9), (1, 6))])
+def test_no_part_of_k_is_left_where_features_or_positions_are_few(shape, sizes):
+    found = WPERP.search(_view(torch.randn(50, *shape).double(), {}))
+    assert (found["positions"].shape[1], found["features"].shape[1]) == sizes
+
+
 def test_law_of_draws():
     """20,000 draws at one point: covariance as the frame says, E[ĝ] = Cov g. Entrywise, 5 standard errors."""
     case = sequences(1)

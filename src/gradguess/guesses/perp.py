@@ -177,6 +177,7 @@ def _separable_bases(views: Sequence[SiteView], k: int) -> list[dict[str, Tensor
     rows = [view.pattern.tokens(W.of_batch(min(k, W.d, W.m), view.noise)) for view in views for W in [view.W]]
     a = [min(math.isqrt(k), R.shape[1]) for R in rows]
     v = [min(k // size, R.shape[2]) for size, R in zip(a, rows, strict=True)]
+    a = [min(k // size, R.shape[1]) for size, R in zip(v, rows, strict=True)]  # more positions than √k, of few features
     P, V = ([_factors(view)[i] for view in views] for i in (0, 1))
     for _ in range(1 if all(basis is not None for basis in V) else 2):  # those of an earlier search are near
         inside = [R.mT if basis is None else (R @ basis).mT for R, basis in zip(rows, V, strict=True)]
