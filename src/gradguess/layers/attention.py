@@ -166,12 +166,9 @@ def attention_tangent(
     return None, torch.ops.gradguess.attention_tangent(*rest)
 
 
-_GIVEN = "(Tensor q, Tensor k, Tensor v, Tensor?[] tangents, Tensor? mask, bool causal, float scale)"
-
-
-def _operation(name: str, result: str, work: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """One operation for traces, of attention's arguments."""
-    torch.library.define(f"gradguess::{name}", f"{_GIVEN} -> {result}")
+def _operation(name: str, schema: str, work: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """One operation for traces."""
+    torch.library.define(f"gradguess::{name}", schema)
     torch.library.impl(f"gradguess::{name}", "CompositeExplicitAutograd")(work)
     torch.library.register_fake(f"gradguess::{name}")(fake)
 
@@ -184,9 +181,10 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
     return result
 
 
-_operation("attention_tangent", "Tensor", in_blocks, lambda q, k, v, *rest: kernels.like_queries(q, v))
+_GIVEN = "(Tensor q, Tensor k, Tensor v, Tensor?[] tangents, Tensor? mask, bool causal, float scale)"
+_operation("attention_tangent", f"{_GIVEN} -> Tensor", in_blocks, lambda q, k, v, *rest: kernels.like_queries(q, v))
 _operation(
-    "attention", "(Tensor, Tensor)", lambda *given: kernels.attention(*given),
+    "attention", f"{_GIVEN} -> (Tensor, Tensor)", lambda *given: kernels.attention(*given),
     lambda q, k, v, *rest: (kernels.like_queries(q, v), kernels.like_queries(q, v)),
 )  # fmt: skip
 
@@ -299,20 +297,10 @@ def _refuse(ctx: Any, *gs: Any) -> Any:
 
 
 _EACH = "Tensor q, Tensor k, Tensor v, Tensor dq, Tensor dk, Tensor dv, Tensor? mask, bool causal, float scale"
-for _name, _schema, _work, _fake, _backward in (
-    (
-        "tracked_tangent", f"({_EACH}) -> Tensor",
-        _tangent_alone,
-        lambda q, k, v, *rest: kernels.like_queries(q, v), _pull,
-    ),
-    ("tracked_gradients", f"(Tensor g, {_EACH}) -> Tensor[]", _gradients, _like_all, _refuse),
-):  # fmt: skip
-    torch.library.define(f"gradguess::{_name}", _schema)
-    torch.library.impl(f"gradguess::{_name}", "CompositeExplicitAutograd")(_work)
-    torch.library.register_fake(f"gradguess::{_name}")(_fake)
-    torch.library.register_autograd(
-        f"gradguess::{_name}", _backward, setup_context=_keep if _backward is _pull else None
-    )
+_operation("tracked_tangent", f"({_EACH}) -> Tensor", _tangent_alone, lambda q, k, v, *_: kernels.like_queries(q, v))
+_operation("tracked_gradients", f"(Tensor g, {_EACH}) -> Tensor[]", _gradients, _like_all)
+torch.library.register_autograd("gradguess::tracked_tangent", _pull, setup_context=_keep)
+torch.library.register_autograd("gradguess::tracked_gradients", _refuse)
 
 
 def _for_each_head(t: Tensor, q: Tensor) -> Tensor:
