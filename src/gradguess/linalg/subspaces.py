@@ -170,8 +170,8 @@ def _top_block(gram_product: Callable[[Tensor], Tensor], start: Tensor, rank: in
     orthonormal, lest all turn to the strongest direction, and the block before gets the same for the recurrence.
     Accuracy of the top ten of p = 20, `‖P - P*‖_F` of √20, from the shared basis, in float32, on weights at
     initialisation with half of the units masked, without a gap: median and 90 % quantile 2e-6 and 3e-6 at d = 128 and
-    256, 8e-6 and 7e-5 at 512. Far above the others, a direction costs digits: 2e-3 where its eigenvalue is 1e4 times, and
-    at 1e6 times float32 loses the others (their columns are zero): use float64 or solver="svd" there.
+    256, 8e-6 and 7e-5 at 512. Far above the others, a direction costs digits: 2e-3 where its eigenvalue is 1e4 times.
+    At 1e6 times float32 loses the others, whose columns are zero: take float64 or solver="svd" there.
     Cost: `7 n + 2` products of `p` vectors, and `3 p² d` operations in float64 for each to keep them orthonormal.
     Reference: Zhou et al. 2006, *Self-consistent-field calculations using Chebyshev-filtered subspace iteration*.
 
