@@ -321,19 +321,23 @@ class OutputError:
 
     @cached_property
     def exact(self) -> Tensor:
-        return flatten_outputs(self.parts)
+        return flatten_outputs(self.parts, len(self.losses))
 
     @cached_property
     def flat(self) -> Tensor:
-        return flatten_outputs([project_words(part) for part in self.parts])
+        return flatten_outputs([project_words(part) for part in self.parts], len(self.losses))
 
 
 def _freed(t: Tensor) -> Tensor:
     return t.detach().requires_grad_() if t.is_floating_point() else t
 
 
-def flatten_outputs(parts: list[Tensor]) -> Tensor:
-    """(batch, C) from one or several output tensors."""
+def flatten_outputs(parts: list[Tensor], batch: int) -> Tensor:
+    """(batch, C) from one or several output tensors. Of several those count that have one row per sample: memories of
+    a transformer, say, have positions first.
+    """
+    rows = [part for part in parts if part.dim() == 0 or len(part) == batch]
+    parts = rows or parts
     if any(part.dim() == 0 for part in parts):
         raise InputError(
             "Feedback expects outputs with one row per sample, found a scalar among them. Is it a loss of the model's "

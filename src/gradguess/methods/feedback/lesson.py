@@ -128,7 +128,8 @@ class Lesson:
         """Computes the residuals, which the predictor did not explain, and the step sizes."""
         self.error = error
         for p, tangents in enumerate(self.seen.output_tangents):
-            u, explained = flatten_outputs([project_words(part) for part in tangents]), self.explained.get(p)
+            parts = [project_words(part) for part in tangents]
+            u, explained = flatten_outputs(parts, len(error.losses)), self.explained.get(p)
             self.tangents.append(u)
             self.residuals.append(u if explained is None or explained.shape != u.shape else u - explained.to(u.dtype))
         self.sizes = {p: self._step_size(p) for p in self.traces}
