@@ -160,10 +160,8 @@ class Search:
 def sketched_samples(batch: int, size: int, wanted: int = 256) -> tuple[int, int]:
     """On how many samples with `size` numbers at a site a basis is sketched, and by how many random vectors each.
 
-    There are `wanted` rows, fewer where the batch is small.
-
-    Where samples are small it is many samples by few vectors, which are fewer passes; where they are large, few by
-    many, which is less memory.
+    They make `wanted` rows, fewer where the batch is small. Where samples are small it is many samples by few vectors,
+    which are fewer passes; where they are large, few by many, which is less memory.
 
     >>> sketched_samples(512, 100), sketched_samples(64, 100), sketched_samples(512, 2**20), sketched_samples(4, 100)
     ((256, 1), (64, 4), (4, 64), (4, 8))
